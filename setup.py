@@ -12,7 +12,7 @@ FOLDER = "entrypoints"
 
 
 class BuildPy(build_py):
-    """Puts `entrypoints/` into `smtrain/entrypoints`, where smtrain.job.bundle looks for it first."""
+    """Puts `entrypoints/` into `smtrain/entrypoints`, where smtrain.client.launch.bundle looks for it first."""
 
     def run(self) -> None:
         """Copy the package as ever, then the scripts."""

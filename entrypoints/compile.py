@@ -18,12 +18,12 @@ from pathlib import Path
 from graphs_in_folder import GraphsInFolder
 from graphs_in_s3 import GraphsInS3
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
-from smtrain.errors import SmtrainError
-from smtrain.facts import table
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import SmtrainError
+from smtrain.core.facts import table
+from smtrain.core.protocol.container import Container
+from smtrain.worker.engine.nxd.compilation import PROGRAM, Cache, Listener, Totals, reason
+from smtrain.worker.train.entry import main
 
 HERE = Path(__file__).resolve().parent
 

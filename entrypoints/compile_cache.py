@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smtrain.config.schema import GRAPHS_COMPLETE
-from smtrain.errors import SmtrainError
+from smtrain.core.config.schema import GRAPHS_COMPLETE
+from smtrain.core.errors import SmtrainError
 
 
 class CompileCache(ABC):

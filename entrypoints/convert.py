@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.checkpoint.convert import convert
+    from smtrain.worker.checkpoint.convert import convert
 
     tp, pp = config.parallel.tp, config.parallel.pp
     model = container.channel("model")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.evaluation import report
-    from smtrain.evaluation.api import evaluate, save, shown
-    from smtrain.evaluation.asked import Asked
+    from smtrain.worker.evaluation import report
+    from smtrain.worker.evaluation.evaluate import evaluate, save, shown
+    from smtrain.worker.evaluation.request import Asked
 
     given = config.evaluate
     asked = Asked(

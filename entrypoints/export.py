@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.checkpoint.export import export
-    from smtrain.checkpoint.megatron_writer import MegatronCut
-    from smtrain.checkpoint.open import open_weights
-    from smtrain.checkpoint.torch_dist_writer import write_torch_dist
+    from smtrain.worker.checkpoint.huggingface.export import export
+    from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut
+    from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
+    from smtrain.worker.checkpoint.open import open_weights
 
     changed = export(
         container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from token_by_name import read
 
-from smtrain.config import JobConfig
-from smtrain.config.checks_hub import HUB
-from smtrain.contract.container import Container
-from smtrain.errors import SmtrainError
-from smtrain.model import modelscope
-from smtrain.model.hf_folder import SOURCE, wanted, weights_in
-from smtrain.model.remedies import folder_misfit, missing_shards
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.config.checks_hub import HUB
+from smtrain.core.errors import SmtrainError
+from smtrain.core.model import modelscope
+from smtrain.core.model.hf_folder import SOURCE, wanted, weights_in
+from smtrain.core.model.remedies import folder_misfit, missing_shards
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:

@@ -30,8 +30,8 @@ def preload(ml: Path) -> None:
     with contextlib.suppress(Exception):
         import torch._dynamo  # noqa: F401 - torch.optim imports it when it is used
 
-        import smtrain.engine.native
-        import smtrain.train.start  # noqa: F401
+        import smtrain.worker.engine.native
+        import smtrain.worker.train.start  # noqa: F401
 
         kind = json.loads((ml / "input/data/model/config.json").read_text("utf-8"))["model_type"]
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")

@@ -6,19 +6,19 @@ import json
 import tempfile
 from pathlib import Path
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.extras import collector_paused
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.extras import collector_paused
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
     with collector_paused():
-        from smtrain.generation.stage import generate
+        from smtrain.worker.generation.stage import generate
 
     asked, folder = config.generate, container.channel("model")
     if container.has_channel("base"):  # the export is an adapter
-        from smtrain.checkpoint.convert import convert
+        from smtrain.worker.checkpoint.convert import convert
 
         merged = Path(tempfile.mkdtemp()) / "merged"
         convert(container.channel("base"), merged, to="hf", merge_adapter=folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compile_cache import CompileCache
 
-from smtrain.config.schema import GRAPHS_COMPLETE
+from smtrain.core.config.schema import GRAPHS_COMPLETE
 
 
 class GraphsInFolder(CompileCache):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from compile_cache import CompileCache
 
-from smtrain.config.schema import GRAPHS_COMPLETE
-from smtrain.contract.uris import split_uri
+from smtrain.core.config.schema import GRAPHS_COMPLETE
+from smtrain.core.protocol.uris import split_uri
 
 
 class GraphsInS3(CompileCache):

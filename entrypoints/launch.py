@@ -56,7 +56,7 @@ def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
     """The requirements that are not satisfied, by what the config's section `data` asks for (`data.filters`) and the
     extra of smtrain that has them."""
     sys.path.insert(0, str(HERE.parent))
-    from smtrain.contract.needs import EXTRAS, WORDS, data_needs, requirements
+    from smtrain.core.protocol.data_packages import EXTRAS, WORDS, data_needs, requirements
 
     config = ml / "input/data/config/config.json"
     data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}
@@ -107,7 +107,7 @@ def libraries(stage: str, ml: Path) -> Path | None:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         if done.returncode == 0:
-            # `smtrain check` reads it (contract/log_lines.py).
+            # `smtrain check` reads it (core/protocol/log_lines.py).
             print(f"installed {names} in {time.monotonic() - began:.1f} s", flush=True)
             return folder
         reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[-1]

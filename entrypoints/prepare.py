@@ -7,22 +7,22 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smtrain.config import JobConfig
-from smtrain.config.schema import VALIDATION_CHANNEL, text_channels
-from smtrain.contract.container import Container
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import VALIDATION_CHANNEL, text_channels
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 if TYPE_CHECKING:
-    from smtrain.config.data import Data
-    from smtrain.data.cleaning import Cleaning
-    from smtrain.data.cluster.together import MeetingPoint
-    from smtrain.data.holdout import HoldOut
-    from smtrain.data.parts import Parts
+    from smtrain.core.config.data import Data
+    from smtrain.worker.data.clean.cleaning import Cleaning
+    from smtrain.worker.data.clean.holdout import HoldOut
+    from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+    from smtrain.worker.data.prepare.part_uploads import Parts
 
 
 def parts(container: Container) -> Parts | None:
     """Where the job's request keeps checkpoints, what is done is kept for the next machine."""
-    from smtrain.data.parts import EVERY, Parts
+    from smtrain.worker.data.prepare.part_uploads import EVERY, Parts
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
     every = round(float(megabytes) * 1e6) if megabytes else EVERY
@@ -35,8 +35,8 @@ def parts(container: Container) -> Parts | None:
 
 def holdout(config: JobConfig, container: Container) -> HoldOut | None:
     """What is held out for validation."""
-    from smtrain.config.validation import parts as shares
-    from smtrain.data.holdout import HoldOut
+    from smtrain.core.config.validation import parts as shares
+    from smtrain.worker.data.clean.holdout import HoldOut
 
     asked = config.train.validation
     if asked is None or not asked.chosen:
@@ -51,7 +51,7 @@ def machines(container: Container) -> MeetingPoint | None:
         return None
     from launch import MASTER_PORT, address
 
-    from smtrain.data.cluster.together import MeetingPoint
+    from smtrain.worker.data.prepare.cluster.together import MeetingPoint
 
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
     megabytes = os.environ.get("SMTRAIN_SHARE_MB")
@@ -64,7 +64,7 @@ def machines(container: Container) -> MeetingPoint | None:
 
 def cleaning(data: Data) -> Cleaning:
     """What is done to documents before they become tokens."""
-    from smtrain.data.cleaning import Cleaning, NearDuplicates
+    from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 
     near = data.near_duplicates
     return Cleaning(
@@ -74,9 +74,9 @@ def cleaning(data: Data) -> Cleaning:
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.data.hub import HUB
-    from smtrain.data.prepare import assist, prepare
-    from smtrain.data.sft import assist_sft, prepare_sft
+    from smtrain.worker.data.prepare.prepare import assist, prepare
+    from smtrain.worker.data.prepare.sft import assist_sft, prepare_sft
+    from smtrain.worker.data.read.hub import HUB
 
     # the first process of a container does not end by a signal that it has no handler for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

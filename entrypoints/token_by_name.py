@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 
-from smtrain.config.secret import Secret
-from smtrain.errors import SmtrainError
+from smtrain.core.config.secret import Secret
+from smtrain.core.errors import SmtrainError
 
 
 def read(name: Secret) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from smtrain.config import JobConfig
-from smtrain.contract.container import Container
-from smtrain.train.entry import main
+from smtrain.core.config import JobConfig
+from smtrain.core.protocol.container import Container
+from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.train.start import start
+    from smtrain.worker.train.start import start
 
     start(config, container)
 

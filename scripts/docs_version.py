@@ -1,4 +1,4 @@
-"""A hook of mkdocs: every page of the site says which version it is of. The version stands in smtrain/__init__.py."""
+"""A hook of mkdocs: every page of the site says which version it is of. The version stands in smtrain/version.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).resolve().parents[1] / "smtrain/__init__.py"
+SOURCE = Path(__file__).resolve().parents[1] / "smtrain/version.py"
 
 
 def version() -> str:

@@ -9,66 +9,68 @@ Importing this costs next to nothing: each name is loaded when it is first used 
 
 from __future__ import annotations
 
+from smtrain.version import __version__ as __version__
+
 TYPE_CHECKING = False  # importing typing would cost more than all the rest of this module
 if TYPE_CHECKING:
-    from smtrain.checkpoint.convert import convert
-    from smtrain.comparison.compare import Comparison, compare
-    from smtrain.config import JobConfig
-    from smtrain.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
-    from smtrain.handle.job import Job
-    from smtrain.handover.push import push
-    from smtrain.handover.register import register
-    from smtrain.planner.api import plan
-    from smtrain.planner.resolve import load_config
-    from smtrain.planner.result import Plan
-    from smtrain.preflight import Finding, Report, check
-    from smtrain.reporting.api import report
-    from smtrain.serving.deploy import deploy, undeploy
-    from smtrain.submission.api import launch, request, run
-    from smtrain.submission.estimator import estimator
-    from smtrain.submission.outcome import Run
-    from smtrain.submission.pipeline import pipeline
-    from smtrain.talk.api import Chat, chat
-    from smtrain.talk.batch import generate
-    from smtrain.tuning.api import tune
-    from smtrain.tuning.trials import Tuning
+    from smtrain.client.jobs.job import Job
+    from smtrain.client.launch.estimator import estimator
+    from smtrain.client.launch.launch import launch, request
+    from smtrain.client.launch.pipeline import pipeline
+    from smtrain.client.launch.run import Run
+    from smtrain.client.planner.plan import plan
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.client.planner.result import Plan
+    from smtrain.client.preflight import Finding, Report, check
+    from smtrain.core.config import JobConfig
+    from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
+    from smtrain.tools.chat.batch import generate
+    from smtrain.tools.chat.chat import Chat, chat
+    from smtrain.tools.compare.compare import Comparison, compare
+    from smtrain.tools.publish.push import push
+    from smtrain.tools.publish.register import register
+    from smtrain.tools.report.report import report
+    from smtrain.tools.run import run
+    from smtrain.tools.serve.deploy import deploy, undeploy
+    from smtrain.tools.tune.trials import Tuning
+    from smtrain.tools.tune.tune import tune
+    from smtrain.worker.checkpoint.convert import convert
 
-__version__ = "0.1.0"
 
 _HOME = {
-    "Chat": "smtrain.talk.api",
-    "chat": "smtrain.talk.api",
-    "generate": "smtrain.talk.batch",
-    "convert": "smtrain.checkpoint.convert",
-    "JobConfig": "smtrain.config",
-    "load_config": "smtrain.planner.resolve",
-    "SmtrainError": "smtrain.errors",
-    "ConfigError": "smtrain.errors",
-    "DataError": "smtrain.errors",
-    "CheckpointError": "smtrain.errors",
-    "JobError": "smtrain.errors",
-    "LocalError": "smtrain.errors",
-    "Job": "smtrain.handle.job",
-    "Run": "smtrain.submission.outcome",
-    "launch": "smtrain.submission.api",
-    "request": "smtrain.submission.api",
-    "run": "smtrain.submission.api",
-    "Plan": "smtrain.planner.result",
-    "plan": "smtrain.planner.api",
-    "pipeline": "smtrain.submission.pipeline",
-    "estimator": "smtrain.submission.estimator",
-    "tune": "smtrain.tuning.api",
-    "Tuning": "smtrain.tuning.trials",
-    "push": "smtrain.handover.push",
-    "register": "smtrain.handover.register",
-    "check": "smtrain.preflight",
-    "compare": "smtrain.comparison.compare",
-    "Comparison": "smtrain.comparison.compare",
-    "report": "smtrain.reporting.api",
-    "deploy": "smtrain.serving.deploy",
-    "undeploy": "smtrain.serving.deploy",
-    "Finding": "smtrain.preflight",
-    "Report": "smtrain.preflight",
+    "Chat": "smtrain.tools.chat.chat",
+    "chat": "smtrain.tools.chat.chat",
+    "generate": "smtrain.tools.chat.batch",
+    "convert": "smtrain.worker.checkpoint.convert",
+    "JobConfig": "smtrain.core.config",
+    "load_config": "smtrain.client.planner.resolve",
+    "SmtrainError": "smtrain.core.errors",
+    "ConfigError": "smtrain.core.errors",
+    "DataError": "smtrain.core.errors",
+    "CheckpointError": "smtrain.core.errors",
+    "JobError": "smtrain.core.errors",
+    "LocalError": "smtrain.core.errors",
+    "Job": "smtrain.client.jobs.job",
+    "Run": "smtrain.client.launch.run",
+    "launch": "smtrain.client.launch.launch",
+    "request": "smtrain.client.launch.launch",
+    "run": "smtrain.tools.run",
+    "Plan": "smtrain.client.planner.result",
+    "plan": "smtrain.client.planner.plan",
+    "pipeline": "smtrain.client.launch.pipeline",
+    "estimator": "smtrain.client.launch.estimator",
+    "tune": "smtrain.tools.tune.tune",
+    "Tuning": "smtrain.tools.tune.trials",
+    "push": "smtrain.tools.publish.push",
+    "register": "smtrain.tools.publish.register",
+    "check": "smtrain.client.preflight",
+    "compare": "smtrain.tools.compare.compare",
+    "Comparison": "smtrain.tools.compare.compare",
+    "report": "smtrain.tools.report.report",
+    "deploy": "smtrain.tools.serve.deploy",
+    "undeploy": "smtrain.tools.serve.deploy",
+    "Finding": "smtrain.client.preflight",
+    "Report": "smtrain.client.preflight",
 }
 
 __all__ = [
@@ -112,14 +114,14 @@ def __getattr__(name: str) -> object:
     if name in _HOME:
         from importlib import import_module
 
-        from smtrain.extras import collector_paused, missing
+        from smtrain.core.extras import collector_paused, missing
 
         try:
             with collector_paused():
                 home = import_module(_HOME[name])
             return getattr(home, name)
         except ModuleNotFoundError as error:
-            from smtrain.errors import SmtrainError
+            from smtrain.core.errors import SmtrainError
 
             if error.name is None or error.name.startswith("smtrain"):
                 raise

@@ -28,7 +28,7 @@ FOLDERS = ("smtrain", "entrypoints", "tests", "scripts")
 ALL = ("pyproject.toml", "setup.py", "scripts/setup", "scripts/packages", "tests/conftest.py")
 """Files that any test may depend on."""
 STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate", "forking", "rendezvous")
-STARTS = {"smtrain.submission.create": ["launch"], "entrypoints.launch": STAGES}
+STARTS = {"smtrain.client.launch.create": ["launch"], "entrypoints.launch": STAGES}
 """Scripts of entrypoints/ that a module starts by a name made at run time."""
 PAGES = "tests/docs/test_pages.py"
 
@@ -329,14 +329,14 @@ def changed_symbols(path: str, base: str) -> Iterator[Symbol]:
 def naming(path: str) -> Iterator[Symbol]:
     """Symbols that name a file which is no Python module: a page, an example, facts, a golden file."""
     file = Path(path)
-    if path.startswith("smtrain/") and not path.startswith("smtrain/facts/"):
+    if path.startswith("smtrain/") and not path.startswith("smtrain/core/facts/"):
         yield module_of(file.parent.as_posix()), "*"
         return
     if path.startswith("tests/") and len(file.parts) > 2:
         folder = ".".join(file.parts[:2]) + "."
         yield from ((module.name, "*") for module in modules().values() if module.name.startswith(folder))
         return
-    facts = path.startswith("smtrain/facts/")
+    facts = path.startswith("smtrain/core/facts/")
     word = file.stem if facts else file.name if file.suffix else path  # `test` is a word, `scripts/test` a name
     named = re.compile(rf"(?:^|[\s/\"'`]){re.escape(word)}(?:$|[\s:\"'`])")
     folders = {parent.as_posix() for parent in file.parents if parent != Path(".")}

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from smtrain.aws.local_plane import ensure_running
+from smtrain.plane.client import ensure_running
 
 if TYPE_CHECKING:
     import pytest
 
-    from smtrain.aws.local_plane import Endpoint
+    from smtrain.plane.client import Endpoint
 
 CLIENTS = ("AWS_", "SAGEMAKER_")
 """What the names of variables that decide for a client begin with."""

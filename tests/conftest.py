@@ -101,8 +101,8 @@ def environment_as_it_was() -> Iterator[None]:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
     """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
-    from smtrain.config.machine import MachineEntry
-    from smtrain.planner import probing
+    from smtrain.client.planner import probing
+    from smtrain.core.config.machine import MachineEntry
 
     asked: list[tuple[int, str]] = []
 
@@ -119,7 +119,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
 @pytest.fixture(scope="session")
 def local_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """$SMTRAIN_HOME of this test process, whose control plane is ended at the end."""
-    from smtrain.aws.local_plane import shut_down
+    from smtrain.plane.client import shut_down
 
     folder = tmp_path_factory.mktemp("smtrain-home")
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +134,7 @@ def trained_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from smtrain.demo.inputs import save_tokenizer
+    from smtrain.core.demo.inputs import save_tokenizer
 
     root = tmp_path_factory.mktemp("inputs")
     (root / "text").mkdir()

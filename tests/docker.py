@@ -14,10 +14,9 @@ IMAGE = f"smtrain-tiny:test-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:12
 @cache
 def missing() -> str | None:
     """Why not, for a skip; None where a container of the image runs. Makes the image."""
-    from smtrain.errors import LocalError
-    from smtrain.local.containers.daemon import borrowed, connect
-    from smtrain.local.containers.job import LENT
-    from smtrain.local.containers.tiny import make
+    from smtrain.core.errors import LocalError
+    from smtrain.plane.docker import LENT, borrowed, connect
+    from smtrain.plane.server.containers.scratch_image import make
 
     try:
         client = connect()
@@ -40,15 +39,15 @@ def missing() -> str | None:
 
 def client() -> Any:
     """Docker's client."""
-    from smtrain.local.containers.daemon import connect
+    from smtrain.plane.docker import connect
 
     return connect()
 
 
 def left(home: Path) -> list[str]:
     """What the control plane of a home has in Docker."""
-    from smtrain.local.containers.daemon import HOME
-    from smtrain.local.containers.leftovers import containers, networks
+    from smtrain.plane.docker import HOME
+    from smtrain.plane.server.containers.leftovers import containers, networks
 
     found = client()
     return [one.name for one in (*containers(found, HOME, str(home)), *networks(found, HOME, str(home)))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smtrain.extras import present
+from smtrain.core.extras import present
 
 
 def need(*modules: str) -> None:

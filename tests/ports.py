@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smtrain.local.ports import keep, port_of
+from smtrain.plane.server.ports import keep, port_of
 
 
 def free_port() -> int:

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.aws.local_plane import shut_down
-from tests.iam.wire import Call, recorded
+from smtrain.plane.client import shut_down
+from tests.client.iam.wire import Call, recorded
 
 CONFIG = Path(__file__).parents[1] / "docs/llama.yaml"
 COMMIT = "1" * 40
@@ -105,7 +105,7 @@ def _exclusively(path: Path) -> Iterator[None]:
 
 def _make(home: Path) -> None:
     """Run docs/llama.yaml in a home of its own, whose control plane is ended again."""
-    from smtrain.demo.inputs import MODEL, materialise
+    from smtrain.core.demo.inputs import MODEL, materialise
 
     home.mkdir()
     raw = {

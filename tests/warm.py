@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smtrain.contract.entrypoints import entrypoints_folder
-from smtrain.local.warm import WarmPython
+from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.plane.server.warm import WarmPython
 
 SHIM = """#!{python} -IS
 import os, sys

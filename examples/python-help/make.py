@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from smtrain.cli.demo_answers import records
-from smtrain.planner.resolve import load_config
+from smtrain.client.planner.resolve import load_config
 
 HERE = Path(__file__).resolve().parent
 WRONG, SEED = 3, 1

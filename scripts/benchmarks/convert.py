@@ -34,12 +34,12 @@ SHAPES = {
     "1.2": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "intermediate_size": 5632},
     "2.4": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 7168},
 }
-OURS = "import sys; from smtrain.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
+OURS = "import sys; from smtrain.worker.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
 TO_NXD = OURS.format(how='to="nxd", tp=8, pp=2, qkv="grouped"')
 TO_TORCH_DIST = OURS.format(how='to="megatron"')
 TO_TORCH = OURS.format(how='to="megatron", form="torch", tp=8, pp=2')
 TO_HF = OURS.format(how='to="hf"')
-MERGED = "import sys; from smtrain.checkpoint.convert import convert; convert(*sys.argv[1::2], {how})".format(
+MERGED = "import sys; from smtrain.worker.checkpoint.convert import convert; convert(*sys.argv[1::2], {how})".format(
     how='to="hf", merge_adapter=sys.argv[2]'
 )
 RANK = 16
@@ -127,7 +127,7 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
     if memory:
         cases += [("memory_to_nxd", IN_MEMORY_TO_NXD, [model]), ("memory_to_hf", IN_MEMORY_TO_HF, [shards])]
     runs: dict[str, list[Run]] = {}
-    runs["start"] = [timed([sys.executable, "-c", "import smtrain.checkpoint.convert"]) for _ in range(3)]
+    runs["start"] = [timed([sys.executable, "-c", "import smtrain.worker.checkpoint.convert"]) for _ in range(3)]
     written: dict[str, int] = {}
 
     def run(name: str, command: list[str]) -> None:
@@ -211,10 +211,10 @@ def write_model(folder: Path, sizes: dict[str, int]) -> None:
     """A Hugging Face folder with random weights, a block in memory at a time."""
     import torch
 
-    from smtrain.checkpoint import safetensors
-    from smtrain.checkpoint.dtypes import BF16
-    from smtrain.checkpoint.tensor_files import Tensor
-    from smtrain.model.families import ModelShape
+    from smtrain.core.model.families import ModelShape
+    from smtrain.worker.checkpoint.dtypes import BF16
+    from smtrain.worker.checkpoint.huggingface import safetensors
+    from smtrain.worker.checkpoint.tensor_files import Tensor
 
     config = {
         "model_type": "llama",
@@ -240,7 +240,7 @@ def write_adapter(folder: Path, model: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from smtrain.model.families import ModelShape
+    from smtrain.core.model.families import ModelShape
 
     linear = [s for s in ModelShape.from_config(json.loads((model / "config.json").read_text())).specs
               if s.name.endswith("_proj.weight")]  # fmt: skip

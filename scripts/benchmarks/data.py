@@ -143,7 +143,7 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from smtrain.demo.inputs import save_tokenizer
+    from smtrain.core.demo.inputs import save_tokenizer
 
     texts = list(documents(size))
     save_tokenizer(texts[::20], folder / "tokenizer", vocabulary=32_000, end="<|endoftext|>")
@@ -233,7 +233,7 @@ def notebook(folder: Path) -> dict[str, Any]:
     import datasets
     from transformers import AutoTokenizer
 
-    from smtrain.machine import cores_here
+    from smtrain.core.machine import cores_here
 
     size = _size(_texts(folder, "slow.jsonl"))
     shutil.rmtree(folder / "hf", ignore_errors=True)
@@ -261,7 +261,7 @@ def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
     import pyarrow.json
     import pyarrow.parquet  # noqa: F401
 
-    from smtrain.data.prepare import prepare
+    from smtrain.worker.data.prepare.prepare import prepare
 
     shutil.rmtree(folder / name, ignore_errors=True)
     began = time.perf_counter()
@@ -277,7 +277,7 @@ def identical(folder: Path) -> dict[str, Any]:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from smtrain.data.indexed import IndexedDataset
+    from smtrain.worker.data.pack.indexed import IndexedDataset
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer/tokenizer.json"))
     made = [IndexedDataset(folder / name / "tokens") for name in ("ours_jsonl", "ours_parquet")]
@@ -302,7 +302,7 @@ def identical(folder: Path) -> dict[str, Any]:
 
 
 def our_loader(folder: Path) -> dict[str, Any]:
-    from smtrain.data.loader import TokenLoader
+    from smtrain.worker.data.load.loader import TokenLoader
 
     batch, count = 8, 400
     loader = TokenLoader(
@@ -321,7 +321,7 @@ def datasets_loader(folder: Path) -> dict[str, Any]:
     import datasets
     from torch.utils.data import DataLoader
 
-    from smtrain.machine import cores_here
+    from smtrain.core.machine import cores_here
 
     batch, count = 8, 400
     data: Any = datasets.load_from_disk(str(folder)).with_format("torch")
@@ -360,7 +360,7 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
     """The files of `source` in local S3, mounted as FastFile channels are. Raises OSError where that is impossible."""
     if not (Path("/dev/fuse").exists() and shutil.which("fusermount3")):
         raise OSError("/dev/fuse or fusermount3 is missing")
-    from smtrain.aws.local_plane import ensure_running
+    from smtrain.plane.client import ensure_running
 
     endpoint = ensure_running()
     client = endpoint.session().client("s3")
@@ -377,7 +377,7 @@ def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
     channel = {"bucket": endpoint.bucket, "entries": entries, "mountpoint": str(mountpoint), "log": os.devnull}
     spec.write_text(json.dumps({"data": channel}))
     environment = {**os.environ, **endpoint.environment(), "PYTHONPATH": str(ROOT)}
-    daemon = subprocess.Popen([sys.executable, "-m", "smtrain.local.fastfile", str(spec)], env=environment)
+    daemon = subprocess.Popen([sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)], env=environment)
     try:
         deadline = time.monotonic() + 60
         while not mountpoint.is_mount():

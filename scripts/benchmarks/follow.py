@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 
-from smtrain.aws.local_plane import shut_down
-from smtrain.aws.target import Target
-from smtrain.contract.log_lines import Line
-from smtrain.follow.follower import Follower
-from smtrain.testing.switches import plane
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.follow.follower import Follower
+from smtrain.core.protocol.log_lines import Line
+from smtrain.plane.client import shut_down
+from smtrain.plane.testing.switches import plane
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.local.homes import check, make, mutations  # noqa: E402
-from tests.local.planes import Forks, scratch  # noqa: E402
+from tests.plane.homes import check, make, mutations  # noqa: E402
+from tests.plane.planes import Forks, scratch  # noqa: E402
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
     scripts/bench hostile --show --seed 17 --jobs 1    # what it does
     scripts/bench hostile --without backtracking,bomb  # leave out families of steps
 
-Each seed is a job of `tests/local/hostile_job.py`: odd file names, links, fifos, sparse files, deep trees, floods,
+Each seed is a job of `tests/plane/hostile_job.py`: odd file names, links, fifos, sparse files, deep trees, floods,
 metric lines, daemons, a stop or a limit. Several run at once, with a neighbour that behaves well. Then:
 
   end         the job has ended in time, with a status and a reason that fit what it did
@@ -45,11 +45,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from smtrain.aws.local_plane import BUCKET  # noqa: E402
-from smtrain.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
-from tests.local import hostile_job as hostile  # noqa: E402
-from tests.local.hostile_job import Plan, plan_of  # noqa: E402
-from tests.local.planes import NoStartError, Server, causes, request_of, scratch, traces  # noqa: E402
+from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP  # noqa: E402
+from smtrain.plane.client import BUCKET  # noqa: E402
+from tests.plane import hostile_job as hostile  # noqa: E402
+from tests.plane.hostile_job import Plan, plan_of  # noqa: E402
+from tests.plane.planes import NoStartError, Server, causes, request_of, scratch, traces  # noqa: E402
 
 BLOCK = 25
 RESTARTED = "the local control plane was restarted"
@@ -108,7 +108,7 @@ class Home:
         self.filled: set[str] = set()
         self.ended: dict[str, str] = {}
         self._connect(self.server.start())
-        code = (ROOT / "tests/local/hostile_job.py").read_bytes()
+        code = (ROOT / "tests/plane/hostile_job.py").read_bytes()
         self.s3.put_object(Bucket=BUCKET, Key="code/hostile_job.py", Body=code)
 
     def _connect(self, _: Any) -> None:
@@ -506,7 +506,7 @@ class Home:
         if self.lost.is_set() or self.tainted:
             return
         time.sleep(1.5)  # until the last warm pool is over
-        from smtrain.aws.local_server import server_environment
+        from smtrain.plane.process import server_environment
 
         command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]
         environment = {**server_environment(), "SMTRAIN_HOME": str(self.server.home)}

@@ -172,8 +172,8 @@ def main() -> None:
     from pathlib import Path
 
     import smtrain
-    from smtrain.aws.local_plane import ensure_running
-    from smtrain.job.bundle import build_bundle
+    from smtrain.client.launch.bundle import build_bundle
+    from smtrain.plane.client import ensure_running
 
     plane = ensure_running()
     with contextlib.suppress(plane.session().client("s3").exceptions.BucketAlreadyOwnedByYou):
@@ -226,7 +226,7 @@ def main() -> None:
 
 
 def _sdk() -> str:
-    from smtrain.sdk import installed
+    from smtrain.client.sdk import installed
 
     found = installed()
     if found is None:

@@ -19,7 +19,7 @@ import sys
 import uuid
 from collections.abc import Callable
 
-from smtrain.config import secrets
+from smtrain.core.config import secrets
 
 LETTERS, DIGITS = string.ascii_letters, string.digits
 ALNUM, HEX, BASE64 = LETTERS + DIGITS, "0123456789abcdef", LETTERS + DIGITS + "+/"

@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
         os.environ["SMTRAIN_HOME"] = str(Path(folder) / "home")  # a control plane of its own
-        from smtrain.aws.local_plane import shut_down
+        from smtrain.plane.client import shut_down
 
         try:
             result = measure(Path(folder), options)
@@ -106,7 +106,7 @@ def tokenizer_for(files: list[Path], folder: Path) -> None:
     """A tokenizer of 32,000 of the first documents of every file, and a small model's config beside it."""
     from transformers import LlamaConfig
 
-    from smtrain.demo.inputs import save_tokenizer
+    from smtrain.core.demo.inputs import save_tokenizer
 
     texts: list[str] = []
     for path in files:
@@ -193,9 +193,9 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
         watcher.join()
     about = job.describe()
     seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
-    from smtrain.aws.downloads import download
-    from smtrain.data.manifest import DatasetManifest
-    from smtrain.job.inputs import file_sha256
+    from smtrain.client.backends.sagemaker.downloads import download
+    from smtrain.client.launch.inputs import file_sha256
+    from smtrain.worker.data.manifest import DatasetManifest
 
     out = folder / f"out-{text.name}-{count}"
     download(job.target, [(job.output, out)])

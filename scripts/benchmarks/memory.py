@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 def main() -> None:
     """Measure and print; takes a few minutes on two cores."""
-    from tests.engine.world import World
-    from tests.planner.peaks import ADAPTED, COMBINATIONS, compare
+    from tests.client.planner.peaks import ADAPTED, COMBINATIONS, compare
+    from tests.worker.engine.world import World
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")

@@ -18,7 +18,7 @@ from statistics import median
 ROOT = Path(__file__).parents[2]
 CODE = """
 import smtrain
-from smtrain.facts import table
+from smtrain.core.facts import table
 types = [t for t, row in table("instances")["instances"].items() if "core_gib" in row]
 plan = smtrain.plan(
     model="llama-3-70b", machines=[(t, n) for t in types for n in range(1, 65)],

@@ -16,8 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from smtrain.aws.local_plane import Endpoint, ensure_running, shut_down  # noqa: E402
-from tests.local.planes import request_of  # noqa: E402
+from smtrain.plane.client import Endpoint, ensure_running, shut_down  # noqa: E402
+from tests.plane.planes import request_of  # noqa: E402
 
 SMALL = "for n in $(seq 100); do echo step=$n loss=0.$n; done; echo model > /opt/ml/model/weights"
 LINE = "f'step={n} loss={1 / (n + 1):.6f} ' + 'x' * 70 + '\\n'"

@@ -16,10 +16,10 @@ import sysconfig
 import time
 from pathlib import Path
 
-from smtrain.data.cleaning import Cleaning, NearDuplicates
-from smtrain.data.refining.quality import FILTERS
-from smtrain.data.refining.refiner import Refiner
-from smtrain.machine import cores_here
+from smtrain.core.machine import cores_here
+from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+from smtrain.worker.data.clean.quality import FILTERS
+from smtrain.worker.data.clean.refiner import Refiner
 
 PASSES = {
     **{name: Cleaning(filters=(name,)) for name in FILTERS},

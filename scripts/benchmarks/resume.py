@@ -42,10 +42,10 @@ def config_of(billions: float) -> dict[str, Any]:
 
 
 def engine_of(described: dict[str, Any]) -> Any:
-    from smtrain.engine.base import OptimizerOptions, ParallelOptions
-    from smtrain.engine.initial import Zeros
-    from smtrain.engine.native import NativeEngine, init_distributed
-    from smtrain.model.families import ModelShape
+    from smtrain.core.model.families import ModelShape
+    from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
+    from smtrain.worker.engine.initial import Zeros
+    from smtrain.worker.engine.native import NativeEngine, init_distributed
 
     init_distributed()
     zeros = Zeros(described, ModelShape.from_config(described), 0)
@@ -63,11 +63,11 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     """As stage train goes on: hashing begins, the engine is built, the state is loaded, the hashes are waited for."""
     import torch.distributed as dist
 
-    from smtrain.config import JobConfig
-    from smtrain.contract.lineage import Lineage
-    from smtrain.engine.native import init_distributed
-    from smtrain.train.engines import join
-    from smtrain.train.resume import Resume, choose
+    from smtrain.core.config import JobConfig
+    from smtrain.core.protocol.lineage import Lineage
+    from smtrain.worker.engine.native import init_distributed
+    from smtrain.worker.train.engines import join
+    from smtrain.worker.train.resume import Resume, choose
 
     config = JobConfig.model_validate(
         {"model": {"path": "x"}, "compute": {"processes_per_instance": 1}, "checkpoint": {"verify": how}}

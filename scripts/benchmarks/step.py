@@ -100,8 +100,8 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
 
 def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1) -> tuple[Any, Step]:
     """The native engine and a turn of its; tp and pp get the batch of two processes, as dp does."""
-    from smtrain.engine.base import OptimizerOptions, ParallelOptions
-    from smtrain.engine.native import NativeEngine
+    from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
+    from smtrain.worker.engine.native import NativeEngine
 
     sequences = options.sequences * tp * pp
     mesh = ParallelOptions(tp=tp, pp=pp, dp=dp, micro_batch_size=sequences // cut, precision=options.precision)
@@ -177,7 +177,7 @@ def ratios(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float,
 
 def loop(options: argparse.Namespace) -> dict[str, float]:
     """One process."""
-    from smtrain.engine.native import init_distributed
+    from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
     engine, step = ours(options)
@@ -187,7 +187,7 @@ def loop(options: argparse.Namespace) -> dict[str, float]:
 
 def ddp(options: argparse.Namespace) -> dict[str, float]:
     """Two data-parallel processes."""
-    from smtrain.engine.native import init_distributed
+    from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
     _, step = ours(options, dp=2)
@@ -209,7 +209,7 @@ def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -
     """Two processes against the bound; the part of one process is done by both at once, as in the step."""
     import torch.distributed as dist
 
-    from smtrain.engine.native import init_distributed
+    from smtrain.worker.engine.native import init_distributed
 
     init_distributed("cpu")
     _, step = ours(options, **cut)

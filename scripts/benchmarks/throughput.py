@@ -2,7 +2,7 @@
 
 `--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack, stack_version, instances,
 tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped coefficients; rows that were fitted are left out.
-`--docs` writes docs/planner-throughput.{md,svg}; `--write` refits the coefficients in facts/throughput.toml.
+`--docs` writes docs/planner-throughput.{md,svg}; `--write` refits the coefficients in core/facts/throughput.toml.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from smtrain.facts import table  # noqa: E402
-from smtrain.planner.calibration import (  # noqa: E402
+from smtrain.client.planner.calibration import (  # noqa: E402
     Left,
     PublishedRun,
     fit,
@@ -35,7 +34,8 @@ from smtrain.planner.calibration import (  # noqa: E402
     published_on_gpus,
     residual,
 )
-from smtrain.planner.throughput import Coefficients  # noqa: E402
+from smtrain.client.planner.throughput import Coefficients  # noqa: E402
+from smtrain.core.facts import table  # noqa: E402
 
 
 def main() -> None:
@@ -45,11 +45,11 @@ def main() -> None:
     parser.add_argument("--chip", choices=sorted(table("throughput_gpu")["chips"]), help="runs on these GPUs instead")
     parser.add_argument("--rows", type=Path, help="CSV of further runs")
     parser.add_argument("--docs", action="store_true", help="write the table and the picture")
-    parser.add_argument("--write", action="store_true", help="refit facts/throughput.toml")
+    parser.add_argument("--write", action="store_true", help="refit core/facts/throughput.toml")
     options = parser.parse_args()
     if options.write:
-        refit(ROOT / "smtrain/facts/throughput.toml")
-        refit_gpus(ROOT / "smtrain/facts/throughput_gpu.toml")
+        refit(ROOT / "smtrain/core/facts/throughput.toml")
+        refit_gpus(ROOT / "smtrain/core/facts/throughput_gpu.toml")
         return
     runs = published_on_gpus(options.chip) if options.chip else published()
     left = from_csv(options.rows) if options.rows else leave_one_out(runs)
@@ -92,7 +92,8 @@ def from_csv(file: Path) -> list[Left]:
 
 
 def as_run(row: dict[str, str]) -> dict[str, Any]:
-    """A row of the collection as facts/throughput.toml has it; what it leaves out is what the stack's scripts set."""
+    """A row of the collection as core/facts/throughput.toml has it; what it leaves out is what the stack's scripts
+    set."""
     model = row["model"].lower().replace(" ", "-").replace("llama2", "llama-2")
     stack = "nxd" if "distributed" in row["stack"] else "nemo" if "nemo" in row["stack"] else "megatron"
     release = re.search(r"2\.(\d+)", row["stack_version"])

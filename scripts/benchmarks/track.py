@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from smtrain.config.track import Track
-from smtrain.tracking.buffer import TrackedStep
-from smtrain.tracking.open import open_trackers
-from smtrain.tracking.settings import Tracked
+from smtrain.core.config.track import Track
+from smtrain.core.tracking.buffer import TrackedStep
+from smtrain.core.tracking.open import open_trackers
+from smtrain.core.tracking.settings import Tracked
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.data.blocks import cut_file
-from smtrain.data.reading import read_block
-from smtrain.data.sources import find_files
+from smtrain.worker.data.read.blocks import cut_file
+from smtrain.worker.data.read.reading import read_block
+from smtrain.worker.data.read.sources import find_files
 
 MARKUP = {
     "{{": r"\{\{", "}}": r"\}\}", "[[": r"\[\[", "]]": r"\]\]", "{|": r"\{\|", "|}": r"\|\}", "'''": r"'''",

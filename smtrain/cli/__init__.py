@@ -89,13 +89,13 @@ def _without_command(argv: list[str]) -> int:
 
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            from smtrain.text import say
+            from smtrain.core.text import say
 
             say(_help())
             sys.stdout.flush()
             return 0
         if argv[0] == "--version":
-            from smtrain import __version__
+            from smtrain.version import __version__
 
             print(f"smtrain {__version__}", flush=True)  # noqa: T201
             return 0

@@ -8,8 +8,8 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
-from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.text import say
 
 app = options.app()
 FLAGS = {
@@ -82,8 +82,8 @@ def chat(
     target: Where = None,
 ) -> None:
     """Talk to a model, which is loaded here, or to an endpoint. /help lists what can be typed besides questions."""
-    from smtrain.talk.api import chat as begin
-    from smtrain.talk.terminal import Terminal
+    from smtrain.tools.chat.chat import chat as begin
+    from smtrain.tools.chat.terminal import Terminal
 
     typed(FLAGS | {key: f"--{key}" for key in ("endpoint", "compare", "adapter", "template")})
     if model is None and endpoint is None:

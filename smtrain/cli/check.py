@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -29,7 +29,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
-    from smtrain.preflight import check as look
+    from smtrain.client.preflight import check as look
 
     report = look(
         config, stage=stage.value if stage else None, tune=tune, endpoint=endpoint, group=group, pipeline=pipeline,

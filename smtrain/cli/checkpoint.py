@@ -8,8 +8,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.text import say
 
 app = options.app("Look into checkpoints of any kind, here or on S3.")
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
@@ -23,7 +23,7 @@ Config = Annotated[
 def inspect(path: Path, config: Config = None) -> None:
     """Describe a checkpoint: kind, topology, family, step, size."""
     _named(path)
-    from smtrain.checkpoint import summary
+    from smtrain.worker.checkpoint import summary
 
     found = summary.inspect(options.materialised(path), _read(config))
     say(json.dumps(found.to_dict(), indent=2), whole=True)
@@ -34,7 +34,7 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
     """Compare two checkpoints of any kind tensor by tensor; status 1 where they differ."""
     _named(a, b)
     count, most = 0, 0.0
-    from smtrain.checkpoint import summary
+    from smtrain.worker.checkpoint import summary
 
     for difference in summary.diff(options.materialised(a), options.materialised(b), _read(config)):
         amount = "" if difference.max_abs is None else f", by at most {difference.max_abs:.6g}"
@@ -49,7 +49,7 @@ def diff(a: Path, b: Path, config: Config = None) -> None:
 def verify(path: Path, config: Config = None) -> None:
     """Read every byte and compare the hashes."""
     _named(path)
-    from smtrain.checkpoint import summary
+    from smtrain.worker.checkpoint import summary
 
     say(f"{summary.verify(options.materialised(path), _read(config))} hashes match")
 
@@ -60,6 +60,6 @@ def _named(*paths: str) -> None:
 
 
 def _read(config: str | None) -> dict[str, Any] | None:
-    from smtrain.checkpoint import convert
+    from smtrain.worker.checkpoint import convert
 
     return None if config is None else convert.read_beside(options.materialised(config))

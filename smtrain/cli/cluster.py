@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 USUAL_REGION = "us-west-2"
@@ -54,10 +54,10 @@ def template(
     """Print the file; what it costs and the commands to run next go to stderr."""
     import yaml
 
-    from smtrain.facts.engines import is_neuron
-    from smtrain.planner.resolve import load_config
-    from smtrain.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
-    from smtrain.slurm.parallelcluster import template as make
+    from smtrain.client.backends.slurm.parallelcluster import UNKNOWN_SUBNET, Site, dollars_per_hour, queues
+    from smtrain.client.backends.slurm.parallelcluster import template as make
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.facts.engines import is_neuron
 
     loaded = load_config(config, set_=set_ or (), target="slurm")
     region = region or loaded.compute.region or USUAL_REGION
@@ -85,7 +85,7 @@ def template(
 @app.command("post-install")
 def print_post_install() -> None:
     """Print the script that installs Neuron's driver on a node as it starts."""
-    from smtrain.slurm.neuron_node import SCRIPT
+    from smtrain.client.backends.slurm.neuron_node import SCRIPT
 
     say(SCRIPT.rstrip(), whole=True)
 
@@ -105,10 +105,10 @@ def clean(
 
     What a running job or an unfinished run needs stays, and so does all that is not smtrain's or not yours.
     """
-    from smtrain.config.units import spell_bytes
-    from smtrain.place.choose import cluster as slurm
-    from smtrain.place.choose import named
-    from smtrain.slurm.cleaning import KINDS, look, plan, remove
+    from smtrain.client.backends.choose import cluster as slurm
+    from smtrain.client.backends.choose import named
+    from smtrain.client.backends.slurm.cleaning import KINDS, look, plan, remove
+    from smtrain.core.config.units import spell_bytes
 
     age, place = options.age_of(older_than), slurm(named("slurm"))
     shared = look(place)

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -52,8 +52,8 @@ def compare(
     """Compare trainings with the first: loss and gradient norm, where they part, tokens per second and per dollar."""
     import json as encoder
 
-    from smtrain.comparison.compare import compare as compared
-    from smtrain.follow.sparkline import sparkline
+    from smtrain.client.follow.sparkline import sparkline
+    from smtrain.tools.compare.compare import compare as compared
 
     found = compared(
         *trainings, by=by.value, window=window, tolerance=tolerance, tokens_per_step=tokens_per_step,
@@ -72,7 +72,7 @@ def compare(
         say(found.verdict)
     options.folder_of("--out", out)
     if out is not None:
-        from smtrain.comparison.picture import save
+        from smtrain.tools.compare.picture import save
 
         for path in save(found, Path(out)):
             say(path, error=json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app("Configs, for people and for editors.")
 
@@ -13,7 +13,7 @@ app = options.app("Configs, for people and for editors.")
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
-    from smtrain.config.editor import schema_text
+    from smtrain.core.config.editor import schema_text
 
     say(schema_text(), end="")
 
@@ -21,6 +21,6 @@ def schema() -> None:
 @app.command()
 def show(config: options.Config, set_: options.Set = None) -> None:
     """Check a config and print it whole, defaults included, as YAML."""
-    from smtrain.planner.resolve import load_config
+    from smtrain.client.planner.resolve import load_config
 
     say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")

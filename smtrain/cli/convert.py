@@ -9,8 +9,8 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
-from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.text import say
 
 app = options.app()
 FLAGS = {

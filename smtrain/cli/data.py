@@ -14,11 +14,11 @@ from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, clean
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
 from smtrain.cli.typed import typed
-from smtrain.errors import ConfigError
-from smtrain.facts import table
-from smtrain.model.hf_folder import folder_of
-from smtrain.near import hint
-from smtrain.text import room, say
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import table
+from smtrain.core.model.hf_folder import folder_of
+from smtrain.core.near import hint
+from smtrain.core.text import room, say
 
 app = options.app("Text as tokens: look at it, tokenize it, and handle datasets of tokens.")
 DATASET = "A prepared folder, or the PREFIX of a Megatron pair PREFIX.bin and PREFIX.idx."
@@ -112,7 +112,7 @@ def prepare(
     if objective == "sft":
         if cleaned.refines:
             raise ConfigError(["--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out"])
-        from smtrain.data.sft import prepare_sft
+        from smtrain.worker.data.prepare.sft import prepare_sft
 
         made = prepare_sft(
             inputs,
@@ -123,13 +123,13 @@ def prepare(
             **common,
         )
     else:
-        from smtrain.data.prepare import prepare as prepare_text
+        from smtrain.worker.data.prepare.prepare import prepare as prepare_text
 
         made = prepare_text(
             inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaned, append_eod=not no_eod,
             separator=unescaped(separator), **common,
         )  # fmt: skip
-    from smtrain.data.unread import unread_sentence
+    from smtrain.worker.data.read.unread import unread_sentence
 
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")
     say(f"tokenized by {made.tokenized_by}")
@@ -156,7 +156,7 @@ def merge(
     typed(FLAGS)
     for name in [*datasets, output]:
         named("DATASET or PREFIX", name)
-    from smtrain.data import exchange, indexes
+    from smtrain.worker.data.pack import exchange, indexes
 
     folders = [Path(folder_of(name)) for name in datasets]
     prefixes = [prefix for folder in folders for prefix in exchange.prefixes(folder)]
@@ -180,7 +180,7 @@ def split(
     typed(FLAGS)
     named("DATASET", dataset)
     named("PREFIX", output)
-    from smtrain.data import exchange, indexes
+    from smtrain.worker.data.pack import exchange, indexes
 
     folder = Path(folder_of(dataset))
     found = exchange.prefixes(folder)
@@ -200,10 +200,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Describe a dataset: counts, how often tokens occur, and how it begins."""
-    from smtrain.follow.sparkline import sparkline
+    from smtrain.client.follow.sparkline import sparkline
 
     named("DATASET", dataset)
-    from smtrain.data import summary
+    from smtrain.worker.data import summary
 
     about = summary.inspect(Path(folder_of(dataset)), Path(options.model_folder(model)) if model else None)
     if png:
@@ -247,7 +247,7 @@ def export(dataset: Dataset, output: Out, seq_len: SeqLen = 4096) -> None:
     typed(FLAGS)
     named("DATASET", dataset)
     options.folder_of("OUT", output)
-    from smtrain.data import exchange
+    from smtrain.worker.data.pack import exchange
 
     dataset = folder_of(dataset)
     say(f"{output}: {exchange.export_blocks(Path(dataset), Path(output), seq_len):,} blocks of {seq_len}")
@@ -268,8 +268,8 @@ def import_(
     named("SOURCE", source)
     named("--model", model)
     options.folder_of("OUT", output)
-    from smtrain.data import exchange
-    from smtrain.data.unread import unread_sentence
+    from smtrain.worker.data.pack import exchange
+    from smtrain.worker.data.read.unread import unread_sentence
 
     made = exchange.import_tokens(
         Path(source), Path(output), Path(options.model_folder(model)), seq_len, overwrite=overwrite

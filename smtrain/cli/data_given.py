@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 import typer
 from pydantic import ValidationError
 
-from smtrain.errors import ConfigError
+from smtrain.core.errors import ConfigError
 
 FLAGS = {
     "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
@@ -44,7 +44,7 @@ PhoneRegion = Annotated[
 
 def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
     """What to hold out; None for nothing. Raises `ConfigError` where that is said twice, or is no share."""
-    from smtrain.config.validation import parts
+    from smtrain.core.config.validation import parts
 
     given = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
     told = [flag for flag, value in given.items() if value is not None]
@@ -58,7 +58,7 @@ def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
         shares = parts(split) if split is not None else None
     except ValueError as error:
         raise ConfigError([f"--validation-split {split}: {error}"]) from None
-    from smtrain.data.holdout import HoldOut
+    from smtrain.worker.data.clean.holdout import HoldOut
 
     return HoldOut(fraction, shares, path) if told else None
 
@@ -68,9 +68,9 @@ def cleaning(
     near_duplicates: float | None, pii: str | None, phone_region: str | None,
 ) -> Any:  # fmt: skip
     """What is done to documents. Raises `ConfigError` for what the config would refuse in section data."""
-    from smtrain.config.data import Data
-    from smtrain.config.sentences import key_of, sentence_of
-    from smtrain.data.cleaning import Cleaning, NearDuplicates
+    from smtrain.core.config.data import Data
+    from smtrain.core.config.error_messages import key_of, sentence_of
+    from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 
     values = {
         "unicode": unicode, "filters": filters or (), "pii": pii, "phone_region": phone_region,

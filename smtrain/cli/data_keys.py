@@ -7,7 +7,7 @@ from typing import Annotated, Optional, get_args
 
 import typer
 
-from smtrain.errors import ConfigError
+from smtrain.core.errors import ConfigError
 
 _THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
 """MindSpeed's words for ours."""
@@ -63,7 +63,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
             [f"--map-keys {map_keys}: is no JSON object of names; write such as "
              '\'{"prompt": "question", "response": "answer"}\'']
         )  # fmt: skip
-    from smtrain.config.data import Column
+    from smtrain.core.config.data import Column
 
     ours_all: tuple[str, ...] = get_args(Column)
     columns: dict[str, str] = {}

@@ -10,8 +10,8 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
 from smtrain.cli.typed import typed
-from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.text import say
 
 
 def report(
@@ -45,10 +45,10 @@ def report(
     inputs = [options.materialised(given) for given in inputs]
     against = [options.materialised(given) for given in against or []]
     model = options.model_folder(model) if model else model
-    from smtrain.data import report as reports
-    from smtrain.data.manifest import refuse_others
-    from smtrain.data.report_page import page
-    from smtrain.data.unread import unread_sentence
+    from smtrain.worker.data import report as reports
+    from smtrain.worker.data.manifest import refuse_others
+    from smtrain.worker.data.read.unread import unread_sentence
+    from smtrain.worker.data.report_page import page
 
     if not overwrite:
         refuse_others(Path(out))

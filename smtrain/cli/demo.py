@@ -10,7 +10,7 @@ import typer
 from smtrain.cli import options
 
 app = options.app()
-CONFIGS = Path(__file__).resolve().parent.parent / "demo"
+CONFIGS = Path(__file__).resolve().parents[1] / "core/demo"
 TINY, REAL = CONFIGS / "tiny-llama.yaml", CONFIGS / "smollm2.yaml"
 
 
@@ -37,7 +37,7 @@ def demo(
     from rich.console import Console
 
     from smtrain.cli.demo_show import show
-    from smtrain.submission.api import run
+    from smtrain.tools.run import run
 
     folder, console = options.folder_of("--out", out), Console()
     keys = options.keys_of(set_, docker=docker)
@@ -54,18 +54,18 @@ def demo(
 
 def _image() -> str:
     """An image for the demo's containers: the one that its jobs have on AWS is for Neuron, and of 10 GB."""
-    from smtrain.local.containers import tiny
-    from smtrain.local.containers.daemon import connect
+    from smtrain.plane.docker import connect
+    from smtrain.plane.server.containers import scratch_image
 
-    return tiny.usable_here(connect())
+    return scratch_image.usable_here(connect())
 
 
 def _can_be_had(set_: list[str]) -> bool:
     """Whether the real model is here now; what is wrong with `--set` is told before anything is fetched."""
-    from smtrain.demo.inputs import materialise
-    from smtrain.demo.smollm2 import UnavailableError
-    from smtrain.planner.resolve import load_config
-    from smtrain.text import say
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.demo.inputs import materialise
+    from smtrain.core.demo.smollm2 import UnavailableError
+    from smtrain.core.text import say
 
     config = load_config(REAL, set_=set_, target="local")
     if not config.model.path.startswith("demo://"):

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from smtrain.cli.demo_show import show
-from smtrain.config import JobConfig
-from smtrain.config.load import Source
-from smtrain.demo.inputs import HELP, materialise
-from smtrain.home import home
-from smtrain.planner.resolve import load_config
-from smtrain.submission.api import run
-from smtrain.text import clean
+from smtrain.client.planner.resolve import load_config
+from smtrain.core.config import JobConfig
+from smtrain.core.config.load import Source
+from smtrain.core.demo.inputs import HELP, materialise
+from smtrain.core.home import home
+from smtrain.core.text import clean
+from smtrain.tools.run import run
 
 ASKED = 3
 _FUNCTION = re.compile(r"What is [a-z_]+\.[a-z_0-9]+ in")
@@ -68,7 +68,7 @@ def answers(config: JobConfig) -> dict[str, str]:
 
     Kept in $SMTRAIN_HOME/demo, so that a second call asks for nothing, and an interrupted one for what is missing.
     """
-    from smtrain.talk.batch import generate
+    from smtrain.tools.chat.batch import generate
 
     asked, chat = config.generate, config.train.objective == "sft"
     key = json.dumps([config.model.path, asked.prompts, chat, asked.max_new_tokens, asked.temperature])
@@ -91,8 +91,8 @@ def records(config: JobConfig) -> list[Question]:
         return []
     import numpy as np
 
-    from smtrain.data.chat import conversation
-    from smtrain.data.holdout import HELD, HoldOut, conversation_hash
+    from smtrain.worker.data.clean.holdout import HELD, HoldOut, conversation_hash
+    from smtrain.worker.data.tokenize.chat import conversation
 
     with (materialise(HELP) / "help.jsonl").open(encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]

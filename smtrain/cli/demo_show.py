@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smtrain.config.units import spell
-from smtrain.errors import JobError
-from smtrain.follow.curve import save_curve
-from smtrain.follow.sparkline import sparkline
-from smtrain.job.request import run_uri
-from smtrain.submission.outcome import Run
-from smtrain.text import clean
+from smtrain.client.follow.curve import save_curve
+from smtrain.client.follow.sparkline import sparkline
+from smtrain.client.launch.request import run_uri
+from smtrain.client.launch.run import Run
+from smtrain.core.config.units import spell
+from smtrain.core.errors import JobError
+from smtrain.core.text import clean
 
 
 def show(

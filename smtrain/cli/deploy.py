@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -39,7 +39,7 @@ def deploy(
     target: options.To = None,
 ) -> None:
     """Deploy an exported model to a SageMaker endpoint; says first what an hour costs and whether the model fits."""
-    from smtrain.serving.deploy import deploy as deployed
+    from smtrain.tools.serve.deploy import deploy as deployed
 
     seconds = options.seconds_of("--for", for_)
     deployed(

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from smtrain.cli.typed import forget, in_flags
-from smtrain.doing import doing
-from smtrain.edge import sentence
-from smtrain.errors import ConfigError, SmtrainError
-from smtrain.text import plainly, say
+from smtrain.core.doing import doing
+from smtrain.core.errors import ConfigError, SmtrainError
+from smtrain.core.public import sentence
+from smtrain.core.text import plainly, say
 
 
 class UsageError(SmtrainError):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 

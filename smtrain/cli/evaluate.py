@@ -10,12 +10,12 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
-from smtrain.contract.uris import not_here
-from smtrain.errors import ConfigError
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import not_here
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.talk.models import FoundModel
+    from smtrain.tools.chat.resolve_model import FoundModel
 
 app = options.app()
 FLAGS = {
@@ -58,10 +58,10 @@ def evaluate(
     target: options.Where = None,
 ) -> None:
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
-    from smtrain.evaluation import api
-    from smtrain.evaluation.asked import Asked
-    from smtrain.evaluation.harness import refuse_unheard, refuse_unreachable
-    from smtrain.place.choose import place_of
+    from smtrain.client.backends.choose import place_of
+    from smtrain.worker.evaluation import evaluate
+    from smtrain.worker.evaluation.harness import refuse_unheard, refuse_unreachable
+    from smtrain.worker.evaluation.request import Asked
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -86,16 +86,16 @@ def evaluate(
     refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing
     folder, *bases = ((here.get(given) or _found(given, target)).fetch(told) for given in models)
     under = bases[0] if bases else None
-    made = api.evaluate(folder, under, asked, told, under)
-    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else api.shown(made), whole=as_json)
+    made = evaluate.evaluate(folder, under, asked, told, under)
+    say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
-        say(api.save(made, Path(out)), error=as_json)
+        say(evaluate.save(made, Path(out)), error=as_json)
 
 
 def _found(given: str, target: options.TargetOption | None) -> FoundModel:
     """A model where it lies. Raises `CheckpointError` if this machine's memory does not hold it."""
-    from smtrain.generation.room import refuse_too_large
-    from smtrain.talk.models import find
+    from smtrain.tools.chat.resolve_model import find
+    from smtrain.worker.generation.memory_fit import refuse_too_large
 
     found = find(given, options.name_of(target))
     refuse_too_large([found.need], stage="evaluate")  # one model after the other

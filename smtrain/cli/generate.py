@@ -9,7 +9,7 @@ import typer
 from smtrain.cli import options
 from smtrain.cli.chat import FLAGS, Adapter, Model, Stop, System, Template, Where
 from smtrain.cli.typed import typed
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -52,11 +52,11 @@ def generate(
     """Let a model continue prompts, or answer them in its chat template; greedy unless a temperature is given."""
     import json as encoder
 
-    from smtrain.errors import ConfigError
-    from smtrain.generation.sampling import Sampling
-    from smtrain.talk.batch import generate as generated
-    from smtrain.talk.batch import one_by_one
-    from smtrain.talk.prompts import read_prompts
+    from smtrain.core.errors import ConfigError
+    from smtrain.tools.chat.batch import generate as generated
+    from smtrain.tools.chat.batch import one_by_one
+    from smtrain.tools.chat.prompts import read_prompts
+    from smtrain.worker.generation.sampling import Sampling
 
     typed({**FLAGS, "batch": "--batch"})
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, length_penalty, tuple(stop or ()), seed)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -32,7 +32,7 @@ def policy(
     set_: options.Set = None,
 ) -> None:
     """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
-    from smtrain.iam import policies, trust_policy_of
+    from smtrain.client.iam import policies, trust_policy_of
 
     options.on_aws(config, target, set_, "policy")
     if trust and not (caller or role):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.config import JobConfig, Stage
-    from smtrain.job.look import Contents
+    from smtrain.client.launch.image_inspect import Contents
+    from smtrain.core.config import JobConfig, Stage
 
 app = options.app()
 ForConfig = Annotated[
@@ -54,10 +54,10 @@ def build(
 
     What the base image has is never replaced. Without Docker, --context writes what any builder takes.
     """
-    from smtrain.errors import LocalError
-    from smtrain.image import build as builder
-    from smtrain.image.verify import verify as look_at
-    from smtrain.local.containers.daemon import connect, present_image
+    from smtrain.core.errors import LocalError
+    from smtrain.plane.docker import connect, present_image
+    from smtrain.tools.image import build as builder
+    from smtrain.tools.image.verify import verify as look_at
 
     job = _load(config, set_)
     if push and (context or print_):
@@ -96,8 +96,8 @@ def build(
     if not report.ok:
         raise typer.Exit(2)
     if push:
-        from smtrain.image.registry import ecr_of
-        from smtrain.image.registry import push as send
+        from smtrain.tools.image.registry import ecr_of
+        from smtrain.tools.image.registry import push as send
 
         send(client, ecr_of(push), built, push, say)
         say(f"image {push} is there; write `image: {push}` below `compute:`")
@@ -113,10 +113,10 @@ def verify(
     set_: options.Set = None,
 ) -> None:
     """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty."""
-    from smtrain.config import STAGES
-    from smtrain.errors import LocalError
-    from smtrain.image.verify import verify as look_at
-    from smtrain.local.containers.daemon import connect, local_image
+    from smtrain.core.config import STAGES
+    from smtrain.core.errors import LocalError
+    from smtrain.plane.docker import connect, local_image
+    from smtrain.tools.image.verify import verify as look_at
 
     _say_unpatched(image)
     job = _load(config, set_) if config else None
@@ -141,10 +141,10 @@ def pull(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Fetch it without asking.")] = False,
 ) -> None:
     """Fetch an image after saying how large it is. Amazon ECR is reached with your AWS credentials."""
-    from smtrain.config.units import spell_bytes
-    from smtrain.errors import ConfigError
-    from smtrain.image import registry
-    from smtrain.local.containers.daemon import connect, present_image
+    from smtrain.core.config.units import spell_bytes
+    from smtrain.core.errors import ConfigError
+    from smtrain.plane.docker import connect, present_image
+    from smtrain.tools.image import registry
 
     _say_unpatched(image)
     client = connect("")
@@ -182,9 +182,9 @@ def tiny(
     It borrows this machine's Python, read-only, and so works on this machine alone; without --from it borrows the
     programs in /usr as well, and is made in a second.
     """
-    from smtrain.errors import LocalError
-    from smtrain.local.containers.daemon import connect
-    from smtrain.local.containers.tiny import make
+    from smtrain.core.errors import LocalError
+    from smtrain.plane.docker import connect
+    from smtrain.plane.server.containers.scratch_image import make
 
     if root is not None and not Path(root, "usr").is_dir():
         raise LocalError(f"--from {root}: is not a root folder, as it has no folder usr; `debootstrap` makes one")
@@ -194,21 +194,21 @@ def tiny(
 
 def _say_unpatched(image: str) -> None:
     """Say on stderr that AWS no longer patches an image."""
-    from smtrain.facts.images import unpatched
+    from smtrain.core.facts.images import unpatched
 
     if told := unpatched(image):
         say(told, error=True)
 
 
 def _load(config: str, set_: list[str] | None) -> JobConfig:
-    from smtrain.planner.resolve import load_config
+    from smtrain.client.planner.resolve import load_config
 
     return load_config(config, set_=set_ or (), target="aws")
 
 
 def _image_of(job: JobConfig) -> str:
-    from smtrain.aws.target import Target
-    from smtrain.job.request import image_of
+    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.launch.request import image_of
 
     if job.compute.image:
         return job.compute.image
@@ -217,14 +217,14 @@ def _image_of(job: JobConfig) -> str:
 
 
 def _stages(job: JobConfig) -> list[Stage]:
-    from smtrain.job.stages import stages_of
+    from smtrain.client.launch.stages import stages_of
 
     return stages_of(job, "aws")
 
 
 def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
     """What the packages depend on beside the stages."""
-    from smtrain.contract.needs import data_needs
+    from smtrain.core.protocol.data_packages import data_needs
 
     return data_needs(job.data.model_dump()) if "prepare" in stages else []
 
@@ -233,6 +233,6 @@ def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
     """What is in a base that is here, and its user; nothing of one that is not."""
     if image is None:
         return None, ""
-    from smtrain.job.look import look
+    from smtrain.client.launch.image_inspect import look
 
     return look(client, image, engine), str(image.attrs.get("Config", {}).get("User") or "")

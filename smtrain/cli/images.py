@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.facts import table
-from smtrain.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, unpatched
-from smtrain.text import say
+from smtrain.core.facts import table
+from smtrain.core.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, unpatched
+from smtrain.core.text import say
 
 app = options.app()
 

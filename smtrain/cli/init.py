@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.config import JobConfig
+    from smtrain.core.config import JobConfig
 
 app = options.app()
 _QUESTIONS = {
@@ -41,9 +41,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
-    from smtrain.config.sample import Machines, values
-    from smtrain.errors import ConfigError
-    from smtrain.job.instance_types import type_faults
+    from smtrain.client.launch.instance_types import type_faults
+    from smtrain.core.config.sample import Machines, values
+    from smtrain.core.errors import ConfigError
 
     if file.exists() and not force:
         raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
@@ -79,10 +79,10 @@ def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[J
 
     Raises `ConfigError` for what cannot run: it is said now, and nothing is written.
     """
-    from smtrain.config.sample import text_of
-    from smtrain.errors import ConfigError
-    from smtrain.planner.auto import LORA_FITS
-    from smtrain.planner.search import RANK
+    from smtrain.client.planner.resolve_mesh import LORA_FITS
+    from smtrain.client.planner.search import RANK
+    from smtrain.core.config.sample import text_of
+    from smtrain.core.errors import ConfigError
 
     left_open = _OPEN if open_keys else {}
     text = text_of(content, str(file), left_open=left_open)
@@ -98,8 +98,8 @@ def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[J
 
 def _loaded(text: str, folder: Path) -> JobConfig:
     """The config of a text, with its paths as they are seen from here."""
-    from smtrain.planner.resolve import load_config
-    from smtrain.yaml_text import parse
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.yaml_text import parse
 
     loaded = parse(text)
     for section in ("model", "data"):
@@ -109,9 +109,9 @@ def _loaded(text: str, folder: Path) -> JobConfig:
 
 def _say_size(config: JobConfig, known: bool) -> None:
     """Say how large the text is, how many steps read it, and how long a run of a known model takes here."""
-    from smtrain.config.units import spell, spell_bytes
-    from smtrain.planner.here import is_here, plan_here
-    from smtrain.planner.workload import text_bytes
+    from smtrain.client.planner.this_machine import is_here, plan_here
+    from smtrain.client.planner.workload import text_bytes
+    from smtrain.core.config.units import spell, spell_bytes
 
     if size := text_bytes(config):
         tokens = size / _BYTES_PER_TOKEN
@@ -131,11 +131,11 @@ def _say_size(config: JobConfig, known: bool) -> None:
 
 def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     """Name what is known to stop this config later, or to end soon, each with its remedy."""
-    from smtrain.config.checks_hub import gated_faults
-    from smtrain.demo.inputs import SMOLLM2
-    from smtrain.errors import ConfigError
-    from smtrain.extras import missing, present
-    from smtrain.facts.images import end_of_life, training_image
+    from smtrain.core.config.checks_hub import gated_faults
+    from smtrain.core.demo.inputs import SMOLLM2
+    from smtrain.core.errors import ConfigError
+    from smtrain.core.extras import missing, present
+    from smtrain.core.facts.images import end_of_life, training_image
 
     yield from (text for _, text in gated_faults(config))
     if config.target == "local":
@@ -157,9 +157,9 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
 
 def _shape_known(model: str) -> bool:
     """Whether the planner knows the model's shape, by its folder or its name, and so can choose a mesh."""
-    from smtrain.config import JobConfig
-    from smtrain.errors import ConfigError
-    from smtrain.planner.workload import shape_of
+    from smtrain.client.planner.workload import shape_of
+    from smtrain.core.config import JobConfig
+    from smtrain.core.errors import ConfigError
 
     try:
         shape_of(JobConfig.model_validate({"model": {"path": model}}))
@@ -170,7 +170,7 @@ def _shape_known(model: str) -> bool:
 
 def _asked(option: str, given: str | None) -> str:
     """The option, else the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
-    from smtrain.errors import ConfigError
+    from smtrain.core.errors import ConfigError
 
     if given is not None:
         return given

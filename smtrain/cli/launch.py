@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from smtrain.aws.target import TargetName
 from smtrain.cli import options
-from smtrain.config import JobConfig, Stage
-from smtrain.text import say
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -36,9 +36,9 @@ def launch(
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.price_check import planned, say_unpatched
-    from smtrain.job.git_tag import tagged
-    from smtrain.planner.resolve import load_config
-    from smtrain.submission.api import launch as launch_stage
+    from smtrain.client.launch.git_tag import tagged
+    from smtrain.client.launch.launch import launch as launch_stage
+    from smtrain.client.planner.resolve import load_config
 
     options.only_with(upload, dry_run)
     where, view = options.name_of(target), options.view_of(plain, every)
@@ -68,9 +68,9 @@ def launch(
 
 def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName | None) -> None:
     """Every file that these stages would upload, with its size and place, and what is left out."""
-    from smtrain.job.inputs import described_uploads
-    from smtrain.job.stages import Chain
-    from smtrain.place.choose import target_of
+    from smtrain.client.backends.choose import target_of
+    from smtrain.client.launch.inputs import described_uploads
+    from smtrain.client.launch.stages import Chain
 
     chain = Chain(config, target_of(config, target), look=False)
     for line in described_uploads([upload for stage in stages for upload in chain.plan(stage).uploads]):
@@ -79,9 +79,9 @@ def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName 
 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None, *, upload: bool) -> None:
     """What these stages would send: the requests as JSON, or a cluster's scripts; with what they read uploaded."""
-    from smtrain.job.stages import Chain
-    from smtrain.place.choose import target_of
-    from smtrain.submission import uploads
+    from smtrain.client.backends.choose import target_of
+    from smtrain.client.launch import uploads
+    from smtrain.client.launch.stages import Chain
 
     chain = Chain(config, target_of(config, target), look=False)
     plans = [chain.plan(stage) for stage in stages]

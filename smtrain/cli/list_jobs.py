@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import room, say
+from smtrain.core.text import room, say
 
 if TYPE_CHECKING:
-    from smtrain.handle.job import Job
+    from smtrain.client.jobs.job import Job
 
 app = options.app()
 COUNTED = 500  # jobs beyond the limit that are counted, at a hundred a call
@@ -32,8 +32,8 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
     """List jobs, newest first; a last line says how many more there are."""
-    from smtrain.handle.listing import list_jobs
-    from smtrain.place.choose import named
+    from smtrain.client.backends.choose import named
+    from smtrain.client.jobs.listing import list_jobs
 
     place = named(target.value)
     found = list_jobs(place, name_contains=name, limit=limit + COUNTED)
@@ -60,8 +60,8 @@ def _widths(rows: list[tuple[str, ...]]) -> list[int]:
 
 
 def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
-    from smtrain.config.units import spell_age
-    from smtrain.contract.requests import stage_of
+    from smtrain.core.config.units import spell_age
+    from smtrain.core.protocol.requests import stage_of
 
     now, asked = datetime.now(timezone.utc), 0
     rows: list[tuple[str, ...]] = []
@@ -78,7 +78,7 @@ def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
 
 def _loss(job: Job) -> str:
     """The last loss that a train job's metrics have."""
-    from smtrain.errors import JobError
+    from smtrain.core.errors import JobError
 
     try:
         metrics = job.describe().get("FinalMetricDataList") or []

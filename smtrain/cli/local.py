@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.local.clean import Removal
+    from smtrain.plane.server.clean import Removal
 
 app = options.app("The control plane on this machine, which takes jobs in place of AWS, and its disk.")
 
@@ -24,8 +24,8 @@ def status(
     secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False,
 ) -> None:
     """Show whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
-    from smtrain.aws.local_plane import home_folder, running, server_pid
-    from smtrain.local.usage import aside, usage
+    from smtrain.plane.client import home_folder, running, server_pid
+    from smtrain.plane.server.usage import aside, usage
 
     endpoint, used = running(), usage(home_folder())
     say(f"{used.line()}; `smtrain local clean` says what can go")
@@ -50,7 +50,7 @@ def env() -> None:
 
     Starts the control plane if it does not run. The output holds its secret key.
     """
-    from smtrain.aws.local_plane import ensure_running
+    from smtrain.plane.client import ensure_running
 
     for line in exports(ensure_running().environment()):
         say(line, whole=True)
@@ -64,7 +64,7 @@ def exports(variables: dict[str, str]) -> list[str]:
 @app.command()
 def stop() -> None:
     """Stop the control plane; jobs that run are ended, everything else is kept."""
-    from smtrain.aws.local_plane import shut_down
+    from smtrain.plane.client import shut_down
 
     shut_down()
     say("stopped")
@@ -84,10 +84,10 @@ def clean(
 
     What a running job or an unfinished run needs stays.
     """
-    from smtrain.aws.local_plane import ensure_running, home_folder
-    from smtrain.config.units import spell_bytes
-    from smtrain.local.clean import end_crashed, plan, remove
-    from smtrain.local.usage import KINDS, usage
+    from smtrain.core.config.units import spell_bytes
+    from smtrain.plane.client import ensure_running, home_folder
+    from smtrain.plane.server.clean import end_crashed, plan, remove
+    from smtrain.plane.server.usage import KINDS, usage
 
     age = options.age_of(older_than)
     if left := end_crashed(home_folder()):
@@ -110,7 +110,7 @@ def clean(
 
 
 def _show(found: Removal) -> None:
-    from smtrain.config.units import spell_bytes
+    from smtrain.core.config.units import spell_bytes
 
     if found.jobs:
         names = ", ".join(sorted({record.run for record in found.jobs}))

@@ -9,8 +9,8 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.errors import JobError
-from smtrain.text import say
+from smtrain.core.errors import JobError
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -43,8 +43,8 @@ def logs(
     ] = True,
 ) -> None:
     """Print what a job's hosts wrote, all hosts in the order of time."""
-    from smtrain.follow.show import View
-    from smtrain.follow.show import follow as show
+    from smtrain.client.follow.show import View
+    from smtrain.client.follow.show import follow as show
 
     try:
         re.compile(grep or "")
@@ -61,7 +61,7 @@ def logs(
         pause, lines,
     )  # fmt: skip
     if not follow:
-        from smtrain.follow.show import dump
+        from smtrain.client.follow.show import dump
 
         dump(handle, view)
         return

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from smtrain.aws.target import TargetName
 from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.cli.typed import typed
-from smtrain.contract.requests import is_of_run
-from smtrain.model.hf_folder import folder_of as folder_with
-from smtrain.text import say
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.model.hf_folder import folder_of as folder_with
+from smtrain.core.protocol.requests import is_of_run
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.follow.show import View
-    from smtrain.handle.job import Job
+    from smtrain.client.follow.show import View
+    from smtrain.client.jobs.job import Job
 
 NARROW = 54
 """Columns below which click would print help as if there were so many."""
@@ -127,7 +127,7 @@ def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool =
 
 def here_alone(docker: bool, target: str) -> None:
     """Raises `ConfigError` for --docker with jobs on AWS, where every host is a container."""
-    from smtrain.errors import ConfigError
+    from smtrain.core.errors import ConfigError
 
     if docker and target == "aws":
         raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
@@ -135,7 +135,7 @@ def here_alone(docker: bool, target: str) -> None:
 
 def only_with(upload: bool, dry_run: bool) -> None:
     """Raises `ConfigError` for --upload where something is started, which uploads by itself."""
-    from smtrain.errors import ConfigError
+    from smtrain.core.errors import ConfigError
 
     if upload and not dry_run:
         raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
@@ -148,7 +148,7 @@ def name_of(target: TargetOption | None) -> TargetName | None:
 
 def job_named(name: str, target: TargetOption | None, stages: tuple[str, ...] = ()) -> Job:
     """The job of a name; of a run's name, the one that `job_of` takes, which is said."""
-    from smtrain.handle.listing import job_of
+    from smtrain.client.jobs.listing import job_of
 
     job = job_of(name, name_of(target), stages)
     if is_of_run(job.name, name):
@@ -160,8 +160,8 @@ def seconds_of(option: str, text: str | None) -> float | None:
     """A duration option in seconds; raises `JobError` where it is none."""
     if text is None:
         return None
-    from smtrain.config.units import seconds
-    from smtrain.errors import JobError
+    from smtrain.core.config.units import seconds
+    from smtrain.core.errors import JobError
 
     try:
         return float(seconds(text))
@@ -176,8 +176,8 @@ def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, wha
     """
     import os
 
-    from smtrain.errors import ConfigError
-    from smtrain.planner.resolve import load_config
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.errors import ConfigError
 
     unasked = target is None and os.environ.get("SMTRAIN_TARGET") != "local"
     if unasked and load_config(config, set_=set_ or ()).target == "local":
@@ -200,8 +200,8 @@ Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confi
 
 def age_of(text: str | None) -> float | None:
     """`--older-than` in seconds; raises `ConfigError` if it is no duration."""
-    from smtrain.config.units import seconds
-    from smtrain.errors import ConfigError
+    from smtrain.core.config.units import seconds
+    from smtrain.core.errors import ConfigError
 
     try:
         return None if text is None else float(seconds(text))
@@ -221,7 +221,7 @@ def may_remove(yes: bool) -> bool:
     """True if the user agrees to remove what was shown. Raises `LocalError` if there is no terminal to ask on."""
     import sys
 
-    from smtrain.errors import LocalError
+    from smtrain.core.errors import LocalError
 
     if yes:
         return True
@@ -235,7 +235,7 @@ def may_remove(yes: bool) -> bool:
 
 def say_kept(kept: dict[str, str]) -> None:
     """Say which runs stay, and why."""
-    from smtrain.place.finished import NOT_ASKED
+    from smtrain.core.protocol.finished import NOT_ASKED
 
     for name, reason in kept.items():
         if reason != NOT_ASKED:
@@ -246,7 +246,7 @@ def folder_of(option: str, text: str | None) -> str | None:
     """A folder that will be written into, as it was typed; raises `JobError` where it cannot be one."""
     from pathlib import Path
 
-    from smtrain.errors import JobError
+    from smtrain.core.errors import JobError
 
     if text is not None and not text.strip():
         raise JobError(f"{option} is an empty name; name a folder (`.` is the working directory)")
@@ -257,7 +257,7 @@ def folder_of(option: str, text: str | None) -> str | None:
 
 def view_of(plain: bool, every: str | None) -> View:
     """How `run` and `launch` show a job."""
-    from smtrain.follow.show import View
+    from smtrain.client.follow.show import View
 
     return View(panel=False if plain else None, every=seconds_of("--every", every))
 
@@ -304,18 +304,18 @@ def _narrow_help() -> None:
 
 def materialised(model: str) -> str:
     """A model or text of the demo as the folder that it is made into; anything else as it is. Every command takes what
-    a user names by this or by `talk.models.find`."""
+    a user names by this or by `tools.chat.resolve_model.find`."""
     if not model.startswith("demo://"):
         return model
-    from smtrain.demo import materialise
+    from smtrain.core.demo import materialise
 
     return str(materialise(model))
 
 
 def model_folder(model: str) -> str:
     """The folder of a model, which may be named by one of its files, or as one of the demo's."""
-    from smtrain.contract.uris import not_here
-    from smtrain.errors import CheckpointError
+    from smtrain.core.errors import CheckpointError
+    from smtrain.core.protocol.uris import not_here
 
     if far := not_here(model):
         raise CheckpointError(far)

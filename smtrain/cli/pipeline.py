@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -28,8 +28,8 @@ def pipeline(
 ) -> None:
     """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
     from smtrain.cli.price_check import say_unpatched
-    from smtrain.planner.resolve import load_config
-    from smtrain.submission.pipeline import pipeline as made
+    from smtrain.client.launch.pipeline import pipeline as made
+    from smtrain.client.planner.resolve import load_config
 
     options.on_aws(config, target, set_, "pipeline")
     loaded = load_config(config, set_=set_ or (), target=options.name_of(target))

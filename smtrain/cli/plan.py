@@ -12,15 +12,15 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
-from smtrain.errors import ConfigError
-from smtrain.extras import missing
-from smtrain.facts import table
-from smtrain.near import hint, nearest
-from smtrain.text import say
+from smtrain.core.errors import ConfigError
+from smtrain.core.extras import missing
+from smtrain.core.facts import table
+from smtrain.core.near import hint, nearest
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.planner.beside import Sides
-    from smtrain.planner.result import Plan
+    from smtrain.client.planner.compare_plans import Sides
+    from smtrain.client.planner.result import Plan
 
 app = options.app()
 
@@ -83,7 +83,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit."""
-    from smtrain.planner.api import plan as make
+    from smtrain.client.planner.plan import plan as make
 
     if probe is not None:
         if configs:
@@ -129,8 +129,8 @@ def plan(
 
 def _beside(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
     """The plans by their files' names; without --tokens, to those of the first config's run."""
-    from smtrain.planner.beside import beside
-    from smtrain.planner.resolve import load_config, planned_for
+    from smtrain.client.planner.compare_plans import beside
+    from smtrain.client.planner.resolve import load_config, planned_for
 
     train = (
         load_config(configs[0], set_=set_, target=planned_for(configs[0], set_=set_)).train if tokens is None else None
@@ -145,11 +145,11 @@ def _probed(name: str, as_json: bool) -> str:
     """The entry of this machine, as YAML for `machines`, or as JSON."""
     import yaml
 
-    from smtrain.planner.own import checked, named
+    from smtrain.client.planner.custom_machines import checked, named
 
     checked(name)
     try:
-        from smtrain.train.probe import measure
+        from smtrain.worker.train.probe import measure
     except ImportError:
         raise ConfigError([f"--probe: {missing('torch')}"]) from None
     say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
@@ -163,7 +163,7 @@ def _rate(run: str) -> float:
     try:
         return float(run)
     except ValueError:
-        from smtrain.comparison.sources import read
+        from smtrain.tools.compare.sources import read
 
     rate = read(run).tokens_per_s()
     if rate is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app("Warm pools: machines that AWS keeps, and bills, for the next job.")
 
@@ -15,9 +15,9 @@ app = options.app("Warm pools: machines that AWS keeps, and bills, for the next 
 @app.command("list")
 def list_pools(target: options.At = options.TargetOption.local) -> None:
     """List warm pools that a job could reuse: what each costs, and until when it is kept."""
-    from smtrain.aws.target import Target
-    from smtrain.config.units import spell
-    from smtrain.submission.pools import available
+    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.launch.pools import available
+    from smtrain.core.config.units import spell
 
     pools = available(Target(target.value))
     if not pools:
@@ -41,9 +41,9 @@ def release(
     target: options.At = options.TargetOption.local,
 ) -> None:
     """Give a warm pool's machines back; nothing is billed for them from then on."""
-    from smtrain.aws.target import Target
-    from smtrain.errors import JobError
-    from smtrain.submission import pools
+    from smtrain.client.backends.sagemaker.target import Target
+    from smtrain.client.launch import pools
+    from smtrain.core.errors import JobError
 
     where = Target(target.value)
     if (job is None) != everything:

@@ -6,15 +6,15 @@ import sys
 
 import typer
 
-from smtrain.aws.target import TargetName
-from smtrain.config import JobConfig
-from smtrain.errors import ConfigError, JobError
-from smtrain.facts.images import unpatched
-from smtrain.planner import plan_tag
-from smtrain.text import say
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.planner import plan_tag
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.images import unpatched
+from smtrain.core.text import say
 
 _OF_LIMITS = ("compute.max_run:", "a step of ")
-"""How a plan's warnings of limits of time begin (planner/warnings.py): the job's, and the one after a stop."""
+"""How a plan's warnings of limits of time begin (client/planner/warnings.py): the job's, and the one after a stop."""
 
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
@@ -35,7 +35,7 @@ def planned(
     """
     if (target or config.target) != "aws":
         return config
-    from smtrain.planner.api import plan as make
+    from smtrain.client.planner.plan import plan as make
 
     limit = config.compute.price_limit
     try:

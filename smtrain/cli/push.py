@@ -29,7 +29,7 @@ def push(
     target: options.Where = None,
 ) -> None:
     """Upload an exported model and its card to the Hugging Face hub; run it again to resume."""
-    from smtrain.handover.push import push as pushed
+    from smtrain.tools.publish.push import push as pushed
 
     pushed(
         model, repository, private=not public, update=update, revision=revision, message=message,

@@ -25,6 +25,6 @@ def register(
     target: options.To = None,
 ) -> None:
     """Register a run's exported model as a version of a model package group, with its metrics and origin."""
-    from smtrain.handover.register import register as registered
+    from smtrain.tools.publish.register import register as registered
 
     registered(run, instance, group=group, approve=approve, role=role, image=image, target=options.name_of(target))

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -26,6 +26,6 @@ def report(
 
     The page needs no network and shows nothing that a job hid.
     """
-    from smtrain.reporting.api import report as written
+    from smtrain.tools.report.report import report as written
 
     say(written(run, out, target=options.name_of(target), overwrite=overwrite))

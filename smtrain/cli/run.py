@@ -8,7 +8,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.launch import list_uploads, print_requests
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -44,11 +44,11 @@ def run(
 ) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.price_check import planned
-    from smtrain.job.git_tag import tagged
-    from smtrain.job.stages import stages_of
-    from smtrain.place.choose import target_of
-    from smtrain.planner.resolve import load_config
-    from smtrain.submission.api import run as run_all
+    from smtrain.client.backends.choose import target_of
+    from smtrain.client.launch.git_tag import tagged
+    from smtrain.client.launch.stages import stages_of
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.tools.run import run as run_all
 
     options.folder_of("--download", download)
     options.only_with(upload, dry_run)

@@ -9,7 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.chat import Model
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -37,8 +37,8 @@ def serve(
     target: options.Where = None,
 ) -> None:
     """Serve a model by OpenAI's API until Ctrl-C: a folder, a run or a job that exported one."""
-    from smtrain.errors import ConfigError
-    from smtrain.serving.here import serve as served
+    from smtrain.core.errors import ConfigError
+    from smtrain.tools.serve.local_server import serve as served
 
     more: list[str] = []
     for text in option or ():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 if TYPE_CHECKING:
-    from smtrain.handle.job import Job
+    from smtrain.client.jobs.job import Job
 
 app = options.app()
 
@@ -19,10 +19,10 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from datetime import datetime, timezone
     from statistics import median
 
-    from smtrain.config.units import spell
-    from smtrain.follow.progress import Progress
-    from smtrain.follow.sparkline import sparkline
-    from smtrain.planner import plan_tag
+    from smtrain.client.follow.progress import Progress
+    from smtrain.client.follow.sparkline import sparkline
+    from smtrain.client.planner import plan_tag
+    from smtrain.core.config.units import spell
 
     handle = options.job_named(job, target)
     told, now = handle.describe(), datetime.now(timezone.utc)
@@ -56,9 +56,9 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
 def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
     """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
-    from smtrain.contract.requests import stage_of
-    from smtrain.facts.sagemaker import ENDED
-    from smtrain.handle.results import exported, parts
+    from smtrain.client.jobs.results import exported, parts
+    from smtrain.core.facts.sagemaker import ENDED
+    from smtrain.core.protocol.requests import stage_of
 
     ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
     stage = (stage_of(job.name) or ("", ""))[1]

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.doing import doing
-from smtrain.text import say
+from smtrain.core.doing import doing
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -20,7 +20,7 @@ def stop(
     wait: Annotated[bool, typer.Option("--wait/--detach", help="Return when it has stopped, or at once.")] = True,
 ) -> None:
     """Ask a job to save a checkpoint and stop, within 120 s."""
-    from smtrain.facts.sagemaker import ENDED
+    from smtrain.core.facts.sagemaker import ENDED
 
     handle = options.job_named(job, target)
     if handle.status in ENDED:

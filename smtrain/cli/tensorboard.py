@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -27,8 +27,8 @@ def tensorboard(
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from smtrain.follow.tensorboard import show, write
-    from smtrain.handle.listing import train_jobs
+    from smtrain.client.follow.tensorboard import show, write
+    from smtrain.client.jobs.listing import train_jobs
 
     options.folder_of("--out", out)
     name, attempts = train_jobs(run, options.name_of(target))

@@ -9,7 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.typed import typed
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -45,10 +45,10 @@ def tune(
 ) -> None:  # fmt: skip
     """Train a config several times with other values; the table shows which are best, best.yaml has them."""
     from smtrain.cli.price_check import say_unpatched
-    from smtrain.errors import ConfigError
-    from smtrain.job.git_tag import tagged
-    from smtrain.planner.resolve import load_config
-    from smtrain.tuning import api
+    from smtrain.client.launch.git_tag import tagged
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.errors import ConfigError
+    from smtrain.tools.tune import tune
 
     options.folder_of("--out", out)
     typed({"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"})
@@ -60,12 +60,12 @@ def tune(
             raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                                "--target aws"])  # fmt: skip
         say_unpatched(loaded, where)
-        request = api.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
+        request = tune.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
         return
     loaded = tagged(load_config(config, set_=set_ or (), target=where))
     say_unpatched(loaded, where)
-    found = api.tune(
+    found = tune.tune(
         loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
         check=not no_check,
     )  # fmt: skip

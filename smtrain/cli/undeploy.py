@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.text import say
+from smtrain.core.text import say
 
 app = options.app()
 
@@ -18,6 +18,6 @@ def undeploy(
     target: options.To = None,
 ) -> None:
     """Delete an endpoint with its configuration, model entries and schedule; the model's files stay."""
-    from smtrain.serving.deploy import undeploy as undeployed
+    from smtrain.tools.serve.deploy import undeploy as undeployed
 
     undeployed(name, target=options.name_of(target), say=say)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
-from smtrain.facts import table
-from smtrain.near import hint, nearest
+from smtrain.core.facts import table
+from smtrain.core.near import hint, nearest
 
 _KEY = re.compile(r"[a-z_]+(\.\w+)+")
 _CONFIG_OPTIONS = {"--config", "--file", "--yaml", "--config-file", "-c"}
@@ -36,7 +36,7 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
         name: The command as it was called, `smtrain data`.
         argv: The words after it.
     """
-    from smtrain.config.secrets import hide
+    from smtrain.core.config.secrets import hide
 
     context = getattr(error, "ctx", None)
     path = getattr(context, "command_path", None) or name
@@ -94,8 +94,8 @@ def _holding(word: str, options: list[str]) -> str | None:
 
 def _key_meant(word: str) -> str | None:
     """The key of a config that an option was taken for: `train.lr`, `lr`, `learning-rate`."""
-    from smtrain.config import JobConfig
-    from smtrain.config.sentences import every_key, key_meant
+    from smtrain.core.config import JobConfig
+    from smtrain.core.config.error_messages import every_key, key_meant
 
     key = word.replace("-", "_")
     return key if key in every_key(JobConfig) else key_meant(JobConfig, key, close=False)

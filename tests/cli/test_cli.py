@@ -183,7 +183,8 @@ def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
         "assert not {'pydantic', 'boto3', 'torch', 'transformers', 'sagemaker'} & set(sys.modules)\n"
         "smtrain.JobConfig, smtrain.launch\n"
         "assert not {'boto3', 'torch', 'transformers', 'sagemaker', 'moto'} & set(sys.modules)\n"
-        "assert not {'smtrain.slurm.place', 'smtrain.preflight.api', 'smtrain.follow.follower'} & set(sys.modules)\n"
+        "late = {'backends.slurm.place', 'preflight.check', 'follow.follower'}\n"
+        "assert not {f'smtrain.client.{name}' for name in late} & set(sys.modules)\n"
         "assert set(smtrain.__all__) <= set(dir(smtrain))\n"
         "for name in smtrain.__all__: getattr(smtrain, name)\n"
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.checkpoint.summary import inspect
 from smtrain.cli.checkpoint import app as checkpoint
 from smtrain.cli.convert import app as convert
-from smtrain.errors import CheckpointError
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.summary import inspect
 
 
 def test_a_model_of_the_demo_is_converted_and_compared_by_its_name(

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from tests.cli.test_cli import smtrain as process
-from tests.data.test_exchange import pair
 from tests.typed import typed as smtrain
+from tests.worker.data.test_exchange import pair
 
 
 def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:

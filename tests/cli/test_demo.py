@@ -12,11 +12,11 @@ import pytest
 from smtrain.cli.demo import REAL, _can_be_had
 from smtrain.cli.demo_answers import chosen, records
 from smtrain.cli.demo_show import held_out
-from smtrain.data.holdout import HoldOut
-from smtrain.data.sft import prepare_sft
-from smtrain.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
-from smtrain.errors import ConfigError
-from smtrain.planner.resolve import load_config
+from smtrain.client.planner.resolve import load_config
+from smtrain.core.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
+from smtrain.core.errors import ConfigError
+from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.prepare.sft import prepare_sft
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import smtrain.demo
+import smtrain.core.demo
 from smtrain.cli.dispatch import call
-from smtrain.demo.inputs import MODEL, TEXT
+from smtrain.core.demo.inputs import MODEL, TEXT
 
 
 @pytest.fixture
 def demo(trained_inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo's inputs, as folders that are there already."""
     made = {MODEL: trained_inputs["model"], TEXT: trained_inputs["text"]}
-    monkeypatch.setattr(smtrain.demo, "materialise", lambda uri: made[uri])
+    monkeypatch.setattr(smtrain.core.demo, "materialise", lambda uri: made[uri])
 
 
 def ran(*words: str) -> None:

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
 from smtrain.cli import main
-from smtrain.contract.log_lines import Line
-from smtrain.errors import ConfigError, JobError
-from smtrain.follow.notebook import bundle_of
-from smtrain.follow.progress import Progress
-from smtrain.text import clean, say
+from smtrain.client.follow.notebook import bundle_of
+from smtrain.client.follow.progress import Progress
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.protocol.log_lines import Line
+from smtrain.core.text import clean, say
+from smtrain.plane.client import ensure_running
 from tests.cli.commands import FOLDER, JOB, calls, words
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

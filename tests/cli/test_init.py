@@ -17,7 +17,7 @@ import yaml
 
 from smtrain import ConfigError, load_config
 from smtrain.cli.init import app
-from smtrain.config.editor import FILE
+from smtrain.core.config.editor import FILE
 
 pytestmark = pytest.mark.usefixtures("measured")
 DEMO = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib")
@@ -94,7 +94,7 @@ def test_what_is_known_to_fail_later_is_said_at_once(
 def test_what_this_machine_lacks_for_the_run_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("smtrain.extras.present", lambda module: module not in ("moto", "gguf"))
+    monkeypatch.setattr("smtrain.core.extras.present", lambda module: module not in ("moto", "gguf"))
     init("--model", "demo://smollm2", "--data", "demo://python-stdlib", "--machines", "here")
     told = capsys.readouterr().out
     assert all(extra in told for extra in ("extra local", "extra gguf"))

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
-from smtrain.demo.inputs import save_tokenizer
-from tests.checkpoint.folders import hf_folder
+from smtrain.core.demo.inputs import save_tokenizer
+from smtrain.plane.client import ensure_running
 from tests.cli.test_wrong_uses import tree
 from tests.conftest import LLAMA
 from tests.typed import typed
+from tests.worker.checkpoint.folders import hf_folder
 
 Told = Callable[[str, str], str]
 OUT = {

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smtrain.text import span, wrapped
+from smtrain.core.text import span, wrapped
 from tests.cli.test_cli import smtrain
-from tests.data.writer import IndexedWriter
 from tests.typed import typed
+from tests.worker.data.writer import IndexedWriter
 
 ESCAPE = re.compile(r"\x1b")
 EXAMPLE = Path(__file__).parents[2] / "examples/llama-2-70b-trn1.yaml"

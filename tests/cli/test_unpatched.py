@@ -8,12 +8,12 @@ import pytest
 
 import smtrain
 from smtrain.cli.dispatch import call
-from smtrain.facts.images import gpu_rows
+from smtrain.core.facts.images import gpu_rows
 
 REPO = Path(__file__).resolve().parents[2]
 ROW = next(row for row in gpu_rows() if row["patched_until"] == "2026-10-15")
 IMAGE = f"763104351884.dkr.ecr.us-east-2.amazonaws.com/{ROW['repository']}:{ROW['tag']}"
-CONFIG = REPO / "tests/sdk/golden/p5.yaml"
+CONFIG = REPO / "tests/client/sdk/golden/p5.yaml"
 SAID = f"AWS's patches of {ROW['repository']}:{ROW['tag']} ended on 2026-10-15; leave compute.image out for "
 
 

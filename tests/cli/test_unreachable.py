@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from smtrain.aws import calls, silence
-from smtrain.contract import reach
-from smtrain.demo.inputs import save_tokenizer
+from smtrain.client.backends.sagemaker import calls, circuit_breaker
+from smtrain.core.demo.inputs import save_tokenizer
+from smtrain.core.protocol import s3_probe
 from tests.cli.commands import COMMANDS, words
 from tests.typed import typed
 
@@ -158,9 +158,9 @@ def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     for name in ("CONNECT_S", "READ_S", "TRANSFER_READ_S"):
         monkeypatch.setattr(calls, name, 0.3)
-    monkeypatch.setattr(silence, "UNANSWERED_S", 0.2)
-    monkeypatch.setattr(silence, "REMEMBERED_S", 600.0)  # however slow this machine is
-    monkeypatch.setattr(reach, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(circuit_breaker, "UNANSWERED_S", 0.2)
+    monkeypatch.setattr(circuit_breaker, "REMEMBERED_S", 600.0)  # however slow this machine is
+    monkeypatch.setattr(s3_probe, "PATIENCE_S", 0.3)
     return hole[1]
 
 
@@ -174,7 +174,7 @@ def test_one_wait_is_all_that_a_command_has(
     asking = {name: command.asks_aws for name, command in COMMANDS.items() if command.asks_aws}
     assert len(asking) > 20
     for call in [words(name, c) for name, given in asking.items() for c in (given[1:] if rest else given[:1])]:
-        monkeypatch.setattr(calls, "SILENCE", silence.Silence())
+        monkeypatch.setattr(calls, "SILENCE", circuit_breaker.Silence())
         close(short)
         done = typed(*call, "--target", "aws")
         aside = call[0] in BESIDE_ONE_ANOTHER

@@ -17,8 +17,8 @@ import pytest
 
 import smtrain
 from smtrain import SmtrainError
-from smtrain.config.training import Train
-from smtrain.iam import policies
+from smtrain.client.iam import policies
+from smtrain.core.config.training import Train
 from tests.cli.commands import COMMANDS, in_the_package
 from tests.cli.newcomers import GROUPED, Row, call_of, more_files
 from tests.cli.wrong_uses import Use, uses, world
@@ -39,7 +39,7 @@ FINDINGS = "check"  # tells faults on stdout, as findings
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, local_home: Path) -> Iterator[Path]:
     """The working directory of the wrong uses."""
-    from smtrain.demo.inputs import save_tokenizer
+    from smtrain.core.demo.inputs import save_tokenizer
 
     root = tmp_path_factory.mktemp("wrong")
     (root / "model").mkdir()

@@ -269,8 +269,8 @@ def of_talks() -> Iterator[Use]:
 def of_the_issue() -> Iterator[Use]:
     """What newcomers were seen to do, with what each of them must be told.
 
-    What needs a job, a full disk or AWS is elsewhere: tests/cli/test_places_to_write.py, tests/local/test_full_disk.py,
-    tests/job/test_downloads.py, tests/cli/test_unreachable.py, tests/cli/test_edge.py.
+    What needs a job, a full disk or AWS is elsewhere: tests/cli/test_places_to_write.py, tests/plane/test_full_disk.py,
+    tests/client/launch/test_downloads.py, tests/cli/test_unreachable.py, tests/cli/test_edge.py.
     """
     for key in ("lr", "min_lr", "eps", "weight_decay", "grad_clip", "stall_minutes"):
         yield Use(("run", "run.yaml", "--dry-run", "--set", f"train.{key}=.inf"), f"train.{key}: got inf")

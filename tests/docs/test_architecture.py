@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from smtrain.facts import parse
+from smtrain.core.facts import parse
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## The layout")[2].partition("\n## ")[0]
@@ -63,9 +63,12 @@ def test_wrong_imports_are_refused(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for file, line in (
-        ("smtrain/config/units.py", "from smtrain.planner import api as wrong"),  # an arrow up
-        ("smtrain/planner/cost.py", "import torch as wrong"),  # a library of the other half
-        ("smtrain/data/summary.py", "from smtrain.demo import inputs as wrong"),  # what the bundle does not bring
+        ("smtrain/core/config/units.py", "from smtrain.client.planner import api as wrong"),  # an arrow up
+        ("smtrain/client/planner/cost.py", "import torch as wrong"),  # a library of the other half
+        (
+            "smtrain/worker/data/summary.py",
+            "from smtrain.core.demo import inputs as wrong",
+        ),  # what the bundle does not bring
     ):
         with (tmp_path / file).open("a") as out:
             out.write(f"\n\ndef wrong() -> object:\n    {line}\n\n    return wrong\n")
@@ -74,9 +77,9 @@ def test_wrong_imports_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Contracts: 0 kept, 3 broken." in done.stdout
     for arrow in (
-        "smtrain.config.units -> smtrain.planner.api",
-        "smtrain.planner.cost -> torch",
-        "smtrain.data.summary -> smtrain.demo.inputs",
+        "smtrain.core.config.units -> smtrain.client.planner.plan",
+        "smtrain.client.planner.cost -> torch",
+        "smtrain.worker.data.summary -> smtrain.core.demo.inputs",
     ):
         assert arrow in done.stdout
 

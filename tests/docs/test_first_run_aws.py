@@ -15,13 +15,13 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
 import smtrain
-import smtrain.aws.calls
-from smtrain.aws.local_plane import ensure_running
-from smtrain.checkpoint.summary import verify
-from smtrain.config import Stage
-from smtrain.edge import sentence
-from smtrain.facts.images import serves
-from smtrain.iam import policies
+import smtrain.client.backends.sagemaker.calls
+from smtrain.client.iam import policies
+from smtrain.core.config import Stage
+from smtrain.core.facts.images import serves
+from smtrain.core.public import sentence
+from smtrain.plane.client import ensure_running
+from smtrain.worker.checkpoint.summary import verify
 from tests import tiers
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_pages import as_aws
@@ -81,14 +81,14 @@ def on_page(command: str, section: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/job/test_local_run.py
+@pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/client/launch/test_local_run.py
 def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sections 10 to 15 as they are typed, for a tiny model on a CPU machine, which this machine can be.
 
     The text is that which the shared run prepared. The gate ends with what is left of the run that was stopped;
-    tests/job has others that go on.
+    tests/client/launch has others that go on.
     """
     import boto3
 

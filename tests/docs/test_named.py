@@ -17,11 +17,11 @@ import pytest
 import typer
 
 import smtrain
-from smtrain.aws.target import TargetName
 from smtrain.cli import COMMANDS
-from smtrain.config import STAGES
-from smtrain.config.training import Train
-from smtrain.model.families import FAMILIES
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.config import STAGES
+from smtrain.core.config.training import Train
+from smtrain.core.model.families import FAMILIES
 from tests.docs.pages import ROOT, blocks, pages
 from tests.typed import typed
 
@@ -156,7 +156,7 @@ def vocabulary() -> dict[str, str]:
         add(f"smtrain {name}", f"{name} {COMMANDS[name.split()[0]][1]}")
         add(f"the options of smtrain {name}", " ".join(options_of(command)))
     add("smtrain.__all__", " ".join(smtrain.__all__))
-    add("the config", " ".join(keys(json.loads((ROOT / "smtrain/config/smtrain.schema.json").read_text("utf-8")))))
+    add("the config", " ".join(keys(json.loads((ROOT / "smtrain/core/config/smtrain.schema.json").read_text("utf-8")))))
     add("a value of the config", " ".join([*get_args(TargetName), *STAGES, *FAMILIES]))
     for page in pages():
         if page.name not in ("scope.md", "users.md") and "decisions" not in page.parts:

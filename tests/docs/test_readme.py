@@ -14,13 +14,13 @@ import pytest
 from moto import mock_aws
 
 import smtrain
-from smtrain.config import Stage
-from smtrain.facts.images import serves
-from smtrain.iam import policies
-from tests.checkpoint.folders import LLAMA, hf_folder
+from smtrain.client.iam import policies
+from smtrain.core.config import Stage
+from smtrain.core.facts.images import serves
 from tests.docs.pages import ROOT
 from tests.install.stranger import Stranger, Typed
 from tests.typed import typed
+from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
 

@@ -11,13 +11,13 @@ import types
 from pathlib import Path
 from typing import Any
 
-import smtrain.handle.job
-from smtrain.aws.target import Target
+import smtrain.client.jobs.job
 from smtrain.cli.dispatch import call
-from smtrain.errors import JobError
-from smtrain.follow.cursor import Cursor
-from smtrain.follow.follower import Follower
-from smtrain.job.inputs import Upload, upload_all
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.follow.cursor import Cursor
+from smtrain.client.follow.follower import Follower
+from smtrain.client.launch.inputs import Upload, upload_all
+from smtrain.core.errors import JobError
 
 # Goes on from its checkpoints: each step adds the input's bytes.
 SCRIPT = """
@@ -44,7 +44,7 @@ def _whole(args: list[str], prog_name: str, standalone_mode: bool) -> int:
     upload_all(target, [upload], print)
     for number in range(1, 100):
         name = f"cheap-{number}"
-        job = smtrain.handle.job.Job(name, target)
+        job = smtrain.client.jobs.job.Job(name, target)
         if name in _known(target):
             job.describe()
             if job.known_status in ("Failed", "Stopped"):

@@ -11,11 +11,11 @@ import os
 import torch.distributed  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import smtrain.checkpoint.convert
-import smtrain.checkpoint.export
-import smtrain.data.prepare
-import smtrain.train.start  # noqa: F401
-from smtrain.train.entry import main as run
+import smtrain.worker.checkpoint.convert
+import smtrain.worker.checkpoint.huggingface.export
+import smtrain.worker.data.prepare.prepare
+import smtrain.worker.train.start  # noqa: F401
+from smtrain.worker.train.entry import main as run
 from tests.faults.zygote import ROOT
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from smtrain.aws.local_plane import running, shut_down
-from smtrain.config import JobConfig
-from smtrain.local.processes import marked
+from smtrain.core.config import JobConfig
+from smtrain.plane.client import running, shut_down
+from smtrain.plane.server.processes import marked
 from tests import tiers
 from tests.faults.nthwrite import FailingDisk
 from tests.faults.zygote import HUNG, Zygote
-from tests.train.launched import CONFIG, lay_out
+from tests.worker.train.launched import CONFIG, lay_out
 
 pytestmark = pytest.mark.slow
 

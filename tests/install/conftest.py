@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.folders import LLAMA, hf_folder
+from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 REPOSITORY = Path(__file__).parents[2]
 # Imported by every Python of the environment: makes the modules named in BLOCKED as if they were not installed.

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import smtrain
-from smtrain.contract.needs import EXTRAS, packages
-from smtrain.extras import MODULES
+from smtrain.core.extras import MODULES
+from smtrain.core.protocol.data_packages import EXTRAS, packages
 
 try:
     import tomllib
@@ -53,7 +53,7 @@ def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any
     for need, extra in EXTRAS.items():
         listed = packages(REPOSITORY / "entrypoints/requirements.txt", need)
         assert {*listed} == {r.name for r in map(Requirement, project["optional-dependencies"][extra])}, need
-        assert {*listed} == {*MODULES[extra]}, f"{extra} in smtrain/extras.py"
+        assert {*listed} == {*MODULES[extra]}, f"{extra} in smtrain/core/extras.py"
     assert train.keys() - asked.keys() - travelling.keys() == OF_THE_IMAGE
     for name, pinned in travelling.items():
         [version] = pinned.specifier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from smtrain.extras import collector_paused
+from smtrain.core.extras import collector_paused
 
 
 def test_what_was_imported_is_not_looked_through_by_the_next_collection() -> None:

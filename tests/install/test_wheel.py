@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.job.bundle import build_bundle
+from smtrain.client.launch.bundle import build_bundle
 from tests.install.conftest import Installed
 
 
 def test_what_is_installed_is_not_the_checkout_and_sends_the_same_bytes(installed: Installed) -> None:
-    code = "import smtrain; from smtrain.job.bundle import build_bundle as b; print(smtrain.__file__, b().sha256)"
+    code = "import smtrain, smtrain.client.launch.bundle as b; print(smtrain.__file__, b.build_bundle().sha256)"
     file, sha256 = installed.run("python", "-c", code).stdout.split()
     assert Path(file).is_relative_to(installed.bin.parent)
     assert sha256 == build_bundle().sha256
@@ -70,7 +70,7 @@ def test_a_missing_extra_is_our_error_in_python(installed: Installed) -> None:
         "import smtrain\n"
         "try: smtrain.convert\n"
         "except smtrain.SmtrainError as error: print(error)\n"
-        "from smtrain.follow.frame import frame\n"
+        "from smtrain.client.follow.frame import frame\n"
         "try: frame([])\n"
         "except smtrain.JobError as error: print(error)\n"
     )

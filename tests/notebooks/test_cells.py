@@ -16,8 +16,8 @@ import pytest
 from nbclient import NotebookClient
 
 import smtrain
-from smtrain.aws.local_plane import ensure_running
-from smtrain.demo.inputs import save_tokenizer
+from smtrain.core.demo.inputs import save_tokenizer
+from smtrain.plane.client import ensure_running
 from tests.conftest import LLAMA
 
 

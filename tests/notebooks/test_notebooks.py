@@ -15,8 +15,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.sdk.test_golden import GOLDEN, pinned
-from tests.sdk.wire import canonical
+from tests.client.sdk.test_golden import GOLDEN, pinned
+from tests.client.sdk.wire import canonical
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -40,7 +40,7 @@ class Checkout:
         self.program(".venv/toolkit-env/bin/torchrun", "#!/bin/sh\n")
         for installed in ("s3", "pcluster", "extra", "tf456", "tf457", "tf500", "toolkit"):
             (folder / ".venv" / installed).mkdir()
-        for name in ("tests/one.py", "tests/engine/a.py", "tests/docs/a.py", "pyproject.toml"):
+        for name in ("tests/one.py", "tests/worker/engine/a.py", "tests/docs/a.py", "pyproject.toml"):
             self.write(name, "")
         self.write("tests/quick.txt", "tests/one.py\n")
         self.write("tests/coverage-floor.txt", "50\n")
@@ -93,13 +93,13 @@ def test_options_alone_keep_the_tests_of_a_mode(checkout: Checkout, mode: str, o
         assert named_in(before) == named_in(after) != [] or mode == "--docker"
         assert " ".join(options) in " ".join(after)
     if mode == "--nxd":
-        assert [(call[0], named_in(call)) for call in given] == [("nxd", ["tests/engine"])]
+        assert [(call[0], named_in(call)) for call in given] == [("nxd", ["tests/worker/engine"])]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_test_that_is_named_is_the_only_one(checkout: Checkout, mode: str) -> None:
-    calls = checkout.calls(mode, "tests/engine/a.py::test_x", "-q")
-    assert [named_in(call) for call in calls] == [["tests/engine/a.py::test_x"]]
+    calls = checkout.calls(mode, "tests/worker/engine/a.py::test_x", "-q")
+    assert [named_in(call) for call in calls] == [["tests/worker/engine/a.py::test_x"]]
 
 
 def test_the_gate_takes_options_and_stays_the_gate(checkout: Checkout) -> None:

@@ -1,0 +1,203 @@
+"""How calls to AWS are made: the one place of timeouts, retries and of what is done with every answer.
+
+A call that is refused for now (throttled, a fault of the service) is tried up to twelve times. One that gets no answer
+at all is given up after some seconds, so that every command ends with a sentence while somebody is looking; whoever
+wants to outlast a network that is gone repeats the call itself (`smtrain.client.backends.sagemaker.retry`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.sagemaker.circuit_breaker import SILENCE
+from smtrain.client.backends.sagemaker.region import VARIABLES, region_of
+from smtrain.core.botocore_models import share_models
+from smtrain.core.errors import JobError
+from smtrain.core.near import hint
+from smtrain.core.public import SPELLERS
+from smtrain.core.text import clean_values
+
+if TYPE_CHECKING:
+    import boto3
+    from botocore.exceptions import ClientError
+
+CONNECT_S = 5.0
+READ_S = 10.0
+"""No answer for so long is none: the slowest call of these (ListTrainingJobs by name) takes two or three seconds."""
+TRANSFER_READ_S = 60.0
+"""The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
+PERSIST_S = 300.0
+"""What moving files gives a call: a large model is not given up for a network that is away for a minute."""
+ATTEMPTS = 12
+"""Of a call that is refused for now, or whose answer is cut off."""
+FULL = "InsufficientStorage"
+"""What the local control plane says where its disk takes no more."""
+_WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
+
+
+def transferring() -> Any:
+    """The botocore `Config` of the client that moves files."""
+    from botocore.config import Config
+
+    return retrying("s3").merge(Config(read_timeout=TRANSFER_READ_S))
+
+
+def retrying(service: str) -> Any:
+    """The botocore `Config` of every client: adaptive retries, twelve attempts.
+
+    Adaptive means that a client whose calls are throttled also slows down by itself. Its one rate is for all of a
+    client's operations, so CloudWatch Logs is without: DescribeLogStreams, which is throttled early, would slow
+    GetLogEvents down to a call in two seconds. Readers of logs keep a pace of their own.
+    """
+    from botocore.config import Config
+
+    return Config(retries={"mode": "standard" if service == "logs" else "adaptive", "total_max_attempts": ATTEMPTS})
+
+
+def aws_session(region: str | None) -> boto3.Session:
+    """A session for AWS itself. Its settings hold for every client made of it: ours, the SDKs', and those that fetch
+    credentials."""
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    inner: Any = botocore.session.Session(session_vars=VARIABLES)
+    inner.set_default_client_config(
+        Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
+    )
+    share_models(inner)
+    SILENCE.watch(inner)
+    return checked(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
+
+
+def checked(session: boto3.Session) -> boto3.Session:
+    """The session, whose answers are whole, and hold no text that could steer a terminal (see `smtrain.core.text`)."""
+    events: Any = session.events  # its stubs know handlers without an answer only
+    events.register("needs-retry", _ask_again)
+    events.register("after-call", _clean)
+    return session
+
+
+def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[str, Any], **_: Any) -> float | None:
+    """Seconds until a call is repeated whose answer was cut off, which botocore takes for an empty one.
+
+    Raises botocore's `ConnectionClosedError` if the last attempt's was too.
+    """
+    streams = operation.has_streaming_output or operation.has_event_stream_output  # read by the caller, not here
+    if response is None or streams or operation.http.get("method") == "HEAD":
+        return None
+    answers = operation.service_model.metadata.get("protocol") == "json" and operation.output_shape is not None
+    if not _cut_off(response[0], answers):
+        return None
+    if attempts >= ATTEMPTS:
+        from botocore.exceptions import ConnectionClosedError
+
+        raise ConnectionClosedError(endpoint_url=request_dict.get("url", ""))
+    return min(0.1 * 2.0**attempts, READ_S)
+
+
+def _cut_off(answer: Any, has_body: bool) -> bool:
+    """Whether the connection of an HTTP answer ended before its body did, or before the headers that tell its size.
+
+    `has_body`: an answer of this operation is never empty.
+    """
+    told = answer.headers.get("Content-Length")
+    if told is not None and "Content-Encoding" not in answer.headers:
+        return len(answer.content) < int(told)
+    return bool(has_body and answer.status_code == 200 and not answer.content)
+
+
+def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
+    if model.service_model.service_name == "s3":
+        parsed = parsed.get("Error", {})  # keys must stay as they are: they are asked for by them
+    clean_values(parsed)
+
+
+def spell(error: Exception) -> str | None:
+    """One sentence for what AWS or the way to it refuses; None for anything else."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, NoCredentialsError):
+        return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+    if isinstance(error, ProfileNotFound):
+        return _no_profile(error)
+    if expired(error):
+        return f"{EXPIRED}; {REFRESH}"
+    if full := _full(error):
+        return full
+    if isinstance(error, ClientError):
+        told = error.response.get("Error", {})
+        if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS says in its body what it refuses, and why
+            return f"what answered {error.operation_name} ({told['Code']}, without a word) is not AWS; {_WHOSE}"
+        return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
+    if isinstance(error, HTTPClientError | NoConnection):
+        return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+    if isinstance(error, ResponseParserError):
+        return f"what answered is not AWS, but a page; {_WHOSE}"
+    return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+
+
+def _full(error: BaseException | None) -> str | None:
+    """What the local control plane says of its disk; transfers wrap it in an error of their own."""
+    while error is not None:
+        told = getattr(error, "response", None) or {}
+        if told.get("Error", {}).get("Code") == FULL:
+            return str(told["Error"]["Message"])
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _no_profile(error: Any) -> str:
+    import botocore.session
+
+    name = str(error.kwargs.get("profile", ""))
+    known = botocore.session.Session().available_profiles
+    remedy = hint(name, known) if known else "`aws configure` makes one"
+    return f"there is no AWS profile {name!r}; {remedy}; correct AWS_PROFILE, or unset it"
+
+
+def _trouble(error: Exception) -> str:
+    return str(error).strip().rstrip(".")
+
+
+SPELLERS.append(spell)
+EXPIRED = "the AWS credentials have expired, or are not accepted"
+REFRESH = "refresh them (`aws sso login`, or however you log in)"
+_EXPIRED = frozenset(
+    {
+        "ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidClientTokenId",
+        "UnrecognizedClientException", "InvalidToken",
+    }
+)  # fmt: skip
+
+
+def unasked(error: BaseException | None) -> bool:
+    """Whether AWS refused to look, or was not reached, so that nothing is known of what was asked for; it refuses names
+    that cannot be."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    if isinstance(error, JobError):  # the edge's word for what it was raised from
+        return unasked(error.__cause__)
+    if isinstance(error, ClientError):
+        return bool(error.response.get("Error", {}).get("Code") != "ValidationException")
+    return isinstance(error, BotoCoreError)
+
+
+def unnamed(error: ClientError) -> bool:
+    """Whether SageMaker, or moto in its place, said that it has nothing of the name it was asked for."""
+    return error.response["Error"]["Code"] in ("ResourceNotFound", "ValidationException")
+
+
+def expired(error: Exception) -> bool:
+    """Whether the error says that the credentials, once good, are so no longer, or cannot be renewed."""
+    from botocore import exceptions
+
+    if isinstance(error, exceptions.ClientError):
+        return error.response.get("Error", {}).get("Code") in _EXPIRED
+    return isinstance(
+        error,
+        exceptions.TokenRetrievalError | exceptions.UnauthorizedSSOTokenError | exceptions.SSOTokenLoadError
+        | exceptions.CredentialRetrievalError | exceptions.RefreshWithMFAUnsupportedError,
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""SageMaker's own defaults file ("intelligent defaults"), read once for every way a request is sent.
+
+The SDKs each apply a part of it by rules of their own, and boto3 none. So smtrain reads it itself: what the config
+leaves open is filled in before the request is built, a dry run shows it, and the SDKs have nothing to add.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.config import JobConfig
+from smtrain.core.config.checks import secret_faults
+from smtrain.core.config.secrets import hide
+from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import split_uri
+from smtrain.core.yaml_text import YamlError, parse
+
+# What is read, in an order in which each mapping comes before its keys.
+_KINDS: dict[str, type] = {
+    "TrainingJob": dict, "TrainingJob.RoleArn": str, "TrainingJob.Environment": dict, "TrainingJob.Tags": list,
+    "TrainingJob.EnableNetworkIsolation": bool, "TrainingJob.EnableInterContainerTrafficEncryption": bool,
+    "TrainingJob.VpcConfig": dict, "TrainingJob.VpcConfig.Subnets": list,
+    "TrainingJob.VpcConfig.SecurityGroupIds": list, "TrainingJob.OutputDataConfig": dict,
+    "TrainingJob.OutputDataConfig.S3OutputPath": str, "TrainingJob.OutputDataConfig.KmsKeyId": str,
+    "TrainingJob.ResourceConfig": dict, "TrainingJob.ResourceConfig.VolumeKmsKeyId": str, "PythonSDK": dict,
+    "PythonSDK.Modules": dict, "PythonSDK.Modules.Session": dict,
+    "PythonSDK.Modules.Session.DefaultS3Bucket": str, "PythonSDK.Modules.Session.DefaultS3ObjectKeyPrefix": str,
+}  # fmt: skip
+
+
+def sagemaker_defaults(target: Target) -> dict[str, Any]:
+    """The section SageMaker of the administrator's file with the user's merged over it; empty without files.
+
+    Files lie where the SDKs look: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
+    folder or an s3:// URI), else sagemaker/config.yaml of the site's and the user's configuration folders. Raises
+    `ConfigError` for one that cannot be read.
+    """
+    import platformdirs
+
+    merged: dict[str, Any] = {}
+    for variable, folder in (
+        ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", platformdirs.site_config_dir("sagemaker")),
+        ("SAGEMAKER_USER_CONFIG_OVERRIDE", platformdirs.user_config_dir("sagemaker")),
+    ):
+        named = os.environ.get(variable)
+        path = named or folder
+        text = _read(target, path, required=named is not None)
+        try:
+            found = parse(text) if text else {}
+            section = found.get("SageMaker") or {}
+            merged = _merge(merged, _checked(section))
+        except (YamlError, AttributeError, TypeError) as error:
+            told = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
+            raise ConfigError(
+                [hide(f"{path}: is not a SageMaker defaults file{told}; correct it or unset {variable}")]
+            ) from None
+    return merged
+
+
+def _checked(section: dict[str, Any]) -> dict[str, Any]:
+    """The section SageMaker. Raises `TypeError` if a key that is read here has a value of another kind."""
+    for way, kind in _KINDS.items():
+        value: Any = section
+        for key in way.split("."):
+            value = value.get(key) if value is not None else None
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{way} is a {type(value).__name__}, not a {kind.__name__}")
+    job = section.get("TrainingJob") or {}
+    if not all(isinstance(tag, dict) and isinstance(tag.get("Key"), str) for tag in job.get("Tags") or []):
+        raise TypeError("TrainingJob.Tags is not a list of Key and Value")
+    return section
+
+
+def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
+    """The config with everything that it leaves open taken from SageMaker's defaults.
+
+    Raises `ConfigError` where they hold a secret written out.
+    """
+    job = defaults.get("TrainingJob") or {}
+    vpc, output = job.get("VpcConfig") or {}, job.get("OutputDataConfig") or {}
+    session = ((defaults.get("PythonSDK") or {}).get("Modules") or {}).get("Session") or {}
+    network: dict[str, Any] = {}
+    if not config.network.subnets and vpc:
+        network["subnets"] = tuple(vpc.get("Subnets") or ())
+        network["security_group_ids"] = tuple(vpc.get("SecurityGroupIds") or ())
+    for field, key in (
+        ("isolation", "EnableNetworkIsolation"),
+        ("encrypt_inter_container_traffic", "EnableInterContainerTrafficEncryption"),
+    ):
+        if field not in config.network.model_fields_set and key in job:
+            network[field] = bool(job[key])
+    bucket = session.get("DefaultS3Bucket")
+    prefix = "/".join(filter(None, [bucket, session.get("DefaultS3ObjectKeyPrefix"), "smtrain"]))
+    place = output.get("S3OutputPath") or (f"s3://{prefix}" if bucket else None)
+    volume_key = (job.get("ResourceConfig") or {}).get("VolumeKmsKeyId")
+    tags = {tag["Key"]: tag.get("Value", "") for tag in job.get("Tags") or []}
+    merged = config.model_copy(
+        update={
+            "compute": config.compute.model_copy(
+                update={
+                    "role": config.compute.role or job.get("RoleArn"),
+                    "environment": {**(job.get("Environment") or {}), **config.compute.environment},
+                }
+            ),
+            "network": config.network.model_copy(update=network),
+            "output": config.output.model_copy(
+                update={
+                    "s3_uri": config.output.s3_uri or place,
+                    "kms_key": config.output.kms_key or output.get("KmsKeyId"),
+                    "volume_kms_key": config.output.volume_kms_key or volume_key,
+                }
+            ),
+            "tags": {**tags, **config.tags},
+        }
+    )
+    if faults := [text for _, text in secret_faults(merged)]:
+        raise ConfigError([hide(f"SageMaker's defaults file, {text}") for text in faults])
+    return merged
+
+
+def _read(target: Target, path: str, *, required: bool) -> str | None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        if path.startswith("s3://"):
+            bucket, key = split_uri(path)
+            key = key if key.endswith((".yaml", ".yml")) else f"{key.rstrip('/')}/config.yaml".lstrip("/")
+            body: bytes = target.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            return body.decode()
+        file = Path(path).expanduser()
+        file = file / "config.yaml" if file.is_dir() or not required else file
+        return file.read_text("utf-8") if required or file.is_file() else None
+    except (OSError, UnicodeDecodeError, BotoCoreError, ClientError) as error:
+        raise ConfigError([f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path"]) from None
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Mappings are merged; anything else of `above` replaces what `below` has."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,160 @@
+"""What lies under an S3 prefix becomes a folder here: each file whole or not at all, none replaced unasked."""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.core.errors import JobError
+from smtrain.core.protocol.uris import split_uri
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An object, and the file that it becomes."""
+
+    uri: str
+    """The prefix that it was listed under."""
+    bucket: str
+    key: str
+    size: int
+    etag: str
+    folder: Path
+    path: Path
+
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.part")
+
+
+class _Fetching:
+    """Copies objects, some of which may be deleted meanwhile."""
+
+    def __init__(self, target: JobPlace) -> None:
+        self._target = target
+        self._left: dict[str, set[str]] = {}
+        """Prefix -> the keys that were there when it was listed last."""
+
+    def __call__(self, item: _Item) -> bool:
+        """Copy it beside its file; False where it has been deleted since it was listed."""
+        try:
+            self._target.fetch(item.bucket, item.key, item.part)
+        except Exception:
+            if not self._is_gone(item):
+                raise
+            item.part.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _is_gone(self, item: _Item) -> bool:
+        if item.uri not in self._left or item.key in self._left[item.uri]:  # not yet gone then: look again
+            self._left[item.uri] = {found["Key"] for found in self._target.listing(item.uri)}
+        return item.key not in self._left[item.uri]
+
+
+def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
+    """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
+
+    Files that are there already and hold the same are left, so a second call goes on where the first one ended. What a
+    running job deletes meanwhile, as it does its old checkpoints, is left out, and of such a folder nothing stays that
+    this call brought. Raises `JobError` where there are no objects, where a key would leave its folder, and, unless
+    `overwrite`, before anything is written where other files have the same names.
+    """
+    fetch = _Fetching(target)
+    items = [item for uri, folder in places for item in _items(target, uri, folder)]
+    _refuse_what_is_in_the_way(items)
+    there = [item for item in items if item.path.exists()]
+    same = {item for item in there if _is_same(item)}
+    if not overwrite:
+        other = [item for item in there if item not in same]
+        _refuse_others([item for item in other if item.path.stat().st_size != item.size])
+        different = []
+        for item in other:  # of the same size: S3 tells no hash of what was sent in parts
+            if not fetch(item):
+                continue
+            if filecmp.cmp(item.part, item.path, shallow=False):
+                same.add(item)
+            else:
+                different.append(item)
+            item.part.unlink()
+        _refuse_others(different)
+    new = [item for item in items if item not in same]
+    complete = True
+    for item in new:
+        item.path.parent.mkdir(parents=True, exist_ok=True)
+        if fetch(item):
+            item.part.replace(item.path)
+        else:
+            complete = False
+    return len(items) if complete else len(items) - _drop_deleted(target, places, new)
+
+
+def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
+    """Delete what this call brought of what is in S3 no more, so that no half of a folder stays; returns how many."""
+    left = {found["Key"] for uri, _ in places for found in target.listing(uri)}
+    deleted = [item for item in new if item.key not in left]
+    for item in deleted:
+        item.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds more
+            item.path.parent.rmdir()
+    if not left:
+        raise JobError(f"{places[0][0]} was deleted while it was being copied; there is nothing to download")
+    return len(deleted)
+
+
+def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
+    bucket, prefix = split_uri(uri)
+    items = []
+    for found in target.listing(uri):
+        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the object itself
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
+        items.append(
+            _Item(uri, bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path)
+        )
+    if not items:
+        raise JobError(f"{uri} is empty; there is nothing to download")
+    return items
+
+
+def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
+    """Folders where files are to go, and the other way round: no flag replaces those."""
+    for item in items:
+        if item.folder.exists() and not item.folder.is_dir():
+            raise JobError(f"{item.folder} is a file; name a folder to download into")
+        if item.path.is_dir():
+            raise JobError(f"{item.path} is a folder where a file is to go; name another folder to download into")
+        for parent in item.path.parents:
+            if parent == item.folder:
+                break
+            if parent.exists() and not parent.is_dir():
+                raise JobError(f"{parent} is a file where a folder is to go; name another folder to download into")
+
+
+def _refuse_others(different: Sequence[_Item]) -> None:
+    if not different:
+        return
+    folder = different[0].folder
+    names = ", ".join(item.path.relative_to(item.folder).as_posix() for item in different[:3])
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    raise JobError(
+        f"{folder} holds other files of the same names ({names}{more}); name another folder, or replace them with "
+        "--overwrite (overwrite=True)"
+    )
+
+
+def _is_same(item: _Item) -> bool:
+    """Whether the file is known to hold what the object does: S3's ETag is the MD5 of what was sent in one piece."""
+    if item.path.stat().st_size != item.size or len(item.etag) != 32:
+        return False
+    found = hashlib.md5(usedforsecurity=False)
+    with item.path.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest() == item.etag

@@ -1,0 +1,61 @@
+"""What a ResourceLimitExceeded means: which quota, how much of it is used, and the command that asks for more."""
+
+from __future__ import annotations
+
+import re
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.facts.sagemaker import quota_command
+
+_LIMIT = re.compile(
+    r"service limit '(?P<name>.+?)' is (?P<limit>[\d.]+) .*?utilization of (?P<used>[\d.]+) "
+    r".*?delta of (?P<asked>[\d.]+)"
+)
+
+
+class Refusal:
+    """CreateTrainingJob's message, understood where it has the form that SageMaker has given it for years."""
+
+    def __init__(self, target: Target, message: str) -> None:
+        self.target, self.message = target, message
+        found = _LIMIT.search(message)
+        self.name = found["name"] if found else None
+        self.limit = float(found["limit"]) if found else 0.0
+        self.used = float(found["used"]) if found else 0.0
+        self.asked = float(found["asked"]) if found else 0.0
+
+    def short(self) -> str:
+        """Which quota holds how much."""
+        if self.name is None:
+            return self.message
+        return f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.asked:g} asked for"
+
+    def sentence(self) -> str:
+        """The quota, and what can be done."""
+        if self.name is None:
+            return self.message
+        remedies = [f"ask for more: {self.command()}"]
+        if self.used and self.asked <= self.limit:
+            remedies.append("wait for what is in use with compute.quota_wait")
+        if "warm pool" in self.name:
+            remedies.append("release a pool (`smtrain pool list`), or set compute.keep_alive to 0")
+        return f"{self.short()}; {'; or '.join(remedies)}"
+
+    def command(self) -> str:
+        """The command line that asks AWS for as much as this takes."""
+        code = self._code() or f"CODE (of {self.name!r} in the Service Quotas console)"
+        return quota_command(code, self.used + self.asked, self.target.region_name())
+
+    def _code(self) -> str | None:
+        """The code of the quota, which differs from name to name; None where Service Quotas may not be read."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            pages = self.target.client("service-quotas").get_paginator("list_service_quotas")
+            for page in pages.paginate(ServiceCode="sagemaker"):
+                for quota in page["Quotas"]:
+                    if quota["QuotaName"] == self.name:
+                        return str(quota["QuotaCode"])
+        except (BotoCoreError, ClientError):
+            pass
+        return None

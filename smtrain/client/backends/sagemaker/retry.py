@@ -1,0 +1,93 @@
+"""Calls to AWS that outlast throttling, server faults and dropped connections."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from smtrain.client.backends.sagemaker.backoff import Backoff
+from smtrain.client.backends.sagemaker.calls import FULL
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.errors import JobError
+from smtrain.core.interrupts import interruptible, pause
+
+_BUSY = frozenset(
+    {
+        "InternalError", "InternalFailure", "InternalServerError", "InternalServerException",
+        "PriorRequestNotComplete", "RequestLimitExceeded", "RequestTimeout", "RequestTimeoutException",
+        "ServiceException", "ServiceUnavailable", "ServiceUnavailableException", "SlowDown", "ThrottledException",
+        "Throttling", "ThrottlingException", "TooManyRequestsException",
+    }
+)  # fmt: skip
+_FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
+
+
+def transient(error: Exception) -> bool:
+    """Whether the same call may go well a little later."""
+    from botocore.exceptions import ClientError, HTTPClientError, SSLError
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, ClientError):
+        if error.response.get("Error", {}).get("Code") == FULL:
+            return False  # it stays so until somebody frees some
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
+    return isinstance(error, HTTPClientError | NoConnection | ResponseParserError) and not isinstance(error, SSLError)
+
+
+class Patience:
+    """Repeats a call with growing, random pauses until it goes well; counts what it took."""
+
+    def __init__(self, limit_s: float, sleep: Callable[[float], None] = pause) -> None:
+        """After `limit_s` seconds without any answer a call gives up with `JobError`; with 0 none is repeated here."""
+        self.limit_s, self._sleep = limit_s, sleep
+        self.calls: Counter[str] = Counter()
+        """HTTP requests by operation, botocore's own repetitions among them."""
+        self.repeated = 0
+        """How many of them went wrong and were repeated."""
+        self.trouble: str | None = None
+        """What is wrong at the moment; None while calls go well."""
+
+    def call(self, method: Callable[..., Any], **asked: Any) -> Any:
+        """`method(**asked)`. Raises what is no passing trouble as it comes."""
+        backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT, time.monotonic)
+        while True:
+            try:
+                with interruptible():
+                    answer = method(**asked)
+            except Exception as error:
+                self._count(method, getattr(error, "response", None) or {}, failed=True)
+                if not transient(error) or not self.limit_s:
+                    raise
+                wait = backoff.pause()
+                if wait is None:
+                    raise JobError(
+                        f"no answer for {self.limit_s:.0f} s, the last error was: {str(error).rstrip('.')}; check "
+                        "the network, the proxy and the region"
+                    ) from None
+                self.trouble = _short(error)
+                self._sleep(wait)
+            else:
+                self._count(method, answer or {}, failed=False)
+                self.trouble = None
+                return answer
+
+    def _count(self, method: Callable[..., Any], answer: dict[str, Any], *, failed: bool) -> None:
+        again = int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+        self.calls[getattr(method, "__name__", "call")] += 1 + again
+        self.repeated += again + failed
+
+
+def impatient(target: TargetName) -> Patience:
+    """What a command has that answers at once: on AWS what each call has by itself
+    (`client.backends.sagemaker.circuit_breaker`), so that all of its calls together end within half a minute where
+    nobody answers."""
+    return Patience(120.0 if target == "local" else 0.0)
+
+
+def _short(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return str(response["Error"].get("Code")) if response and "Error" in response else str(error)

@@ -1,0 +1,51 @@
+"""The execution role that a config names, as the ARN that a request needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.errors import ConfigError
+
+# Where Studio, its spaces and notebook instances say who they are (SageMaker Developer Guide).
+STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
+
+
+def role_arn(role: str | None, target: Target) -> str:
+    """The ARN of a role given by ARN or name; without one, Studio's own, or the local control plane's.
+
+    Raises `ConfigError` where there is none, or where IAM does not tell.
+    """
+    role = role or target.default_role() or _of_studio()
+    if not role:
+        raise ConfigError(["compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution role"])
+    if role.startswith("arn:"):
+        return role
+    if target.name == "local":
+        return f"{str(target.default_role()).rpartition('/')[0]}/{role}"
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return str(target.client("iam").get_role(RoleName=role)["Role"]["Arn"])
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        raise ConfigError(
+            [f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN"]
+        ) from None
+    except BotoCoreError as error:
+        why = str(error).rstrip(".")
+        raise ConfigError(
+            [
+                f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws "
+                "configure` or `aws sso login`), or give the role's ARN"
+            ]
+        ) from None
+
+
+def _of_studio() -> str | None:
+    try:
+        told = json.loads(STUDIO.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return told.get("ExecutionRoleArn") if isinstance(told, dict) else None

@@ -1,0 +1,199 @@
+"""Files on their way to S3: large ones in parts that a later call goes on with, each checked by its SHA-256 on arrival.
+
+A file's name in S3 holds the hash of its content, so parts of an earlier call for the same name are parts of the same
+file; they are compared with the file all the same. What is read is hashed once more while it is sent: a file that was
+edited since its name was made is refused, and nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.backends.protocol import Body, size_of
+from smtrain.client.backends.sagemaker.calls import PERSIST_S
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.errors import JobError
+
+PART = 32 << 20
+"""Bytes of a part; what is not larger is sent in one call. S3 takes 5 MiB at least, and 10,000 parts at most."""
+SENDERS = 4
+"""Parts on their way at a time; as many are in memory, and one more."""
+_MOST_PARTS = 10_000
+
+
+def owner(target: Target, bucket: str) -> dict[str, str]:
+    """`ExpectedBucketOwner` where the account that a bucket must belong to is known: for SageMaker's default bucket,
+    whose name says it and which anyone could have made before, and on this machine."""
+    if target.name == "local":
+        from smtrain.plane.client import ACCOUNT
+
+        return {"ExpectedBucketOwner": ACCOUNT}
+    named = re.fullmatch(r"sagemaker-[a-z0-9-]+-(\d{12})", bucket)
+    return {"ExpectedBucketOwner": named[1]} if named else {}
+
+
+def send(target: Target, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
+    """Put a file or bytes under a key; gives how many bytes were found there already, of an earlier call.
+
+    Raises `JobError` for a file whose content is not that of `sha256` (hex).
+    """
+    place = {"Bucket": bucket, "Key": key, **owner(target, bucket)}
+    size = size_of(body)
+    if isinstance(body, bytes) or size <= PART:
+        content = body if isinstance(body, bytes) else body.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise _edited(body)
+        _persist(target.transfers.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
+        return 0
+    return _Parts(target, place, body, size, sha256).send()
+
+
+def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
+    """A call that outlasts a network which is away for some minutes, unless it is `stopped` meanwhile."""
+    from smtrain.client.backends.sagemaker.retry import Patience
+
+    def pause(seconds: float) -> None:
+        assert stopped
+        if stopped.wait(seconds):
+            raise JobError("the upload was stopped")
+
+    patience = Patience(PERSIST_S) if stopped is None else Patience(PERSIST_S, pause)
+    return patience.call(method, **asked)
+
+
+def _coded(content: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()
+
+
+def _edited(body: Body) -> JobError:
+    return JobError(f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it")
+
+
+@dataclass
+class _Parts:
+    """One file in parts."""
+
+    target: Target
+    place: dict[str, str]
+    file: Path
+    size: int
+    sha256: str | None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def send(self) -> int:
+        part = max(PART, -(-self.size // _MOST_PARTS))
+        upload, there = self._begun(part)
+        if upload is None:
+            made = _persist(self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256")
+            upload = str(made["UploadId"])
+        whole, kept, done = hashlib.sha256(), 0, {}
+        # An error or Ctrl-C leaves the parts that have arrived: the next call goes on with them.
+        with ThreadPoolExecutor(SENDERS) as senders:
+            sending: list[Future[dict[str, Any]]] = []
+            try:
+                for number, content in self._read(part):
+                    whole.update(content)
+                    if known := _same(there.get(number), content):
+                        done[number], kept = known, kept + len(content)
+                        continue
+                    sending.append(senders.submit(self._send_part, upload, number, content))
+                    if len(sending) >= SENDERS:
+                        _take(sending.pop(0), done)
+                for waiting in sending:
+                    _take(waiting, done)
+            except BaseException:
+                self._stopped.set()
+                senders.shutdown(wait=False, cancel_futures=True)
+                raise
+        if self.sha256 is not None and whole.hexdigest() != self.sha256:
+            self._abort(upload)
+            raise _edited(self.file)
+        self._complete(upload, [done[number] for number in sorted(done)])
+        return kept
+
+    def _read(self, part: int) -> Iterator[tuple[int, bytes]]:
+        with self.file.open("rb") as content:
+            number = 0
+            while piece := content.read(part):
+                number += 1
+                yield number, piece
+
+    def _send_part(self, upload: str, number: int, content: bytes) -> dict[str, Any]:
+        checksum = _coded(content)
+        sent = _persist(
+            self.target.transfers.upload_part, self._stopped, **self.place, UploadId=upload, PartNumber=number,
+            Body=content, ChecksumSHA256=checksum,
+        )  # fmt: skip
+        return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
+
+    def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
+        """The newest unfinished upload of this key whose parts are of this size, and they; others are ended.
+
+        None where there is none, or where the uploads of the bucket may not be listed.
+        """
+        from botocore.exceptions import ClientError
+
+        s3, (bucket, key) = self.target.s3, (self.place["Bucket"], self.place["Key"])
+        try:
+            asked = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
+            pages = s3.get_paginator("list_multipart_uploads").paginate(**asked)
+            begun = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
+            for upload in sorted(begun, key=lambda upload: upload["Initiated"], reverse=True):
+                parts = self._parts_of(str(upload["UploadId"]))
+                if all(found["Size"] == min(part, self.size - (n - 1) * part) for n, found in parts.items()):
+                    return str(upload["UploadId"]), parts
+                self._abort(str(upload["UploadId"]))
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("AccessDenied", "403", "NoSuchUpload"):
+                raise
+        return None, {}
+
+    def _parts_of(self, upload: str) -> dict[int, dict[str, Any]]:
+        pages = self.target.s3.get_paginator("list_parts").paginate(**self.place, UploadId=upload)
+        return {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
+
+    def _complete(self, upload: str, parts: list[dict[str, Any]]) -> None:
+        from botocore.exceptions import ClientError
+
+        s3 = self.target.transfers
+        try:
+            _persist(s3.complete_multipart_upload, **self.place, UploadId=upload, MultipartUpload={"Parts": parts})
+        except ClientError as error:
+            if error.response["Error"].get("Code") != "NoSuchUpload":
+                raise
+            # Completed by a first call whose answer was lost, or by another launch of the same inputs.
+            if s3.head_object(**self.place)["ContentLength"] != self.size:
+                raise
+
+    def _abort(self, upload: str) -> None:
+        from botocore.exceptions import ClientError
+
+        with suppress(ClientError):
+            self.target.s3.abort_multipart_upload(**self.place, UploadId=upload)
+
+
+def _take(sending: Future[dict[str, Any]], done: dict[int, dict[str, Any]]) -> None:
+    part = sending.result()
+    done[part["PartNumber"]] = part
+
+
+def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
+    """What names a part that has arrived, if it is this content: by its SHA-256, or by its MD5 where S3 tells only
+    that."""
+    if there is None or there["Size"] != len(content):
+        return None
+    checksum = _coded(content)
+    if told := there.get("ChecksumSHA256"):
+        same = told == checksum
+    else:
+        same = there["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return {"PartNumber": there["PartNumber"], "ETag": there["ETag"], "ChecksumSHA256": checksum} if same else None

@@ -1,0 +1,196 @@
+"""Removal from the shared folder: files that smtrain made there for finished runs, and no others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from smtrain.client.backends.slurm.job_registry import forget
+from smtrain.client.backends.slurm.layout import REQUEST, SCHEME, path_of
+from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.core.protocol.finished import Going, Record, going
+
+KINDS = {
+    "jobs": "logs, results and code of jobs",
+    "checkpoints": "of runs",
+    "inputs": "models and texts that were copied here, code and configs",
+    "caches": "copies of S3 objects, compiled graphs, parts of copies that broke off",
+}
+_YOUNG_S = 3600  # what is younger may be of a launch that has not submitted its job yet
+# Links are files here, never followed: a node's /opt/ml leads to data of others.
+_FILES = r"""id -un; [ -d "$1" ] || exit 0; cd "$1" && find . -xdev \( -type f -o -type l \) -printf '%u %s %T@ %P\0'"""
+_REQUESTS = f"""cd "$1" || exit 0
+for f in */jobs/*/{REQUEST}; do
+  [ -f "$f" ] || continue
+  printf '%s\\0' "$f"; cat "$f" | tr -d '\\0'; printf '\\0'
+done
+"""
+# A folder that holds no file any more goes with the last one that it held.
+_REMOVE = r"""cd "$1" || exit 1
+xargs -0 sh -c '
+for p; do
+  rm -rf -- "$p" || exit 255
+  d=$(dirname -- "$p")
+  while [ "$d" != . ] && rmdir -- "$d" 2>/dev/null; do d=$(dirname -- "$d"); done
+done' sh
+"""
+
+
+@dataclass
+class Unit:
+    """A folder that goes as a whole."""
+
+    path: str
+    """Relative to the shared folder."""
+    kind: str
+    size: int = 0
+    newest: float = 0.0
+    owners: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Shared:
+    """The files that smtrain has made in a shared folder."""
+
+    folder: str
+    me: str
+    units: list[Unit]
+    records: list[Record]
+
+    def uri(self, unit: Unit) -> str:
+        """The prefix of everything in a unit."""
+        return f"{SCHEME}{self.folder}/{unit.path}/"
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes by kind."""
+        return {kind: sum(unit.size for unit in self.units if unit.kind == kind) for kind in KINDS}
+
+
+def look(place: SlurmPlace) -> Shared:
+    """List the shared folder and its jobs. Raises `HeadError` if the head node does not answer."""
+    told = place.head.sh(_FILES, place.shared, seconds=None).decode(errors="surrogateescape")
+    me, _, listed = told.partition("\n")
+    requests = dict(_requests(place))
+    runs = {name.partition("/")[0] for name in requests}
+    units: dict[str, Unit] = {}
+    for row in filter(None, listed.split("\0")):
+        owner, size, changed, path = row.split(" ", 3)
+        if found := _unit(path, runs):
+            unit = units.setdefault(found[0], Unit(*found))
+            unit.size += int(size)
+            unit.newest = max(unit.newest, float(changed))
+            unit.owners.add(owner)
+    shared = Shared(place.shared, me, list(units.values()), [])
+    owners = {unit.path: unit.owners for unit in shared.units}
+    states = {row["TrainingJobName"]: row for page in place.rows(None, 100) for row in page}
+    shared.records = [
+        _record(path.rpartition("/")[0], request, states, owners, me) for path, request in requests.items()
+    ]
+    return shared
+
+
+def plan(
+    shared: Shared, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
+    run: str | None = None,
+) -> tuple[Going, list[Unit]]:  # fmt: skip
+    """Choose what may go, as for the home of this machine (plane/server/clean.py). `everything`: what no other job
+    needs of inputs and caches as well. Raises `JobError` for a run that is not known or must stay."""
+    chosen = going(shared.records, jobs=jobs, older_than=older_than, everything=everything, run=run)
+    needed, theirs = chosen.needed(shared.records), chosen.theirs()
+    in_s3 = any(uri.startswith("s3://") for uri in needed)
+    units = []
+    for unit in shared.units:
+        uri = shared.uri(unit)
+        loose = everything and unit.kind in ("inputs", "caches") and time.time() - unit.newest > _YOUNG_S
+        if unit.kind == "caches" and (in_s3 or chosen.kept):
+            continue
+        if unit.owners <= {shared.me} and not _touches(uri, needed) and (loose or _below(uri, theirs)):
+            units.append(unit)
+    return chosen, units
+
+
+def remove(place: SlurmPlace, chosen: Going, units: Iterable[Unit]) -> int:
+    """Remove them; gives the bytes that they held. Raises `HeadError` if one cannot be removed."""
+    units = list(units)
+    if units:
+        names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
+        place.head.run("sh", "-c", _REMOVE, "sh", place.shared, feed=names, seconds=None)
+    for record in chosen.jobs:
+        forget(record.name)
+    return sum(unit.size for unit in units)
+
+
+def _unit(path: str, runs: set[str]) -> tuple[str, str] | None:
+    """The folder that a file goes with, and its kind; None for what smtrain has not made."""
+    parts = path.split("/")
+    first, second = parts[0], parts[1] if len(parts) > 2 else ""
+    if first in runs and second in ("jobs", "prepare") and len(parts) > 3:
+        return "/".join(parts[:3]), "jobs" if second == "jobs" else "checkpoints"
+    if first in runs and second == "checkpoints":
+        return f"{first}/{second}", "checkpoints"
+    if first == "inputs" and len(parts) > 3 and _hashed(parts[2]):
+        return "/".join(parts[:3]), "inputs"
+    if first in ("code", "configs") and _hashed(second):
+        return f"{first}/{second}", "inputs"
+    if first in ("s3", "neuron-cache") and second:
+        return f"{first}/{second}", "caches"
+    return (first, "caches") if first == ".partial" and second else None
+
+
+def _hashed(name: str) -> bool:
+    return len(name) == 16 and set(name) <= set("0123456789abcdef")
+
+
+def _requests(place: SlurmPlace) -> Iterator[tuple[str, Any]]:
+    """The request of every job by its path; None for one that cannot be read."""
+    parts = place.head.sh(_REQUESTS, place.shared, seconds=None).decode(errors="replace").split("\0")
+    for path, text in zip(parts[::2], parts[1::2], strict=False):
+        try:
+            yield path, json.loads(text)
+        except ValueError:
+            yield path, None
+
+
+def _record(folder: str, request: Any, states: dict[str, Any], owners: dict[str, set[str]], me: str) -> Record:
+    name = folder.rpartition("/")[2]
+    kept, told = None, states.get(name)
+    if others := owners.get(folder, set()) - {me}:
+        kept = f"of {', '.join(sorted(others))}"
+    elif request is None:
+        kept = f"the request of {name} cannot be read"
+    elif told is None:
+        kept = f"{name} is being submitted, or was not"
+    ended = told.get("TrainingEndTime", told["LastModifiedTime"]).timestamp() if told else time.time()
+    created = told["CreationTime"].timestamp() if told else time.time()
+    sources = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in (request or {}).get("InputDataConfig", [])]
+    writes = {f"{uri.rstrip('/')}/" for uri in _written(request, folder)}
+    return Record(
+        name,
+        told["TrainingJobStatus"] if told else "Failed",
+        created,
+        ended,
+        frozenset(sources),
+        frozenset(writes),
+        kept=kept,
+    )
+
+
+def _written(request: Any, folder: str) -> Iterator[str]:
+    if request:
+        yield f"{request['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{folder.rpartition('/')[2]}"
+        if checkpoints := request.get("CheckpointConfig"):
+            yield checkpoints["S3Uri"]
+
+
+def _below(uri: str, prefixes: Iterable[str]) -> bool:
+    return any(uri.startswith(f"{prefix.rstrip('/')}/") for prefix in prefixes)
+
+
+def _touches(uri: str, prefixes: Iterable[str]) -> bool:
+    """True if one is below the other."""
+    return any(f"{path_of(prefix).rstrip('/')}/".startswith(path_of(uri)) for prefix in prefixes) or _below(
+        uri, prefixes
+    )

@@ -1,0 +1,122 @@
+"""Files to and from the shared folder, and whatever outlasts a connection that breaks: a copy goes on where it was."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from smtrain.client.backends.protocol import Body, size_of
+from smtrain.client.backends.sagemaker.backoff import Backoff
+from smtrain.client.backends.slurm import ssh
+from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
+from smtrain.core.interrupts import pause
+from smtrain.core.text import Say
+
+PATIENCE_S = 300.0
+"""So long a copy tries to get its connection back."""
+_STEADY_S = 60.0  # a connection that held so long is a new one's first try
+_BROKEN = (10, 12, 20, 30, 35, ssh.LOST)  # rsync's statuses where its connection broke
+_PARTS = ".partial"
+
+Files = Sequence[tuple[str, Body]]
+
+
+def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
+    """Copy files into a folder, each whole or not at all; those there with their size are left, as their folder is
+    named by content. rsync keeps what it has of a file that was broken off below `shared`. Raises `HeadError`."""
+    told: list[str] = []
+
+    def attempt() -> None:
+        sizes = head.sizes(folder)
+        missing = [(name, body) for name, body in files if sizes.get(name) != size_of(body)]
+        total = sum(size_of(body) for _, body in missing)
+        if total > 1 << 20 and not told:
+            told.append(folder)
+            say(f"copying {total / 1e6:.1f} MB to {folder}")
+        large = [(name, body) for name, body in missing if isinstance(body, Path)]
+        if head.host is not None and large:
+            if why := _without_rsync(head):
+                say(
+                    f"{why}, so a file whose copy breaks off is copied again from its beginning; with rsync on both "
+                    "machines it would go on"
+                )
+            else:
+                _rsync(head, shared, folder, large)
+                missing = [one for one in missing if one not in large]
+        for name, body in missing:
+            if isinstance(body, bytes):
+                head.write(f"{folder}/{name}", body)
+            else:
+                head.copy(body, f"{folder}/{name}")
+
+    outlasting(attempt, say)
+
+
+def fetch(head: Head, path: str, destination: Path, say: Say) -> None:
+    """Copy a file of the shared folder to this machine."""
+    destination.unlink(missing_ok=True)
+    outlasting(lambda: head.fetch(path, destination), say)
+
+
+def outlasting(attempt: Callable[[], None], say: Say) -> None:
+    """Do something that may be done again, over a connection that may break. Raises `HeadError`."""
+    backoff = Backoff(PATIENCE_S, 1.0, 20.0)
+    while True:
+        began = time.monotonic()
+        try:
+            return attempt()
+        except HeadLostError as error:
+            if time.monotonic() - began > _STEADY_S:
+                backoff = Backoff(PATIENCE_S, 1.0, 20.0)
+            wait = backoff.pause()
+            if wait is None:
+                raise
+            say(f"{error}; next try in {wait:.0f} s")
+            pause(wait)
+
+
+def _without_rsync(head: Head) -> str | None:
+    """Where rsync is lacking, as the beginning of a sentence."""
+    if shutil.which("rsync") is None:
+        return "there is no rsync on this machine"
+    return None if head.sh("command -v rsync; :") else f"there is no rsync on {head.name}"
+
+
+def _rsync(head: Head, shared: str, folder: str, files: Sequence[tuple[str, Path]]) -> None:
+    assert head.host is not None
+    parts = f"{shared}/{_PARTS}"
+    head.sh('mkdir -p "$1" "$2"', folder, parts)
+    for root, group in groupby(sorted(files, key=_root), key=_root):
+        names = "\0".join(name for name, _ in group)
+        argv = [
+            "rsync", "--copy-links", "--size-only", "--from0", "--files-from=-", f"--partial-dir={parts}",
+            "--chmod=D755,F644", "-e", shlex.join(["ssh", *ssh.options()]), f"{root}/", f"{head.host}:{folder}/",
+        ]  # fmt: skip
+        with tempfile.TemporaryFile() as complaint:
+            done = subprocess.run(argv, input=names.encode(), stdout=subprocess.DEVNULL, stderr=complaint)
+            complaint.seek(0)
+            said = complaint.read().decode(errors="replace")
+        if done.returncode in _BROKEN:
+            text, lasting = ssh.meaning(head.host, "\n".join(_of_ssh(said)))
+            raise HeadError(text) if lasting else HeadLostError(text)
+        if done.returncode:
+            raise HeadError(f"{head.name}: {folder} could not be written: {' '.join(said.split())}")
+
+
+def _root(named: tuple[str, Path]) -> str:
+    """The folder that a file's name is relative to."""
+    name, path = named
+    root = path.absolute().as_posix().removesuffix(f"/{name}")
+    assert root != path.absolute().as_posix(), f"{path} is not called {name}"
+    return root
+
+
+def _of_ssh(said: str) -> list[str]:
+    """What rsync's transport said, without what rsync makes of it."""
+    return [line for line in said.splitlines() if not line.startswith("rsync")]

@@ -1,0 +1,79 @@
+"""Which cluster a job is on, for commands that name a job alone: a file for each job that was submitted from here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from smtrain.core.config.cluster import Cluster
+from smtrain.core.errors import ConfigError
+from smtrain.core.home import home
+from smtrain.core.protocol.requests import is_of_run
+
+VARIABLE = "SMTRAIN_CLUSTER"
+_LATEST = "latest"
+
+
+def remember(section: Cluster, job: str) -> None:
+    """Note where a job was submitted; that cluster is the one meant from now on where none is named."""
+    for name in (job, _LATEST):
+        path = _file(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(section.model_dump_json(exclude_defaults=True), "utf-8")
+        part.replace(path)
+
+
+def forget(job: str) -> None:
+    """Remove the note about a job that is no more."""
+    _file(job).unlink(missing_ok=True)
+
+
+def knows(job: str) -> bool:
+    """Whether a job, or one of a run of this name, was submitted to a cluster from here."""
+    return _noted(job) is not None
+
+
+def cluster_of(job: str | None = None) -> Cluster:
+    """The cluster of a job, else that of $SMTRAIN_CLUSTER ([HOST:]/SHARED), else the one used last.
+
+    Raises `ConfigError` where none is known.
+    """
+    named = os.environ.get(VARIABLE)
+    if job and (path := _noted(job)):
+        return _read(path)
+    if named:
+        host, _, shared = named.rpartition(":")
+        try:
+            return Cluster(host=host or None, shared=shared)
+        except ConfigError:
+            raise ConfigError(
+                [f"{VARIABLE} is {named!r}; it must look like me@head:/fsx/smtrain, or /fsx/smtrain on the head node"]
+            ) from None
+    if _file(_LATEST).is_file():
+        return _read(_file(_LATEST))
+    raise ConfigError(
+        [f"no Slurm cluster is known here; start a run with --target slurm, or set {VARIABLE}=me@head:/fsx/smtrain"]
+    )
+
+
+def _noted(name: str) -> Path | None:
+    """The file of a job, or the newest of a run's jobs."""
+    if not name or "/" in name or name == _LATEST:
+        return None
+    if (path := _file(name)).is_file():
+        return path
+    of_run = (path for path in path.parent.glob("*.json") if is_of_run(path.stem, name))
+    return max(of_run, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _file(name: str) -> Path:
+    return home() / "slurm" / f"{name}.json"
+
+
+def _read(path: Path) -> Cluster:
+    try:
+        return Cluster.model_validate(json.loads(path.read_text("utf-8")))
+    except ValueError as error:
+        raise ConfigError([f"{path} cannot be read ({str(error).splitlines()[0]}); delete it"]) from None

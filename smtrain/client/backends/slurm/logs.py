@@ -1,0 +1,151 @@
+"""Lines from a job's log files: one file a node, each line behind its time, read from where the last reading ended.
+
+Slurm's own words have no time. Those of earlier attempts are a file of the same form; those of the last one are read
+whole, and a line has the time at which the file was written when the line was first seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from smtrain.client.backends.slurm.layout import WORDS, WORDS_LOG
+from smtrain.client.backends.slurm.remote_shell import Head
+
+_MOST = 262_144  # bytes of Slurm's words that are read: the first of them are nearest to a cause
+_WORDS = f"""
+words=${{folder%/*}}/{WORDS}
+if [ -s "$words" ]; then
+  at=$(date -u -r "$words" +%FT%TZ)
+  text=$(head -c {_MOST} "$words"; echo .)  # read once, as another attempt may empty it
+  text=${{text%.}}
+  printf '{WORDS}@%s %s\\n%s' "$at" "$(printf %s "$text" | wc -c)" "$text"
+fi
+"""
+# Everything that was not read yet in one call, however many nodes: "NAME BYTES\n" and so many bytes, for each file.
+# Slurm's words come last: the next attempt moves them to the log, and a line must not be in both.
+_NEW = f"""
+folder=$1
+shift
+if cd "$folder" 2>/dev/null; then
+  for f in algo-*.log {WORDS_LOG}; do
+    [ -e "$f" ] || continue
+    at=1
+    for known in "$@"; do case $known in "$f="*) at=${{known#*=}} ;; esac; done
+    new=$(($(wc -c <"$f") - at + 1))
+    [ "$new" -gt 0 ] || continue
+    printf '%s %s\\n' "$f" "$new"
+    tail -c "+$at" "$f" | head -c "$new"
+  done
+fi
+{_WORDS}"""
+_LAST = f"""
+folder=$1
+if cd "$folder" 2>/dev/null; then
+  for f in algo-*.log {WORDS_LOG}; do
+    [ -e "$f" ] || continue
+    size=$(tail -n "$2" "$f" | wc -c)
+    printf '%s %s\\n' "$f" "$size"
+    tail -n "$2" "$f" | head -c "$size"
+  done
+fi
+{_WORDS}"""
+
+
+@dataclass
+class LogFiles:
+    """The log of one job; remembers how far each file was read, so that a following reads what is new."""
+
+    head: Head
+    job: str
+    folder: str
+    _marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """By file: (newest time in ms, byte that follows) at the end of every reading."""
+    _words: list[tuple[int, str]] = field(default_factory=list)
+    """Slurm's words of the last attempt, each behind the time that it was given, ms."""
+    _given: dict[str, list[int]] = field(default_factory=dict)
+    """The times that each of Slurm's words was given, in every attempt."""
+
+    def since(self, start: int, host: str | None = None, pattern: str | None = None) -> list[dict[str, Any]]:
+        """Every event from a time (ms) on, as FilterLogEvents gives them; `pattern` is a quoted word."""
+        known = [f"{file}={self._offset(file, start) + 1}" for file in self._marks]
+        events: list[dict[str, Any]] = []
+        for file, content in _blocks(self.head.sh(_NEW, self.folder, *known, seconds=None)):
+            found, whole = self._events(file, content)
+            if file.startswith(WORDS):
+                events += found
+                continue
+            at = self._offset(file, start) + whole
+            newest = max((event["timestamp"] for event in found), default=0)
+            marks = self._marks.setdefault(file, [])
+            if whole and (not marks or at > marks[-1][1]):
+                marks.append((max(newest, marks[-1][0] if marks else 0), at))
+            events += found
+        wanted = (pattern or "").strip('"')
+        return sorted(
+            (e for e in events if e["timestamp"] >= start and wanted in e["message"] and _is_of(e, host)),
+            key=lambda event: event["timestamp"],
+        )
+
+    def last(self, count: int) -> list[dict[str, Any]]:
+        """The last so many events of every node."""
+        blocks = _blocks(self.head.sh(_LAST, self.folder, str(count), seconds=None))
+        return [event for file, content in blocks for event in self._events(file, content)[0][-count:]]
+
+    def _offset(self, file: str, start: int) -> int:
+        """From which byte on a file may hold events of this time."""
+        return max((at for newest, at in self._marks.get(file, ()) if newest < start), default=0)
+
+    def _events(self, file: str, content: bytes) -> tuple[list[dict[str, Any]], int]:
+        """The events of whole lines, and how many bytes those are."""
+        whole = content.rfind(b"\n") + 1
+        if file.startswith(WORDS):
+            return self._of_slurm(_milliseconds(file.partition("@")[2]), content[:whole]), whole
+        stream, stamp, events = f"{self.job}/{file.removesuffix('.log')}-0", 0, []
+        for line in content[:whole].decode(errors="replace").split("\n")[:-1]:
+            time, _, text = line.partition(" ")
+            if found := _milliseconds(time):
+                stamp = found
+            else:  # a line without a time is of the one before
+                text = line
+            if file == WORDS_LOG and (given := self._given.get(text)):  # the file has the attempt's last time for all
+                stamp = max((one for one in given if one <= stamp), default=stamp)
+            events.append({"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text})
+        return events, whole
+
+    def _of_slurm(self, written: int, content: bytes) -> list[dict[str, Any]]:
+        """The events of Slurm's words; a line that was seen before keeps its time."""
+        texts = content.decode(errors="replace").split("\n")[:-1]
+        before = [text for _, text in self._words]
+        if texts[: len(before)] != before:  # another attempt's
+            self._words = []
+        for text in texts[len(self._words) :]:
+            self._words.append((written, text))
+            self._given.setdefault(text, []).append(written)
+        stream = f"{self.job}/{WORDS_LOG.removesuffix('.log')}-0"
+        return [
+            {"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text}
+            for stamp, text in self._words
+        ]
+
+
+def _blocks(told: bytes) -> list[tuple[str, bytes]]:
+    blocks = []
+    while told:
+        heading, _, told = told.partition(b"\n")
+        name, _, size = heading.decode().rpartition(" ")
+        blocks.append((name, told[: int(size)]))
+        told = told[int(size) :]
+    return blocks
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+    except ValueError:
+        return 0
+
+
+def _is_of(event: dict[str, Any], host: str | None) -> bool:
+    return host is None or event["logStreamName"].rpartition("/")[2].startswith(f"{host}-")

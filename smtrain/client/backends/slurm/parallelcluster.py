@@ -1,0 +1,201 @@
+"""A cluster from nothing: the file that AWS ParallelCluster makes one of, from a config and what an account has.
+
+Keys as in aws-parallelcluster 3.16's schema (read 2026-11-21); no cluster was created with it here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from smtrain.client.planner.cost import Prices, own_prices
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
+from smtrain.core.near import hint
+from smtrain.core.protocol.uris import split_uri
+
+OSES = ("ubuntu2204", "ubuntu2404", "alinux2023", "rhel8", "rhel9", "rocky8", "rocky9")
+"""Operating systems that ParallelCluster 3.16 makes clusters of; older ones are refused."""
+UNKNOWN_SUBNET = "subnet-00000000000000000"
+"""Stands for a subnet that is not given: of the right form, and nobody's."""
+_LUSTRE_STEP = 2400  # GiB; SCRATCH_2 is 1200 or a multiple of it
+LUSTRE_DOLLARS = 0.14
+"""A GiB of SCRATCH_2 a month in us-west-2; from memory (2026-11-22), not read at its source."""
+_QUEUE = re.compile(r"[a-z][a-z0-9-]{0,24}")
+_CLUSTER = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{0,59}")
+_IDS = {
+    "head_subnet": ("--head-subnet", "subnet"),
+    "compute_subnet": ("--compute-subnet", "subnet"),
+    "ami": ("--ami", "ami"),
+    "capacity_block": ("--capacity-block", "cr"),
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a config does not say: the account's network and keys, and how machines are bought."""
+
+    region: str = "us-west-2"
+    head_subnet: str = UNKNOWN_SUBNET
+    """A public subnet."""
+    compute_subnet: str = UNKNOWN_SUBNET
+    """A private subnet with a way out (NAT)."""
+    key_name: str | None = None
+    """An EC2 key pair; without one the head node is reached through SSM."""
+    os: str = "ubuntu2204"
+    ami: str | None = None
+    """A Neuron image built for this release of ParallelCluster; without one the nodes have no driver."""
+    post_install: str | None = None
+    """URI of a script that every node of the train stage runs as it starts."""
+    head_type: str = "m5.4xlarge"
+    capacity_block: str | None = None
+    """ID of a capacity reservation of a capacity block."""
+    spot: bool = False
+    storage_gib: int = 4800
+
+
+def template(config: JobConfig, site: Site) -> dict[str, Any]:
+    """The file as plain values. Raises `ConfigError` with every fault."""
+    if faults := _faults(config, site):
+        raise ConfigError(faults)
+    cluster, kind = config.cluster, config.compute.instance_type.removeprefix("ml.")
+    mount = "/" + PurePosixPath(str(cluster.shared)).parts[1]
+    training, cpus = queues(config)
+    queued = [_training(config, site, kind)]
+    if cpus != training:
+        queued.append(
+            {
+                "Name": cpus,
+                "CapacityType": "ONDEMAND",
+                "JobExclusiveAllocation": True,
+                "ComputeResources": [_resource(config.compute.cpu_instance_type.removeprefix("ml."), 1)],
+                "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": 200}}},
+                "Networking": {"SubnetIds": [site.compute_subnet]},
+            }
+        )
+    of_script = (
+        {split_uri(site.post_install)[0]} if site.post_install and site.post_install.startswith("s3://") else set()
+    )
+    for one in queued:
+        if buckets := sorted({*_buckets(config), *(of_script if "CustomActions" in one else ())}):
+            one["Iam"] = {"S3Access": [{"BucketName": bucket} for bucket in buckets]}
+    return {
+        "Region": site.region,
+        "Image": {"Os": site.os, **({"CustomAmi": site.ami} if site.ami else {})},
+        "HeadNode": {
+            "InstanceType": site.head_type,
+            "LocalStorage": {"RootVolume": {"Size": 200}},
+            "Networking": {"SubnetId": site.head_subnet},
+            **({"Ssh": {"KeyName": site.key_name}} if site.key_name else {}),
+        },
+        "Scheduling": {
+            "Scheduler": "slurm",
+            "SlurmSettings": {"ScaledownIdletime": 10},
+            "SlurmQueues": queued,
+        },
+        "SharedStorage": [
+            {
+                "Name": "shared",
+                "MountDir": mount,
+                "StorageType": "FsxLustre",
+                "FsxLustreSettings": {"StorageCapacity": site.storage_gib, "DeploymentType": "SCRATCH_2"},
+            }
+        ],
+    }
+
+
+def queues(config: JobConfig) -> tuple[str, str]:
+    """The queues of the train stage and of the stages that need no accelerator; one where the config names one."""
+    cluster = config.cluster
+    training = cluster.partition or "train"
+    return training, cluster.cpu_partition or (training if cluster.partition else "cpu")
+
+
+def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
+    """The queue of the train stage: all nodes in one subnet, close together, one job a node."""
+    resource = _resource(kind, config.compute.instance_count)
+    row = instance(config.compute.instance_type)
+    if row and row["efa"]:
+        resource["Efa"] = {"Enabled": True}
+    networking: dict[str, Any] = {"SubnetIds": [site.compute_subnet]}
+    if site.capacity_block:
+        resource["MinCount"] = resource["MaxCount"]  # its nodes are there for as long as the block is
+        resource["CapacityReservationTarget"] = {"CapacityReservationId": site.capacity_block}
+    else:
+        networking["PlacementGroup"] = {"Enabled": True}
+    capacity = "CAPACITY_BLOCK" if site.capacity_block else "SPOT" if site.spot else "ONDEMAND"
+    return {
+        "Name": queues(config)[0],
+        "CapacityType": capacity,
+        "JobExclusiveAllocation": True,
+        "ComputeResources": [resource],
+        "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": 200}}},
+        "Networking": networking,
+        **({"CustomActions": {"OnNodeConfigured": {"Script": site.post_install}}} if site.post_install else {}),
+    }
+
+
+def _buckets(config: JobConfig) -> list[str]:
+    """Buckets that the config's inputs lie in, which nodes must be allowed to read."""
+    held_out = config.train.validation.path if config.train.validation else None
+    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    given += [source.path for source in config.data.all_sources]
+    return sorted({split_uri(uri)[0] for uri in given if uri and uri.startswith("s3://")})
+
+
+def _resource(kind: str, count: int) -> dict[str, Any]:
+    return {"Name": kind.replace(".", "-"), "InstanceType": kind, "MinCount": 0, "MaxCount": count}
+
+
+def _faults(config: JobConfig, site: Site) -> list[str]:
+    faults = []
+    if config.own_machine is not None:
+        faults.append(
+            f"compute.instance_type: {config.compute.instance_type} is a machine of yours, and AWS has none; "
+            "name an instance type, such as ml.p5.48xlarge"
+        )
+    if site.os not in OSES:
+        faults.append(f"--os: ParallelCluster makes no cluster of {site.os}; {hint(str(site.os), OSES)}")
+    if site.capacity_block and site.spot:
+        faults.append("--spot: a capacity block is paid for already; leave one of --spot, --capacity-block out")
+    if site.storage_gib != 1200 and (site.storage_gib <= 0 or site.storage_gib % _LUSTRE_STEP):
+        faults.append(f"--storage: {site.storage_gib} GiB is no size of FSx for Lustre; 1200, or a multiple of 2400")
+    if len(PurePosixPath(str(config.cluster.shared)).parts) < 2:
+        faults.append("cluster.shared: is missing; name a folder below the mount point, such as /fsx/smtrain")
+    if site.post_install and not re.fullmatch(r"s3://[^/\s]+/\S+|https://[^/\s]+/\S+", site.post_install):
+        faults.append(
+            f"--post-install: {site.post_install} is no script that nodes can read; give s3://... or https://..."
+        )
+    for field, (option, kind) in _IDS.items():
+        given = getattr(site, field)
+        if given and not re.fullmatch(rf"{kind}-(?:[0-9a-z]{{8}}|[0-9a-z]{{17}})", given):
+            faults.append(f"{option}: {given} is no ID of that kind; it looks like {kind}-0123456789abcdef0")
+    named = dict(zip(reversed(queues(config)), ("cpu_partition", "partition"), strict=True))
+    for queue, key in named.items():
+        if not _QUEUE.fullmatch(queue) or queue == "default":
+            faults.append(
+                f"cluster.{key}: ParallelCluster takes no queue named {queue!r}; take lower-case letters, digits and "
+                "hyphens, at most 25, beginning with a letter, and not 'default'"
+            )
+    if not _CLUSTER.fullmatch(config.name):
+        faults.append(
+            f"name: {config.name!r} is no name of a cluster; take letters, digits and hyphens, at most 60, beginning "
+            "with a letter"
+        )
+    return faults
+
+
+def dollars_per_hour(config: JobConfig, site: Site) -> tuple[float | None, float | None]:
+    """Of the idle cluster (head node and storage), and of the train stage's nodes while they run; None where no price
+    is known, and of a capacity block, which is paid for ahead."""
+    prices = Prices(own_prices())
+    head = prices.find(f"ml.{site.head_type}", "on_demand", site.region)
+    node = prices.find(config.compute.instance_type, "spot" if site.spot else "on_demand", site.region)
+    storage = site.storage_gib * LUSTRE_DOLLARS / 730
+    return (
+        head.dollars_per_hour + storage if head else None,
+        node.dollars_per_hour * config.compute.instance_count if node and not site.capacity_block else None,
+    )

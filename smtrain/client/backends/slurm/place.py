@@ -1,0 +1,286 @@
+"""A Slurm cluster as a place that jobs run in: submit, describe, list, stop, lines, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from smtrain.client.backends.slurm import copying
+from smtrain.client.backends.slurm.environment import bare
+from smtrain.client.backends.slurm.job_registry import remember
+from smtrain.client.backends.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, WORDS, path_of, uri_of
+from smtrain.client.backends.slurm.logs import LogFiles
+from smtrain.client.backends.slurm.metrics import definitions, final_metrics
+from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
+from smtrain.client.backends.slurm.script import sbatch_script
+from smtrain.client.backends.slurm.state import QUEUE, QueueRow, description, events_of, queue_rows, state_of
+from smtrain.core.config.cluster import Cluster
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.text import Say, say
+
+_Some = TypeVar("_Some")
+_LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
+# What Slurm said of an attempt that is the cause of its end: not that tasks ended, and that the others were told to.
+_CAUSE = r"""
+/[Ee]xited with exit code|Terminating StepId|Job step aborted|Force Terminated/ { next }
+/tasks? [0-9,-]+: (Terminated|Killed)/ { next }
+/CANCELLED AT [^ ]+ \*\*\*/ { next }
+/[Ee]rror|fatal|oom|OOM|[Oo]ut [Oo]f [Mm]emory|DUE TO|[Cc]annot|denied|not found|No such/ { print; exit }
+"""
+# The queue first: what has ended since then has written its end before it left.
+# NUL is what stands between the parts of an answer; a pipe would be waited for, and a line may be of any length.
+_ROW = f"""for f in nodes/*/output/failure; do [ -f "$f" ] && break; done
+  {{ if [ -f "$f" ]; then head -c 1024 "$f"
+  elif why=$(head -c 65536 {WORDS} 2>/dev/null | awk '{_CAUSE}') && [ -n "$why" ]; then printf '%s\\n' "$why"
+  elif [ -s logs/algo-1.log ]; then tail -n 1 logs/algo-1.log | cut -d' ' -f2-
+  else tail -n 2 {WORDS} 2>/dev/null | tr '\\n' ' '; fi; }} 2>/dev/null | head -c 4096 | tr -d '\\0'"""
+_LOOK = f"""
+queue=$(squeue -h -t all -o '{QUEUE}' ${{3:+-n "$3"}} 2>/dev/null) || queue=unreachable
+printf '%s\\0' "$queue"
+for d in "$1"/*/jobs/$2/; do
+  cd "$d" 2>/dev/null || continue
+  asked=; [ -e {STOP} ] && asked=yes
+  printf '%s\\0%s\\0' "$d" "$asked"; cat {HISTORY} 2>/dev/null; printf '\\0'
+  if [ -n "$3" ]; then cat {REQUEST} 2>/dev/null; printf '\\0'; {_ROW}; else printf '\\0'; fi
+  printf '\\0'
+done
+"""
+# A folder is made by one of two who try at once; the other joins.
+_SUBMIT = f"""
+job=$1; request=$2; at=$3; size=$4; shift 4
+mkdir -p "$(dirname "$job")" || exit 1
+if ! mkdir "$job" 2>/dev/null; then
+  [ -d "$job" ] || {{ mkdir "$job"; exit 1; }}
+  for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do  # the other may be about to queue it
+    [ -d "$job" ] && [ ! -s "$job/id" ] && ! grep -q '"start"' "$job/{HISTORY}" 2>/dev/null && sleep 1
+  done
+  [ -d "$job" ] && echo taken && exit 0
+  mkdir "$job" || exit 1  # it was refused
+fi
+cat >"$job/{SCRIPT}" && [ "$(wc -c <"$job/{SCRIPT}")" -eq "$size" ] && printf '%s\\n' "$request" >"$job/{REQUEST}" \\
+  && printf '{{"at": %s, "event": "submitted"}}\\n' "$at" >"$job/{HISTORY}" \\
+  && id=$(bare sbatch --parsable --export=ALL "$@" "$job/{SCRIPT}") || {{ rm -rf "$job"; exit 1; }}
+echo "${{id%%;*}}" >"$job/id"
+echo "$id"
+"""
+_STOP = f"""
+job=$1
+touch "$job/{STOP}" || exit 1
+id=$(sed -n 's/.*"event": "start", "id": "\\([0-9]*\\)".*/\\1/p' "$job/{HISTORY}" 2>/dev/null | tail -n 1)
+[ -n "$id" ] || id=$(cat "$job/id" 2>/dev/null)
+[ -n "$id" ] || exit 0
+scancel --quiet --state=PENDING "$id"
+scancel --quiet --batch --signal=USR2 --state=RUNNING "$id"
+exit 0
+"""
+
+
+@dataclass(frozen=True)
+class SlurmPlace:
+    """One cluster, as the section `cluster` names it."""
+
+    section: Cluster
+    name: Literal["slurm"] = "slurm"
+
+    def __post_init__(self) -> None:
+        if self.section.shared is None:
+            raise ConfigError(
+                ["cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"]
+            )
+
+    @cached_property
+    def head(self) -> Head:
+        return Head(self.section.host)
+
+    @property
+    def shared(self) -> str:
+        return str(self.section.shared)
+
+    # ---- what a request is filled in with
+    queues = True
+    """Slurm itself starts a stage after another, so that all are submitted at once."""
+
+    def region_name(self) -> str:
+        return "us-east-1"  # whose prices stand for what the machines cost elsewhere
+
+    def role(self, _role: str | None) -> str:
+        return ""
+
+    def base(self, _given: str | None) -> str:
+        """Everything lies on the shared folder."""
+        return uri_of(self.shared)
+
+    def in_place(self, path: Path | str) -> str | None:
+        """The URI of a folder or file that nodes see where it lies; None for what must be copied to them."""
+        if str(path).startswith(SCHEME):
+            return str(path)
+        if self.section.host is not None:
+            return None
+        try:
+            same = os.stat(path).st_dev == os.stat(self.shared).st_dev
+        except OSError:
+            return None
+        return uri_of(str(Path(path).resolve())) if same else None
+
+    # ---- submit
+    def put(self, uri: str, files: copying.Files, say: Say) -> None:
+        """Copy files below a URI; those there with their size are left, as their folder is named by content."""
+        copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
+
+    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
+        """Queue a request behind jobs of these Slurm IDs; gives its own ID, None where there is such a job already.
+
+        Raises `JobError` with Slurm's own words where it is refused; nothing of it stays then.
+        """
+        name = request["TrainingJobName"]
+        options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+        job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
+        script = sbatch_script(request, self.section).encode()
+        given = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
+        told = b""
+
+        def attempt() -> None:
+            nonlocal told
+            told = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
+
+        try:
+            copying.outlasting(attempt, say)  # one whose answer was lost is found by the next
+        except HeadError as error:
+            raise JobError(f"{name} was not submitted: {error}") from None
+        remember(self.section, name)
+        answer = told.decode().strip()
+        return None if answer == "taken" else answer.partition(";")[0]
+
+    def queued_id(self, name: str) -> str | None:
+        """The Slurm ID of a job that waits or runs."""
+        row = queue_rows(self.head.run("squeue", "-h", "-o", QUEUE, "-n", name).decode()).get(name)
+        return row.id if row and not row.over else None
+
+    # ---- describe, list, stop
+    def describe(self, name: str, patience: Any) -> dict[str, Any]:
+        """As DescribeTrainingJob. Raises `JobError` where there is no such job."""
+        for told in self._look(name, patience, one=name):
+            if told["TrainingJobStatus"] == "Completed" and (defined := definitions(told)):
+                told["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
+            return told
+        raise JobError(f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`")
+
+    def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
+        """As ListTrainingJobs, newest first."""
+        found = self._look(f"*{contains or ''}*", None)
+        keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
+        rows = [
+            {key: told[key] for key in (*keys, "TrainingEndTime") if key in told}
+            for told in sorted(found, key=lambda told: told["CreationTime"], reverse=True)
+        ]
+        yield rows
+
+    def stop(self, name: str) -> None:
+        """Ask a job to save and end; one that waits is taken off the queue."""
+        self.head.sh(_STOP, self._folder(name))
+
+    def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
+        """The scripts that a launch submits."""
+        return "\n".join(sbatch_script(request, self.section) for request in requests)
+
+    def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
+        return list(told.get("Tags", []))
+
+    # ---- lines
+    def log_page(
+        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
+    ) -> dict[str, Any]:
+        """One page with all events from a time (ms) on."""
+        return {"events": _patiently(lambda: self._log(name).since(start, host, pattern), patience)}
+
+    def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
+        return self._log(name).last(count)
+
+    # ---- files
+    def listing(self, uri: str) -> list[dict[str, Any]]:
+        """Files below a URI, as S3 lists objects."""
+        folder = path_of(uri).rstrip("/")
+        return [{"Key": f"{folder}/{path}", "Size": size} for path, size in sorted(self.head.sizes(folder).items())]
+
+    def read(self, uri: str) -> bytes:
+        """A file. Raises `JobError` where there is none."""
+        content = self.head.read(path_of(uri))
+        if content is None:
+            raise JobError(f"{path_of(uri)} does not exist on {self.head.name}; check the path")
+        return content
+
+    def fetch(self, _bucket: str, key: str, path: Path) -> None:
+        copying.fetch(self.head, key, path, lambda text: say(text, error=True))
+
+    # ---- within
+    @cached_property
+    def _logs(self) -> dict[str, LogFiles]:
+        return {}
+
+    @cached_property
+    def _folders(self) -> dict[str, str]:
+        return {}
+
+    def _log(self, name: str) -> LogFiles:
+        if name not in self._logs:
+            self._logs[name] = LogFiles(self.head, name, f"{self._folder(name)}/logs")
+        return self._logs[name]
+
+    def _folder(self, name: str) -> str:
+        if name not in self._folders:
+            found = self.head.sh(
+                'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :', self.shared, name
+            )
+            if not found:
+                raise JobError(
+                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`"
+                )
+            self._folders[name] = found.decode()
+        return self._folders[name]
+
+    def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
+        told = _patiently(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience)
+        queue, *parts = told.decode(errors="replace").split("\0")
+        rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
+        for at in range(0, len(parts) - 4, 5):
+            folder, asked, history, request, failure = parts[at : at + 5]
+            name = folder.rstrip("/").rpartition("/")[2]
+            events, row = events_of(history), rows.get(name)
+            # Without events and not in the queue: a folder that a launch is making, or has left. A script submitted by
+            # hand is in the queue before its first event, which it writes itself when it starts.
+            if not events and not row:
+                continue
+            state = state_of(events, row, asked=bool(asked), failure=failure.strip(), reachable=queue != "unreachable")
+            base = uri_of(folder.rstrip("/").rpartition("/")[0])
+            asked_for = json.loads(request) if request.strip() else _unread(name, base)
+            yield description(asked_for, events, state, row)
+
+
+def _unread(name: str, base: str) -> dict[str, Any]:
+    """What is known of a request that was not read."""
+    return {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
+
+
+def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
+    """A look that outlasts a head node which is away for a while, where somebody has patience."""
+    deadline = time.monotonic() + (patience.limit_s if patience else 0.0)
+    pause = 0.5
+    while True:
+        try:
+            answer = look()
+        except HeadLostError as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            patience.trouble = str(error)
+            time.sleep(pause)
+            pause = min(2 * pause, 20.0)
+        else:
+            if patience:
+                patience.trouble = None
+            return answer

@@ -1,0 +1,116 @@
+"""The head node: commands that run on it, here or through the user's own ssh, and files of the shared folder.
+
+Everything is `sh` and what POSIX has beside it; nothing is installed there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from smtrain.client.backends.slurm import ssh
+from smtrain.core.errors import JobError
+
+SECONDS = 60.0
+"""After so long without an answer a command is given up; copies take as long as they take."""
+# A file whole or not at all: where a connection breaks, `cat` sees an end like any other.
+_WRITE = """
+mkdir -p "$(dirname "$1")" || exit 1
+cat >"$1.part.$$" && [ "$(wc -c <"$1.part.$$")" -eq "$2" ] && mv "$1.part.$$" "$1" || { rm -f "$1.part.$$"; exit 1; }
+"""
+
+
+class HeadError(JobError):
+    """The head node cannot be reached, or a command on it failed."""
+
+
+class HeadLostError(HeadError):
+    """The connection broke, or cannot be made now; the same call may go well a little later."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where Slurm's commands run. `host` None: this machine."""
+
+    host: str | None = None
+
+    def run(self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS) -> bytes:
+        """What a command prints. Raises `HeadError` with its own words where it fails."""
+        with tempfile.TemporaryFile() as given:
+            given.write(feed or b"")
+            given.seek(0)
+            return self._call(command, given, subprocess.PIPE, seconds)
+
+    def sh(self, script: str, *arguments: str, seconds: float | None = SECONDS) -> bytes:
+        """What a shell script prints; its arguments are $1, $2..."""
+        return self.run("sh", "-c", script, "sh", *arguments, seconds=seconds)
+
+    @property
+    def name(self) -> str:
+        return self.host or "this machine"
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file whole or not at all, with its folder."""
+        self.run("sh", "-c", _WRITE, "sh", path, str(len(content)), feed=content, seconds=None)
+
+    def copy(self, source: Path, path: str) -> None:
+        """Copy a file of this machine, whole or not at all."""
+        with source.open("rb") as content:
+            size = str(source.stat().st_size)
+            self._call(("sh", "-c", _WRITE, "sh", path, size), content, subprocess.PIPE, None)
+
+    def fetch(self, path: str, destination: Path) -> None:
+        """Copy a file of the shared folder to this machine, from behind what of it the destination holds."""
+        with destination.open("ab") as out:
+            self._call(("tail", "-c", f"+{out.tell() + 1}", path), subprocess.DEVNULL, out, None)
+
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        """A file from a byte on; None where there is none."""
+        script = 'if [ -e "$1" ]; then printf y; tail -c "+$2" "$1"; fi'
+        found = self.sh(script, path, str(offset + 1), seconds=None)
+        return found[1:] if found else None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of every file below a folder by its relative path; empty where there is no such folder."""
+        found = self.sh(
+            'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %P\\0"; fi', folder, seconds=None
+        )
+        rows = (row.decode(errors="surrogateescape").partition(" ") for row in found.split(b"\0") if row)
+        return {name: int(size) for size, _, name in rows}
+
+    def _call(
+        self, words: tuple[str, ...], given: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
+    ) -> bytes:
+        argv = list(words) if self.host is None else ssh.command(self.host, list(words))
+        # What it complains of goes to a file: a connection that is kept open may hold a pipe open as well.
+        with tempfile.TemporaryFile() as complaint:
+            try:
+                done = subprocess.run(argv, stdin=given, stdout=out, stderr=complaint, timeout=seconds)
+            except FileNotFoundError:
+                raise HeadError(self._absent(argv[0])) from None
+            except subprocess.TimeoutExpired:
+                told = f"{self.name}: {words[0]} has not answered for {seconds:.0f} s; try again"
+                raise HeadLostError(told) from None
+            complaint.seek(0)
+            said = complaint.read().decode(errors="replace")
+        if done.returncode:
+            raise self._failed(words, done.returncode, said)
+        return done.stdout or b""
+
+    def _failed(self, words: tuple[str, ...], status: int, said: str) -> HeadError:
+        if self.host is not None and status == ssh.LOST:
+            text, lasting = ssh.meaning(self.host, said)
+            return HeadError(text) if lasting else HeadLostError(text)
+        told = " ".join(said.split()) or f"it ended with status {status}"
+        return HeadError(f"{self.name}: {words[0]} failed: {told}")
+
+    def _absent(self, program: str) -> str:
+        if self.host is not None and program == "ssh":
+            return "there is no ssh on this machine; install it, or start smtrain on the head node without cluster.host"
+        return (
+            f"{program} is not on this machine, so it is no head node of Slurm; set cluster.host to one that your ssh "
+            "reaches, or start smtrain there"
+        )

@@ -1,0 +1,221 @@
+"""What a job's own history and Slurm's queue together say: a job described as DescribeTrainingJob does.
+
+The history is the truth about an end, since Slurm forgets a job after MinJobAge and accounting may be off; the queue is
+the truth about what has not ended. Nothing else is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from smtrain.client.backends.slurm.layout import uri_of
+
+QUEUE = "%i|%j|%T|%r"
+"""squeue's form of a row: the same in every release, where JSON is not."""
+_OVER = frozenset(
+    {
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+        "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+    }
+)  # fmt: skip
+_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
+_NEVER = "it never ran: a stage before it did not end well, or it was cancelled while it waited"
+_CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to go on"
+_PREEMPTED = "Slurm gave its nodes to another job; launch it again to go on"
+# Slurm's reasons for a job that waits, and what each means for who waits for it.
+_WAITING = {
+    "JobHeldUser": "it is held; `scontrol release {id}` on the head node lets it run",
+    "JobHeldAdmin": "an administrator holds it, or it could not start on a node; ask them to release {id}",
+    "launch failed requeued held": "it could not start on a node and is held; ask the administrators to release {id}",
+    "Resources": "it waits for nodes",
+    "Priority": "it waits for nodes; other jobs come first",
+    "Dependency": "it waits for the stage before it",
+    "DependencyNeverSatisfied": "the stage before it did not end well; `smtrain run` again goes on with that one",
+    "BeginTime": "it waits for its time to begin",
+    "PartitionDown": "its partition is down",
+    "ReqNodeNotAvail": "nodes that it asks for are down or reserved",
+    "PartitionTimeLimit": "its time limit is longer than the partition's; set a shorter cluster.time",
+    "AssocGrpGRES": "its account has used up its share",
+}
+_LIMIT = "its time limit came before a step was done and saved; raise cluster.time, or cluster.save_before"
+_ENDS = {
+    "limit": _LIMIT,
+    "no requeue": "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to go on",
+}
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A job as Slurm has it."""
+
+    id: str
+    name: str
+    state: str
+    reason: str
+
+    @property
+    def over(self) -> bool:
+        return self.state in _OVER
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        number = self.id.partition("_")[0]  # of an array: no job of ours, but of this name
+        return not self.over, int(number) if number.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Status as SageMaker spells it, with its reason."""
+
+    status: str
+    """InProgress, Stopping, Stopped, Completed or Failed."""
+    secondary: str
+    message: str = ""
+
+
+def queue_rows(text: str) -> dict[str, QueueRow]:
+    """squeue's answer by job name; of several jobs of a name the newest that is not over, else the newest."""
+    found: dict[str, QueueRow] = {}
+    for line in text.splitlines():
+        id_, name, state, reason = (line.split("|", 3) + [""] * 3)[:4]
+        row = QueueRow(id_, name, state.split(" ")[0], reason)
+        if name and (name not in found or row.rank > found[name].rank):
+            found[name] = row
+    return found
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a history; a line that a crash or a full disk cut off is left out."""
+    events = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event and isinstance(event.get("at"), int):
+            events.append(event)
+    return events
+
+
+def state_of(
+    events: list[dict[str, Any]], row: QueueRow | None, *, asked: bool, failure: str = "", reachable: bool = True
+) -> JobState:
+    """`asked`: somebody asked it to stop. `failure`: its own words. `reachable`: squeue answered."""
+    last = events[-1] if events else {"event": "submitted"}
+    started = any(event["event"] == "start" for event in events)
+    if last["event"] == "stopped":
+        return JobState("Stopped", "Stopped")
+    if last["event"] == "end":
+        if last.get("status") == 0:
+            return JobState("Completed", "Completed")
+        return JobState("Failed", "Failed", _ENDS.get(str(last.get("why"))) or _status(last, failure))
+    if not reachable or (row and not row.over):
+        return _going(row, started=started, asked=asked)
+    if row and row.state == "COMPLETED":
+        return JobState("Completed", "Completed")
+    if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
+        why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if asked else _CANCELLED
+        return JobState("Stopped", "Stopped", why if started else _NEVER)
+    said = f"; the last that it said: {failure}" if failure else ""  # which need not be why
+    if row:
+        told = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
+        return JobState("Failed", "Failed", told)
+    if not started:
+        return JobState("Stopped", "Stopped", _NEVER)
+    return JobState("Failed", "Failed", "Slurm has it no more, and it did not write its end: a node was lost, or it "
+                    f"was killed; launch it again to go on from its last checkpoint{said}")  # fmt: skip
+
+
+def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
+    """Of a job that has not ended."""
+    if asked:
+        return JobState("Stopping", "Stopping")
+    if row is None:
+        return JobState("InProgress", "Training" if started else "Pending", "Slurm does not answer")
+    if row.state in _WAITS:
+        return JobState("InProgress", "Restarting" if started else "Pending", _waits(row))
+    return JobState("InProgress", "Interrupted" if row.state == "SUSPENDED" else "Training", row.state)
+
+
+def _waits(row: QueueRow) -> str:
+    """Slurm's state and reason of a job that waits, and what they mean."""
+    reason = row.reason.strip("()").replace("_", " ")
+    meaning = _WAITING.get(reason.partition(",")[0], "").format(id=row.id)
+    return f"{row.state}: {row.reason}" + (f"; {meaning}" if meaning else "")
+
+
+def _status(last: Mapping[str, Any], failure: str) -> str:
+    status = int(last.get("status") or 1)
+    return (
+        f"it ended with status {status}"
+        + (f" (signal {status - 128})" if 128 < status < 193 else "")
+        + (f": {failure}" if failure else "")
+    )
+
+
+def description(
+    request: Mapping[str, Any], events: list[dict[str, Any]], state: JobState, row: QueueRow | None
+) -> dict[str, Any]:
+    """What DescribeTrainingJob answers about such a job."""
+    times = [_moment(event["at"]) for event in events] or [datetime.now(timezone.utc)]
+    name, ended = request["TrainingJobName"], state.status in ("Completed", "Failed", "Stopped")
+    base = request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    id_ = next((str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else "")
+    told: dict[str, Any] = {
+        **request,
+        "TrainingJobArn": f"slurm:{id_}:{name}",
+        "TrainingJobStatus": state.status,
+        "SecondaryStatus": state.secondary,
+        "CreationTime": times[0],
+        "LastModifiedTime": times[-1],
+        "ModelArtifacts": {"S3ModelArtifacts": f"{base}/{name}/output/model"},
+        "SecondaryStatusTransitions": _transitions(events, state),
+    }
+    if started := [event for event in events if event["event"] == "start"]:
+        told["TrainingStartTime"] = _moment(started[0]["at"])
+    if ended:
+        told["TrainingEndTime"] = times[-1]
+    if state.status in ("Failed", "Stopped") and state.message:
+        told["FailureReason"] = state.message
+    return told
+
+
+def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def change(status: str, at: datetime, message: str = "") -> None:
+        if found:
+            found[-1]["EndTime"] = at
+        found.append({"Status": status, "StartTime": at, "StatusMessage": message})
+
+    for event in events:
+        at = _moment(event["at"])
+        if event["event"] == "submitted":
+            change("Pending", at, f"Slurm job {event.get('id', '')}")
+        elif event["event"] == "start":
+            change("Training", at, f"on {event.get('nodes', '')}")
+        elif event["event"] in ("again", "left"):
+            why = {"limit": "its time limit came", "failed": "it failed", "told": "it was told to end"}.get(
+                str(event.get("why")), "Slurm ended it"
+            )
+            change("Interrupted", at, f"{why}; it goes on from its last checkpoint")
+    if state.secondary in ("Pending", "Restarting") and state.message and found:
+        found[-1]["StatusMessage"] = state.message
+    if state.status in ("Completed", "Failed", "Stopped"):
+        last = _moment(max((event["at"] for event in events), default=0))
+        change(state.secondary, last, state.message)
+        found[-1]["EndTime"] = last
+    return found
+
+
+def _moment(at: int) -> datetime:
+    return datetime.fromtimestamp(at, timezone.utc)
+
+
+def uri_in(job_folder: str, name: str) -> str:
+    """The URI of a file of a job's folder."""
+    return uri_of(f"{job_folder}/{name}")

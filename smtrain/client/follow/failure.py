@@ -1,0 +1,159 @@
+"""Why a job failed: the first failing host and rank with its own words, what SageMaker says, and what helps."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from smtrain.client.follow.error_blocks import ErrorBlock, blocks_of
+from smtrain.core.facts import table
+from smtrain.core.protocol.log_lines import Line
+
+_EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
+_COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I)
+_SHOWN = 40
+_CONTEXT_MS = 300_000
+NO_FAILURE = ("InProgress", "Completed", "Stopping")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A row of core/facts/failures.toml."""
+
+    name: str
+    cause: str
+    do: str
+    source: str
+    pattern: str
+    status: str | None = None
+    symptom: bool = False
+
+    @property
+    def regex(self) -> re.Pattern[str]:
+        return _compiled(self.pattern)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a job ended and, where it did not end well, why. `str` is the text to show."""
+
+    job: str
+    status: str
+    host: str | None
+    """Where the first error was; None where no host said anything of one."""
+    rank: int | None
+    at: datetime.datetime | None
+    error: tuple[str, ...]
+    """That rank's own traceback, or its last words."""
+    reason: str | None
+    """FailureReason, as it was given."""
+    exit_code: int | None
+    cause: Cause | None
+    told_by: str = "SageMaker"
+    """Who gave the reason: SageMaker or Slurm."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is anything to explain."""
+        return self.status not in NO_FAILURE
+
+    def __str__(self) -> str:
+        if not self.failed:
+            return f"{self.job}: {self.status}, nothing failed"
+        where = self.host or ""
+        if self.host and self.rank is not None:
+            where += f", rank {self.rank}"
+        head = f"{self.job} ended as {self.status}"
+        lines = [f"{head}, first on {where}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if where else head]
+        lines += [f"  {line}" for line in _shortened(self.error)]
+        if self.reason:
+            lines.append(f"{self.told_by} says: {self.reason}")
+        if self.cause:
+            lines += [f"cause: {self.cause.cause}", f"to do: {self.cause.do}"]
+        elif self.status.startswith("Stopped"):
+            lines.append("to do: the same command goes on from what it has saved")
+        return "\n".join(lines)
+
+
+def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanation:
+    """From DescribeTrainingJob's answer and the (last) lines of all hosts, in the order of time."""
+    lines = list(lines)
+    status, secondary, reason = told["TrainingJobStatus"], told.get("SecondaryStatus", ""), told.get("FailureReason")
+    if secondary not in (status, ""):
+        status = f"{status} ({secondary})" if status in ("Stopped", "Failed") else status
+    first = first_error(blocks_of(lines)) if told["TrainingJobStatus"] == "Failed" else None
+    passed = {c["Status"] for c in told.get("SecondaryStatusTransitions", [])}
+    stopped = told["TrainingJobStatus"] == "Stopped"
+    cause = None
+    if told["TrainingJobStatus"] not in NO_FAILURE:
+        cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
+    code = _EXIT.search(reason or "")
+    return Explanation(
+        name,
+        status,
+        first.host if first else None,
+        first.rank if first else None,
+        datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
+        tuple(first.lines) if first else (),
+        reason,
+        int(code[1]) if code else first.exit_code if first else None,
+        cause,
+        "Slurm" if told.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
+    )
+
+
+def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
+    """The error the others followed from.
+
+    Of the errors that are not the echo of another rank's end the earliest; else the process that torchrun saw killed;
+    else the earliest echo.
+    """
+    own = [block for block in blocks if not block.summary and not is_collateral(block)]
+    killed = [block for block in blocks if block.summary and (block.exit_code or 0) < 0 and block.exit_code != -15]
+    rest = [block for block in blocks if not block.summary] or list(blocks)
+    return next(iter(own or killed or rest), None)
+
+
+def is_collateral(block: ErrorBlock) -> bool:
+    """Whether the error only says that somebody else was gone."""
+    words = block.lines[-1] if len(block.lines) > 1 else block.text
+    return any(_compiled(pattern).search(words) for pattern in table("failures")["collateral"])
+
+
+def causes() -> list[Cause]:
+    """The table, in its order."""
+    return [Cause(**row) for row in table("failures")["cause"]]
+
+
+def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None) -> Cause | None:
+    """The first row found in the words of the failing rank, then around it, then in SageMaker's, then anywhere."""
+    places = []
+    if first:
+        places.append(first.text)
+        near = [x for x in lines if x.host == first.host and first.at - _CONTEXT_MS <= x.timestamp <= first.at + 5000]
+        places.append("\n".join(line.text for line in near))
+    places.append(reason or "")
+    places.append("\n".join(line.text for line in lines if _COMPLAINT.search(line.text)))
+    found = [cause for place in places for cause in causes() if place and cause.regex.search(place)]
+    if found and found[0].symptom:
+        return next((cause for cause in found if not cause.symptom), found[0])
+    return next(iter(found), None)
+
+
+def _of_status(statuses: set[str]) -> Cause | None:
+    return next((cause for cause in causes() if cause.status in statuses), None)
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _SHOWN:
+        return list(lines)
+    return [*lines[:8], f"... {len(lines) - _SHOWN} lines ...", *lines[-(_SHOWN - 8) :]]
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.I | re.M)

@@ -1,0 +1,193 @@
+"""A job as a stream of what happens: status changes, and lines of all hosts in the order of time, until it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.sagemaker.retry import Patience
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.follow.cursor import Cursor
+from smtrain.client.follow.dedup import MINUTE
+from smtrain.client.follow.merge import ReorderBuffer
+from smtrain.client.follow.reading import LogReading
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.interrupts import pause
+from smtrain.core.protocol.log_lines import Line
+
+RESUME_BACK_MS = 600_000
+"""What comes later than this after a follow was left is not shown by the one that resumes it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a target is asked, and how long its log may lag; seconds."""
+
+    poll: float
+    hold: float
+    """A line waits so long for older ones; longer, up to `hold_most`, where lines are seen to come late."""
+    hold_most: float
+    settle: float
+    """After the end: quiet for so long (and twice the greatest lateness seen) before the last line is the last."""
+    settle_most: float
+    back: tuple[tuple[float, float], ...]
+    """(every, back): a reading goes back so far at least so often; the first every time, the last also at the end."""
+    limit: float
+    """Without any answer for so long it is given up."""
+
+
+PACES: dict[TargetName, Pace] = {
+    "local": Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120),
+    "aws": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
+    # files that nodes write through a shared folder, whose clients cache for some seconds
+    "slurm": Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """The job entered a secondary status."""
+
+    status: str
+    message: str
+    at: datetime.datetime
+
+
+@dataclass(frozen=True)
+class Told:
+    """What DescribeTrainingJob answered, once a poll; comes before the lines of that poll."""
+
+    job: dict[str, Any]
+
+
+Event = Change | Line | Told
+
+
+class Follower:
+    """Follows one job; `events` can be left at any line and gone on with later through the cursor's file."""
+
+    def __init__(
+        self, target: JobPlace, name: str, *, host: str | None = None, since: int | None = None,
+        tail: int | None = None, cursor: Path | None = None, resume: bool = False, poll: float | None = None,
+    ) -> None:  # fmt: skip
+        """`since` in ms; `tail`: of the lines before now only the last so many; `resume`: from the cursor, if any."""
+        self.target, self.name, self.host = target, name, host
+        self.pace = PACES[target.name] if poll is None else replace(PACES[target.name], poll=poll)
+        self.patience = Patience(self.pace.limit)
+        farthest = self.pace.back[-1][1]
+        self.reading = LogReading(target, name, host, self.patience, remember_s=farthest + 60)
+        self.order = ReorderBuffer()
+        self._tail, self._file = tail, cursor
+        self._floor, self._changes = since, 0
+        """Nothing before it (ms) is read; None: the job's own beginning."""
+        self._saved = 0.0
+        self._last: dict[float, float] = {}
+        if resume and cursor and (kept := Cursor.load(cursor)):
+            self._floor, self._changes, self.order.newest = kept.start, kept.changes, kept.newest
+            self.reading.seen.restore(kept.keys)
+
+    def events(self) -> Generator[Event, None, None]:
+        """Everything until the job has ended and its last lines have come. Raises `JobError` without such a job."""
+        try:
+            yield from self._live()
+        finally:
+            self.save()
+
+    def _live(self) -> Iterator[Event]:
+        back = inf
+        while True:
+            told = self.describe()
+            yield Told(told)
+            changes = told.get("SecondaryStatusTransitions", [])
+            if self._floor is None:
+                # Hosts' clocks may differ from the one that stamped the job.
+                self._floor = int(told["CreationTime"].timestamp() * 1000) - MINUTE
+            if told["TrainingJobStatus"] in ENDED:
+                break
+            yield from self._new(changes)
+            yield from self._read(back)
+            self.save(every=2.0)
+            pause(self.pace.poll)
+            back = self._due()
+        yield from self._new(changes[:-1])  # how it ended is said after the last line
+        yield from self._drain(told)
+        yield from self._new(changes)
+        yield Told(self.describe())  # what is billed comes with or after the end
+
+    def describe(self) -> dict[str, Any]:
+        """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
+        return self.target.describe(self.name, self.patience)
+
+    def _new(self, transitions: list[dict[str, Any]]) -> Iterator[Change]:
+        for change in transitions[self._changes :]:
+            self._changes += 1
+            yield Change(change["Status"], change.get("StatusMessage", ""), change["StartTime"])
+
+    def _due(self) -> float:
+        """How many seconds the next reading goes back."""
+        now = time.monotonic()
+        due = [back for every, back in self.pace.back if now - self._last.setdefault(back, now) >= every]
+        for back in due:
+            self._last[back] = now
+        return max(due[-1], min(2 * self.reading.lateness, 120.0))
+
+    def _read(self, back: float) -> Iterator[Line]:
+        assert self._floor is not None
+        newest = min(self.order.newest, int(time.time() * 1000))  # a host's clock may be ahead
+        start = self._floor if back == inf else max(self._floor, newest - int(back * 1000))
+        for page in self.reading.new(start):
+            now = time.monotonic()
+            for line, key in page:
+                self.order.take(line, key, now)
+            if self._tail is None:
+                yield from self.order.free(self._hold(), now)
+        if self._tail is not None:
+            self.order.keep_last(self._tail)
+            self._tail = None
+        yield from self.order.free(self._hold(), time.monotonic())
+
+    def _hold(self) -> float:
+        return min(max(self.pace.hold, 1.5 * self.reading.lateness), self.pace.hold_most)
+
+    def _drain(self, told: dict[str, Any]) -> Iterator[Line]:
+        """What is still to come of a job that has ended."""
+        yield from self._read(inf)
+        ended = told.get("TrainingEndTime") or told["LastModifiedTime"]
+        age = (datetime.datetime.now(datetime.timezone.utc) - ended).total_seconds()
+        if age < self.pace.settle_most:
+            yield from self._settle()
+        yield from self.order.free(0.0, time.monotonic())
+
+    def _settle(self) -> Iterator[Line]:
+        near, far = self.pace.back[1][1], self.pace.back[-1][1]
+        quiet, count = time.monotonic(), self.order.taken
+        while True:
+            pause(min(self.pace.poll, self.pace.settle / 2))
+            long = min(self.pace.settle + 2 * self.reading.lateness, self.pace.settle_most)
+            over = time.monotonic() - quiet >= long
+            yield from self._read(far if over else near)
+            if self.order.taken != count:
+                quiet, count = time.monotonic(), self.order.taken
+            elif over:
+                return
+
+    def save(self, every: float = 0.0) -> None:
+        """Write the cursor, at most once in so many seconds."""
+        if self._file is None or self._floor is None or time.monotonic() - self._saved < every:
+            return
+        self._saved = time.monotonic()
+        start = max(self._floor, self.order.newest - RESUME_BACK_MS)
+        if self.order.oldest is not None:
+            start = min(start, self.order.oldest)
+        held = self.order.keys()
+        keys = {minute: keys - held for minute, keys in self.reading.seen.since(start).items()}
+        # A follow without a place to go on from is worth more than none.
+        with contextlib.suppress(OSError):
+            Cursor(start, self.order.newest, self._changes, keys).save(self._file)

@@ -1,0 +1,60 @@
+"""Lines of many hosts in the order of time, held back a little for those that come late."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from smtrain.core.protocol.log_lines import Line
+
+
+@dataclass(order=True, frozen=True)
+class _Held:
+    timestamp: int
+    host: int
+    number: int
+    """Order of reading: equal timestamps of a host stay as they were written."""
+    line: Line = field(compare=False)
+    key: int = field(compare=False)
+    since: float = field(compare=False)
+
+
+class ReorderBuffer:
+    """Holds a line until younger ones by `hold_s` have come, or for so long; then it is free to go, oldest first."""
+
+    def __init__(self) -> None:
+        self._heap: list[_Held] = []
+        self.taken = 0
+        """How many lines have come in."""
+        self.newest = 0
+        """Latest timestamp so far, ms."""
+
+    def take(self, line: Line, key: int, now: float) -> None:
+        self.taken += 1
+        host = int(line.host.rpartition("-")[2]) if line.host.rpartition("-")[2].isdigit() else 0
+        heapq.heappush(self._heap, _Held(line.timestamp, host, self.taken, line, key, now))
+        self.newest = max(self.newest, line.timestamp)
+
+    def free(self, hold_s: float, now: float) -> Iterator[Line]:
+        """The lines that need not wait any longer; each is gone from here before it is given."""
+        until = self.newest - hold_s * 1000
+        until = max((h.timestamp for h in self._heap if h.timestamp <= until or now - h.since >= hold_s), default=0)
+        while self._heap and self._heap[0].timestamp <= until:
+            yield heapq.heappop(self._heap).line
+
+    def keep_last(self, count: int) -> None:
+        """Let go of all but the last so many."""
+        self._heap = sorted(self._heap)[-count:] if count else []  # a sorted list is a heap
+
+    def keys(self) -> set[int]:
+        """Of what is held."""
+        return {held.key for held in self._heap}
+
+    @property
+    def oldest(self) -> int | None:
+        """Timestamp of the oldest line held."""
+        return self._heap[0].timestamp if self._heap else None
+
+    def __len__(self) -> int:
+        return len(self._heap)

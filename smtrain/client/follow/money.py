@@ -1,0 +1,105 @@
+"""What a job costs: billed seconds by instances by price, with the price's date and source."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.client.planner.cost import HOUR, Price, Prices
+from smtrain.core.config.units import spell
+from smtrain.core.home import home
+from smtrain.core.protocol.requests import groups_of, is_of_here, machines_of
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Dollars of one job. `dollars` is None where no price is known for its instances."""
+
+    dollars: float | None
+    items: dict[str, float]
+    """By part: training, and the warm pool that was kept after it."""
+    billable_s: float
+    """Of one instance, as SageMaker counts it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
+    API_DescribeTrainingJob.html. With managed spot training the end's figure has the saving taken off already."""
+    machines: str
+    prices: tuple[Price, ...]
+    final: bool
+    """As billed; else counted up to now."""
+    billed: bool
+    """False for the local control plane: what the same time would cost on AWS."""
+    owned: bool = False
+    """The machines are the user's: a Slurm cluster's, of which only prices of the user's own are known, or `here`."""
+    here: bool = False
+    """The machine is this one, which bills nothing."""
+    saved: float | None = None
+    """Share that spot saved, once the job has ended."""
+
+    def __str__(self) -> str:
+        return self.forms()[0]
+
+    def forms(self) -> tuple[str, ...]:
+        """The sentence; then shorter ones for where there is less room: without the price, and the sum alone."""
+        time = f"{spell(self.billable_s)} x {self.machines}"
+        if self.here:
+            return f"nothing here ({time})", "nothing here"
+        if self.dollars is None and self.owned:
+            return (f"{time}{'' if self.final else ' so far'}, on a cluster of your own",)
+        if self.dollars is None:
+            short = f"no price is known for {self.machines}"
+            return f"{short}; {time} {'billed' if self.final else 'so far'}", short
+        text = f"${self.dollars:,.2f}" if self.billed else f"nothing, ${self.dollars:,.2f} on AWS"
+        text += "" if self.final else " so far"
+        how = f"{time}, spot saved {self.saved:.0%}" if self.saved is not None else time
+        return f"{text} ({how}; {'; '.join(map(str, self.prices))})", f"{text} ({how})", text
+
+
+def cost_of(
+    told: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
+    prices: Prices | None = None,
+) -> Spent:  # fmt: skip
+    """From DescribeTrainingJob's answer.
+
+    Billed is from TrainingStartTime to TrainingEndTime (API_DescribeTrainingJob); BillableTimeInSeconds says it at the
+    end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
+    goes with the on-demand price; while it runs the spot price is a guess.
+    """
+    here = local and is_of_here(told)
+    owned = here or told.get("TrainingJobArn", "").startswith("slurm:")
+    known = prices or known_prices("slurm" if owned and not here else None)
+    groups = groups_of(told)
+    spot = bool(told.get("EnableManagedSpotTraining"))
+    billable, saved = told.get("BillableTimeInSeconds"), None
+    final = billable is not None and told.get("TrainingEndTime") is not None
+    if final:
+        seconds, option = float(billable or 0), "on_demand"
+        whole = told.get("TrainingTimeInSeconds") or 0
+        saved = 1 - seconds / whole if spot and whole else None
+    else:
+        began = told.get("TrainingStartTime")
+        end = told.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
+        seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
+        final = owned and told.get("TrainingEndTime") is not None
+    found = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
+    rate = sum(price.dollars_per_hour * count for price, count in found if price)
+    items = {"training": seconds / HOUR * rate}
+    if retained := (told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
+        items["warm pool"] = retained / HOUR * rate
+    return Spent(
+        sum(items.values()) if all(price for price, _ in found) else None,
+        items,
+        seconds,
+        machines_of(told),
+        tuple(price for price, _ in found if price),
+        final,
+        not local,
+        owned,
+        here,
+        saved,
+    )
+
+
+def known_prices(target: str | None = None) -> Prices:
+    """The user's own, where they keep some, else ours; on a cluster of their own (`slurm`) only theirs."""
+    own = home() / "prices.toml"
+    return Prices(own if own.is_file() else None, target=target)

@@ -1,0 +1,69 @@
+"""The live panel in a notebook: a block of HTML, drawn again in its place."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from smtrain.client.follow.follower import Event
+from smtrain.client.follow.html import block, curves
+from smtrain.client.follow.panel import written
+from smtrain.client.follow.progress import Progress
+
+_EVERY_S = 0.5
+_LINES = 8
+
+
+def here() -> bool:
+    """Whether a notebook shows what this process prints. IPython is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel")
+
+
+def cell() -> int | None:
+    """The number of the cell that runs; None where there is no notebook."""
+    return int(sys.modules["IPython"].get_ipython().execution_count) if here() else None
+
+
+def bundle_of(progress: Progress) -> dict[str, str]:
+    """The panel as a notebook's display takes it: HTML, and a line of text for whoever shows no HTML."""
+    lines = [written(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "text/html": block(progress, lines, _hint(progress)),
+        "text/plain": f"{progress.name}: {progress.summary(now)}",
+    }
+
+
+def _hint(progress: Progress) -> str:
+    if progress.ended:
+        return curves(progress)
+    stop = f'smtrain.Job("{progress.name}").stop() stops it' + (", after a checkpoint" if progress.last else "")
+    return f"interrupting the kernel leaves it running; the same cell comes back to it; {stop}"
+
+
+@contextmanager
+def notebook_panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
+    """Yields what takes the events; the panel goes at the end unless `keep`."""
+    from IPython import display
+
+    make: Any = display  # IPython's types leave these out
+    handle = make.display(bundle_of(progress), raw=True, display_id=True)
+    drawn = time.monotonic()
+
+    def take(event: Event) -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn >= _EVERY_S:
+            handle.update(bundle_of(progress), raw=True)
+            drawn = time.monotonic()
+
+    try:
+        yield take
+    finally:
+        gone = {"text/html": "", "text/plain": ""}
+        handle.update(bundle_of(progress) if keep else gone, raw=True)

@@ -1,0 +1,102 @@
+"""The live panel of a job on a terminal."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from smtrain.client.follow.progress import Progress
+from smtrain.client.follow.sparkline import sparkline
+from smtrain.core.config.units import spell
+from smtrain.core.protocol.log_lines import Line
+from smtrain.core.text import clean
+
+_FRAME = 4
+"""Rows of a terminal that are not for the job's own lines: the border's two, the rule above them, the cursor's."""
+_COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
+
+
+def written(line: Line, hosts: int) -> str:
+    """A line as it is printed: behind its host where there are several, so that no host can speak as another."""
+    text = clean(line.text).rstrip("\n")
+    return f"{line.host} | " + text.replace("\n", f"\n{line.host} | ") if hosts > 1 else text
+
+
+class LivePanel:
+    """Draws a `Progress` anew each time it is rendered."""
+
+    def __init__(self, progress: Progress, lines: int = 10) -> None:
+        self.progress, self.lines = progress, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        p = self.progress
+        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        room = max(20, options.max_width - 4)
+        there = console.size.height - _FRAME if console.is_terminal else sys.maxsize
+        rows = list(self._rows(now, room))
+        if (left := there - _height(console, options.update(width=room), rows)) < 0:
+            rows = list(self._rows(now, room, history=False))
+        if left > 0 and p.lines:
+            rows.append(Text("─" * room, "dim"))
+            for line in list(p.lines)[-self.lines :][-left:]:
+                rows.append(Text(written(line, p.hosts), overflow="ellipsis", no_wrap=True))
+        yield Panel(
+            Group(*rows),
+            title=Text.assemble((clean(p.name), "bold"), f" on {p.target}"),
+            title_align="left",
+            subtitle=None if p.ended else "Ctrl-C leaves it running",
+            subtitle_align="right",
+            border_style=colour,
+        )
+
+    def _rows(self, now: datetime.datetime, room: int, history: bool = True) -> Iterator[RenderableType]:
+        p = self.progress
+        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        cost = p.cost(now)
+        head = [Text(p.status, f"bold {colour}"), Text(spell(p.elapsed_s(now)))]
+        yield from flowed([*head, *([Text(cost.machines, "dim")] if cost else [])], room)
+        if history:
+            changes = [Text(f"{status} {spell(s)}", "dim") for status, s in p.transitions(now)]
+            yield from flowed(changes, room, between=" > ")
+        if numbers := p.numbers():
+            if "of" in p.last:
+                bar = Table.grid()  # a bar alone does not end its line
+                bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
+                yield bar
+            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room)
+            finite = [loss for _, loss in p.points]
+            if len(finite) > 1:
+                first, last = f"loss {finite[0]:.3f} ", f" {finite[-1]:.3f}"
+                yield Text(first + sparkline(finite, room - len(first) - len(last)) + last, "blue")
+        if history and (use := p.use()):
+            yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in use], room)
+        if history and p.profile:
+            yield Text(clean(p.profile), "dim")
+        if cost:
+            forms = [f"cost {form}" for form in cost.forms()]
+            yield Text(next((form for form in forms if len(form) <= room), forms[-1]), "dim")
+        if p.trouble:
+            yield Text(clean(p.trouble), "yellow")
+
+
+def _height(console: Console, options: ConsoleOptions, rows: Sequence[RenderableType]) -> int:
+    return len(console.render_lines(Group(*rows), options, pad=False))
+
+
+def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
+    """Items side by side as far as `room` characters go, then on the next line; none is cut in two that fits a line."""
+    line = Text()
+    for item in items:
+        if line and len(line) + len(between) + len(item) > room:
+            yield line
+            line = Text()
+        line += Text(between if line else "", "dim") + item
+    yield line

@@ -1,0 +1,163 @@
+"""Where a job stands, gathered from its events: what the panel draws and a summary line says."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from smtrain.client.backends.sagemaker.retry import Patience
+from smtrain.client.follow.follower import Event, Told
+from smtrain.client.follow.machines import shown
+from smtrain.client.follow.money import Spent, cost_of
+from smtrain.core.config.units import spell
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.log_lines import PROFILE, Line, machine_record, step_record
+from smtrain.core.protocol.requests import groups_of
+
+_RATE_STEPS = 20
+SILENT_S = 600.0
+_WORTH_SAYING = 0.01
+"""Of a step's time, waiting for data."""
+_KEPT_LINES, _KEPT_STEPS = 50, 5000
+
+
+@dataclass
+class Progress:
+    """State of one job. Feed it every event."""
+
+    name: str
+    target: str
+    region: str | None
+    patience: Patience | None = None
+    """What asks AWS for these events."""
+    told: dict[str, Any] = field(default_factory=dict)
+    lines: deque[Line] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    """What the panel shows; whoever follows appends it."""
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    """(step, loss) of the steps so far."""
+    last: dict[str, float] = field(default_factory=dict)
+    """Numbers of the last step's line."""
+    validated: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+    """(step, loss on held-out text) of the validations so far."""
+    machines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What of its machine each host uses, as it said last."""
+    profile: str = ""
+    """Which part of a step takes how long, if the job has said so."""
+    _heard: float = field(default_factory=time.monotonic)
+    _steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
+
+    def take(self, event: Event) -> None:
+        """Note an event."""
+        if isinstance(event, Told):
+            self.told = event.job
+        elif isinstance(event, Line):
+            self._heard = time.monotonic()
+            if record := step_record(event.text):
+                self.note(record)
+                if "loss" in record:
+                    self._steps.append((event.timestamp, record["step"]))
+            elif used := machine_record(event.text):
+                self.machines[event.host] = used
+            elif event.text.startswith(PROFILE):
+                self.profile = event.text.removeprefix(PROFILE)
+
+    def note(self, record: dict[str, float]) -> None:
+        """Note the numbers of a step's line."""
+        self.last = record
+        if "loss" in record:
+            self.points.append((record["step"], record["loss"]))
+        if "val_loss" in record:
+            self.validated.append((record["step"], record["val_loss"]))
+
+    @property
+    def status(self) -> str:
+        """As SageMaker says it: the secondary status in brackets where it says more."""
+        status, more = self.told.get("TrainingJobStatus", "not asked yet"), self.told.get("SecondaryStatus")
+        return status if more in (None, status) else f"{status} ({more})"
+
+    @property
+    def ended(self) -> bool:
+        return self.told.get("TrainingJobStatus") in ENDED
+
+    @property
+    def trouble(self) -> str | None:
+        """What to worry about: AWS does not answer, or a job that trains has been silent for long."""
+        if self.patience and self.patience.trouble:
+            return f"no answer from AWS ({self.patience.trouble}), trying on"
+        silent = time.monotonic() - self._heard
+        if self.told.get("SecondaryStatus") == "Training" and silent > SILENT_S:
+            return f"no line for {spell(silent)}: compiling, or stalled"
+        return None
+
+    @property
+    def hosts(self) -> int:
+        return sum(count for _, count in groups_of(self.told)) if self.told else 1
+
+    def transitions(self, now: datetime.datetime) -> list[tuple[str, float]]:
+        """(status, seconds) of each secondary status so far; the current one counts up to now."""
+        changes = self.told.get("SecondaryStatusTransitions", [])
+        return [
+            (c["Status"], ((c.get("EndTime") or now) - c["StartTime"]).total_seconds())
+            for c in changes
+            if not (c is changes[-1] and self.ended)
+        ]
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left at the speed of the last steps; None where it cannot be told."""
+        if len(self._steps) < 2 or "of" not in self.last or self.ended:
+            return None
+        (t0, s0), (t1, s1) = self._steps[0], self._steps[-1]
+        return (self.last["of"] - s1) * (t1 - t0) / 1000 / (s1 - s0) if s1 > s0 else None
+
+    def cost(self, now: datetime.datetime | None = None) -> Spent | None:
+        """So far, or at the end as billed."""
+        return cost_of(self.told, region=self.region, local=self.target == "local", now=now) if self.told else None
+
+    def elapsed_s(self, now: datetime.datetime) -> float:
+        """Since the job was created, to now or to its end."""
+        if not self.told:
+            return 0.0
+        end = self.told.get("TrainingEndTime") or (self.told["LastModifiedTime"] if self.ended else now)
+        return max(0.0, float((end - self.told["CreationTime"]).total_seconds()))
+
+    def numbers(self) -> list[tuple[str, str]]:
+        """(name, value) of the last step, as people read them."""
+        last, told = self.last, []
+        if not last:
+            return []
+        told.append(("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else "")))
+        for key, name, form in (
+            ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
+            ("mfu", "MFU", "{:.1%}"),
+        ):  # fmt: skip
+            if key in last:
+                told.append((name, form.format(last[key])))
+        if last.get("data_wait", 0.0) >= _WORTH_SAYING:
+            told.append(("data wait", f"{last['data_wait']:.0%}"))
+        if self.validated:
+            at, loss = self.validated[-1]
+            lowest, best = min((each, step) for step, each in self.validated)
+            better = f" (lowest {lowest:.4f} at step {best:.0f})" if lowest < loss else ""
+            told.append(("val loss", f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}")))
+        if (left := self.eta_s) is not None:
+            told.append(("ETA", spell(left)))
+        return told
+
+    def use(self) -> list[tuple[str, str]]:
+        """(name, value) of what the machines use; of several the mean, and the range where they differ much."""
+        return shown(list(self.machines.values()))
+
+    def summary(self, now: datetime.datetime) -> str:
+        """One line: status, step, loss, rate, what is left, dollars."""
+        parts = [f"{self.status} {spell(self.elapsed_s(now))}"]
+        parts += [f"{name} {value}" for name, value in self.numbers()]
+        cost = self.cost(now)
+        if cost and cost.dollars is not None and cost.billable_s:
+            parts.append(f"${cost.dollars:,.2f}" + ("" if cost.billed else " if on AWS"))
+        if self.trouble:
+            parts.append(self.trouble)
+        return ", ".join(parts)

@@ -1,0 +1,194 @@
+"""`job.follow()`: a live panel on a terminal, plain lines anywhere else, and a way out that leaves the job running."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from smtrain.client.backends.sagemaker.calls import EXPIRED, REFRESH, expired
+from smtrain.client.follow import notebook
+from smtrain.client.follow.cursor import Cursor
+from smtrain.client.follow.follower import Change, Event, Follower, Told
+from smtrain.client.follow.progress import Progress
+from smtrain.client.follow.tracked import Feeding, feeding
+from smtrain.core import text
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.interrupts import interrupts
+from smtrain.core.protocol.log_lines import MACHINE, Line
+from smtrain.core.text import Say
+
+if TYPE_CHECKING:
+    from smtrain.client.jobs.job import Job
+
+ON_SCREEN = (print, text.say)
+"""Whoever shows sentences by these has this process's own screen, which the panel may take."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What is followed, and how it is shown."""
+
+    host: str | None = None
+    grep: str | None = None
+    since: int | None = None
+    """ms"""
+    tail: int | None = None
+    resume: bool = False
+    panel: bool | None = None
+    """None: on a terminal and in a notebook."""
+    every: float | None = None
+    """Seconds between summary lines where there is no panel; None: 30 on AWS, none locally."""
+    lines: bool = True
+    """False: without a panel only status changes and summaries."""
+    keep: bool = True
+    """False: the panel gives way to one line when the job has ended."""
+
+
+def milliseconds(since: datetime.datetime | float | None) -> int | None:
+    """A moment, or seconds back from now, as a timestamp of the log."""
+    if since is None:
+        return None
+    return int((since.timestamp() if isinstance(since, datetime.datetime) else time.time() - since) * 1000)
+
+
+def follow(job: Job, view: View, say: Say = text.say) -> bool:
+    """Show a job until it has ended: True; False where Ctrl-C left it running."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    cursor = Cursor.path(job.target, job.name, view.host)
+    follower = Follower(
+        job.target, job.name, host=view.host, since=view.since, tail=view.tail, cursor=cursor, resume=view.resume
+    )
+    progress = Progress(job.name, job.target.name, job.target.region_name(), follower.patience)
+    in_notebook = notebook.here()
+    panel = view.panel if view.panel is not None else say in ON_SCREEN and (in_notebook or _draws())
+    draw = notebook.notebook_panel if in_notebook else _panel
+    if panel and view.keep:
+        job.shown_in = notebook.cell()
+    show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
+    wanted = re.compile(view.grep) if view.grep else None
+    if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe wants a line when it comes
+    fed: Feeding | None = None
+    whole = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
+    with interrupts() as interrupt, ExitStack() as open_:
+        try:
+            with show as take, closing(follower.events()) as events:
+                for event in events:
+                    progress.take(event)
+                    if isinstance(event, Told) and fed is None:
+                        job.note(event.job)
+                        fed = open_.enter_context(feeding(job, event.job, say, whole=whole))
+                    if fed is not None and isinstance(event, Line):
+                        fed.take(event)
+                    if isinstance(event, Told):
+                        job.note(event.job)
+                    if not isinstance(event, Line):
+                        take(event)
+                    elif not wanted or wanted.search(event.text):
+                        if not event.text.startswith(MACHINE):  # the panel has its numbers
+                            progress.lines.append(event)
+                        take(event)
+                    interrupt.heed()  # this event has been shown, and no other has been taken
+        except KeyboardInterrupt:
+            follower.save()
+            say(f"\nleft {job.name} running\n{_ways(job)}")
+            return False
+        except (ClientError, BotoCoreError) as error:
+            if not expired(error):
+                raise
+            raise JobError(f"{EXPIRED}; the job goes on; {REFRESH}, then\n{_ways(job)}") from None
+    now = datetime.datetime.now(datetime.timezone.utc)
+    if not (panel and view.keep):
+        say(f"-- {job.name}: {progress.summary(now)}")
+    return True
+
+
+def _ways(job: Job) -> str:
+    return (
+        f"come back:  smtrain logs {job.name} --follow --resume --target {job.target.name}\n"
+        f"stop it:    smtrain stop {job.name} --target {job.target.name}"
+    )
+
+
+def dump(job: Job, view: View, say: Say = text.say) -> None:
+    """Print what there is by now, page by page: the log of weeks takes no more memory than that of a minute."""
+    from smtrain.client.follow.panel import written
+    from smtrain.client.follow.reading import pages
+
+    wanted, hosts, tell = re.compile(view.grep or ""), job.hosts, _of_logs(say)
+    kept: deque[Line] = deque(maxlen=view.tail)
+    silent = True
+    for page in pages(job.target, job.name, view.host, job.began if view.since is None else view.since):
+        for line in page:
+            silent = False
+            if not wanted.search(line.text):
+                continue
+            if view.tail is None:
+                tell(written(line, hosts))
+            else:
+                kept.append(line)
+    for line in kept:
+        tell(written(line, hosts))
+    if silent and (view.host, view.since) == (None, None):
+        told = job.describe()
+        status, yet = told["TrainingJobStatus"], "" if told["TrainingJobStatus"] in ENDED else " yet"
+        text.say(f"{job.name} has written nothing{yet}: {status} ({told['SecondaryStatus']})", error=True)
+
+
+def _draws() -> bool:
+    """Whether this is a terminal on which lines can be drawn anew; a dumb one would show nothing before the end."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _of_logs(say: Say) -> Say:
+    """How a log's lines are shown: as they were written, also where they are wider than the terminal."""
+    return partial(text.say, whole=True) if say is text.say else say
+
+
+def _plain(progress: Progress, view: View, target: str, say: Say) -> Callable[[Event], None]:
+    from smtrain.client.follow.panel import written
+
+    tell = _of_logs(say)
+    every = view.every if view.every is not None else (30.0 if target == "aws" else float("inf"))
+    said = time.monotonic()
+
+    def take(event: Event) -> None:
+        nonlocal said
+        if isinstance(event, Change):
+            say(f"-- {progress.name}: {event.status}")
+        elif isinstance(event, Line):
+            if view.lines:
+                tell(written(event, progress.hosts))
+        elif time.monotonic() - said >= every and not progress.ended:
+            said = time.monotonic()
+            say(f"-- {progress.name}: {progress.summary(datetime.datetime.now(datetime.timezone.utc))}")
+
+    return take
+
+
+@contextmanager
+def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
+    from rich.console import Console
+    from rich.live import Live
+
+    from smtrain.client.follow.panel import LivePanel
+
+    text.plainly(sys.stdout)
+    with Live(LivePanel(progress), console=Console(), refresh_per_second=4, transient=not keep) as live:
+        try:
+            yield lambda _: None
+        except KeyboardInterrupt:
+            live.transient = True  # half a panel would stay above what is said then
+            raise

@@ -1,0 +1,144 @@
+"""TensorBoard on a run of any age: event files made from the log's steps, so that a running job needs no upload."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.follow.reading import pages
+from smtrain.core.errors import JobError
+from smtrain.core.extras import missing, present
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_record
+from smtrain.core.text import Say
+
+if TYPE_CHECKING:
+    from smtrain.client.jobs.job import Job
+
+EVERY = {"local": 2.0, "aws": 15.0}  # seconds between looks at the log
+
+
+class EventFiles:
+    """Steps as TensorBoard's scalars in one folder: each step once, and what a restart does again replaces."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer: Any = EventFileWriter(str(folder), flush_secs=2)
+        self._seen: dict[int, dict[str, float]] = {}
+
+    def write(self, line: Line) -> None:
+        """The numbers of a step's line, at the time of the line; any other line is passed over."""
+        record = step_record(line.text)
+        if record is None:
+            return
+        step = int(record["step"])
+        numbers = {k: v for k, v in record.items() if k not in ("step", "of")}
+        before = self._seen.setdefault(step, {})
+        new = {key: value for key, value in numbers.items() if repr(before.get(key)) != repr(value)}
+        if before.keys() & new.keys():
+            self._purge(step, line.timestamp / 1000)
+            before, new = self._seen[step], numbers
+        self._add(step, line.timestamp / 1000, new)
+        before |= new
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, at: float, numbers: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(
+                tag=f"validation/{k.removeprefix('val_')}" if k.startswith("val_") else f"train/{k}", simple_value=v
+            )
+            for k, v in numbers.items()
+        ]
+        if values:
+            self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
+
+    def _purge(self, step: int, at: float) -> None:
+        """From here on TensorBoard forgets what it has of this step and later ones."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self._writer.add_event(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
+        for later in [one for one in self._seen if one >= step]:
+            self._seen[later] = {}
+
+
+def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
+    """The run's event files below `folder`; gives how many steps they hold. `attempts` are as `show` takes them.
+
+    Raises `JobError` where TensorBoard is not installed, or the run has no steps yet.
+    """
+    files = _files(folder / name)
+    try:
+        count = _read(attempts, files)
+    finally:
+        files.close()
+    if not count:
+        raise JobError(f"{name} has no step to show yet; `smtrain logs {attempts[-1].name}` says what it does")
+    return count
+
+
+def show(attempts: Sequence[Job], name: str, folder: Path, *, port: int, host: str, say: Say) -> int:
+    """Write the run's event files below `folder`, open TensorBoard on them, and go on while it runs.
+
+    `attempts` are the run's train jobs, oldest first. Returns TensorBoard's exit status. Raises `JobError` where
+    TensorBoard is not installed, or the run has no steps and none to come.
+    """
+    files = _files(folder / name)
+    try:
+        count = _read(attempts, files)
+        if not count and all(job.describe()["TrainingJobStatus"] in ENDED for job in attempts):
+            raise JobError(f"{name} has no step, and none is to come; `smtrain logs {attempts[-1].name}` says why")
+        files.flush()
+        say(f"{count} steps of {name}; TensorBoard runs on http://{host}:{port}, Ctrl-C ends it")
+        command = ["--logdir", str(folder), "--host", host, "--port", str(port)]
+        process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *command])
+        try:
+            return _serve(process, attempts[-1], files)
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    finally:
+        files.close()
+
+
+def _files(folder: Path) -> EventFiles:
+    if not present("tensorboard"):
+        raise JobError(missing("tensorboard"))
+    return EventFiles(folder)
+
+
+def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int:
+    """Bring the files up to date until TensorBoard ends; gives its exit status."""
+    ended = False
+    while True:
+        try:
+            return process.wait(None if ended else EVERY[job.target.name])
+        except subprocess.TimeoutExpired:
+            ended = job.describe()["TrainingJobStatus"] in ENDED
+            _read([job], files)
+            files.flush()
+
+
+def _read(attempts: Sequence[Job], files: EventFiles) -> int:
+    steps: set[float] = set()
+    for job in attempts:
+        lines = [line for page in pages(job.target, job.name, None, job.began, STEP_PATTERN) for line in page]
+        for line in sorted(lines, key=lambda line: line.timestamp):
+            if record := step_record(line.text):
+                steps.add(record["step"])
+                files.write(line)
+    return len(steps)

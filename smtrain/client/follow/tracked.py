@@ -1,0 +1,152 @@
+"""The trackers that a job names, fed by whoever follows it: from its first step on, each step once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.follow.reading import pages
+from smtrain.core.config.secret import Secret
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.git import commit_of, committed
+from smtrain.core.home import home
+from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
+from smtrain.core.text import Say
+from smtrain.core.tracking.buffer import Buffered, TrackedStep
+from smtrain.core.tracking.open import open_trackers
+from smtrain.core.tracking.settings import VARIABLE, Tracked, id_of, parameters, parse
+
+if TYPE_CHECKING:
+    from smtrain.client.jobs.job import Job
+
+FLUSH = 30.0
+"""Seconds that the end of a follow waits for trackers."""
+
+
+class Feeding:
+    """Feeds a job's trackers. `take` costs the follower nothing; without trackers everything here does nothing."""
+
+    def __init__(self, job: Job, told: dict[str, Any], say: Say, whole: bool) -> None:
+        """`whole`: the follower begins with the job's first line, so nothing was before what it passes on."""
+        self._job, self._say = job, say
+        self._trackers: list[Buffered] = []
+        self._used: dict[str, float] = {}
+        self._lock: IO[str] | None = None
+        track = parse(told.get("Environment", {}).get(VARIABLE))
+        if track is None or track.by != "client" or not (track.mlflow or track.wandb):
+            return
+        folder = home() / "tracking"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder / f"{job.target.name}-{job.name}.lock")
+        if self._lock is None:
+            say(f"{job.name} is tracked by another process of this machine")
+            return
+        self._began = int(told["CreationTime"].timestamp() * 1000) - 60_000
+        self._trackers = open_trackers(track, tracked_of(job, told), folder, say, self._secret)
+        if not whole:
+            self._catch_up()
+
+    def take(self, line: Line) -> None:
+        """Pass on the numbers of a step's line; what hosts said of their machines since the last one goes with it."""
+        if not self._trackers:
+            return
+        if used := machine_record(line.text):
+            self._used |= {f"system/{line.host}/{name}": value for name, value in used.items()}
+        elif record := step_record(line.text):
+            numbers = dict(record)
+            if "loss" in record:
+                numbers, self._used = {**record, **self._used}, {}
+            for tracker in self._trackers:
+                tracker.log(TrackedStep(int(record["step"]), line.timestamp, numbers))
+
+    def close(self, status: str | None) -> None:
+        """Send what a filter of the view kept away, and what is left; says what could not be sent."""
+        if self._trackers and status in ENDED:
+            with contextlib.suppress(Exception):  # the next follow reads the log again
+                self._catch_up()
+        for tracker in self._trackers:
+            ended = status in ENDED
+            if left := tracker.close(status if ended else None, FLUSH if ended else FLUSH / 10):
+                name = self._job.name
+                self._say(f"{left} steps could not be tracked; `smtrain logs {name} --follow` sends them later")
+        if self._lock is not None:
+            self._lock.close()
+
+    def _catch_up(self) -> None:
+        for page in pages(self._job.target, self._job.name, None, self._began, STEP_PATTERN):
+            for line in page:
+                self.take(line)
+
+    def _secret(self, named: Secret) -> str:
+        return read_secret(self._job, named)
+
+
+@contextlib.contextmanager
+def feeding(job: Job, told: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
+    """Trackers for a follow; `told` is what the job was described as."""
+    fed = Feeding(job, told, say, whole)
+    try:
+        yield fed
+    finally:
+        fed.close(job.known_status)
+
+
+def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
+    """A job as trackers know it: its run, its config and where it came from."""
+    run_uri = told["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
+    tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
+    # of a job without the tag, started from Python, the folder of whoever follows it is the best guess
+    if commit := commit_of(job.target.tags(told)) or committed():
+        tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow knows no changes to it
+    channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
+    known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
+    # A prefix of ours is named after its content, or after the job that made it of such.
+    known |= {f"input.{name}": source["S3Uri"] for name, source in channels.items() if source and name != "config"}
+    known["machines"] = json.dumps(told["ResourceConfig"].get("InstanceType", "groups")).strip('"')
+    stamp = f"{told['CreationTime']:%Y%m%dT%H%M%S}"
+    return Tracked(run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags)
+
+
+def _config(job: Job, uri: str | None) -> dict[str, Any]:
+    """The config file that the job was given."""
+    if uri is None:
+        return {}
+    try:
+        found = json.loads(job.target.read(f"{uri}config.json"))
+    except Exception:  # a tracker without parameters is better than none
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_secret(job: Job, named: Secret) -> str:
+    """A secret by its name, with the caller's own rights. Raises `JobError` where it cannot be read."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    where, place = named.secret or named.ssm or "", sagemaker(job.target)
+    try:
+        if named.secret:
+            text = place.client("secretsmanager").get_secret_value(SecretId=where)["SecretString"]
+        else:
+            text = place.client("ssm").get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"]
+        return str(json.loads(text)[named.key] if named.key else text).strip()
+    except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
+        raise JobError(f"the secret {where} could not be read ({type(error).__name__})") from None
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The file, held for as long as it is open; None where another process holds it."""
+    held = path.open("w")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        return None
+    held.write(str(os.getpid()))
+    return held

@@ -1,0 +1,53 @@
+"""`policies(config)`: the three documents, from the requests that the config leads to; asks nobody but STS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.iam.policy import caller_policy, role_policy, trust_policy
+from smtrain.client.iam.services import Beside
+from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.planner.resolve import load_config
+from smtrain.core.config.load import Source
+from smtrain.core.public import public
+
+ROLE_NAME = "smtrain-training"
+
+
+def trust_policy_of(
+    *, tune: bool = False, endpoint: str | None = None, group: str | None = None, pipeline: str | None = None
+) -> dict[str, Any]:
+    """The role's trust policy alone, which names no account: nothing is asked."""
+    return trust_policy(Beside(tune, endpoint, group, pipeline))
+
+
+@public
+def policies(
+    source: Source | None = None, *, target: TargetName | None = None, set_: Sequence[str] = (), tune: bool = False,
+    endpoint: str | None = None, group: str | None = None, pipeline: str | None = None, **sections: Any,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Policies by `caller`, `role` and `trust`.
+
+    `compute.role` may name a role that is yet to be made: it is that of the account, for which AWS is asked; without
+    one the name is smtrain-training. With `tune` they allow `smtrain tune`, with `endpoint` an endpoint of this name
+    made of the model (`smtrain deploy`, `chat --endpoint`, `undeploy`), with `group` its registration in this model
+    package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
+    `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
+    """
+    beside = Beside(tune, endpoint, group, pipeline)
+    config = load_config(source, set_=set_, target=target, **sections)
+    where = sagemaker(target_of(config, target))
+    name = config.compute.role or ROLE_NAME
+    if where.name == "aws" and not name.startswith("arn:"):
+        role = f"arn:aws:iam::{where.account('give compute.role as an ARN')}:role/{name}"
+        config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
+    chain = Chain(config, where, look=False)
+    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, where.name)}
+    return {
+        "caller": caller_policy(chain.config, requests, beside),
+        "role": role_policy(chain.config, requests, beside),
+        "trust": trust_policy(beside),
+    }

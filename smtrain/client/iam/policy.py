@@ -1,0 +1,217 @@
+"""IAM policies from a config's own requests: only the buckets, prefixes, keys and secrets that they name.
+
+Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker guide for what the
+platform does with the role; the service authorization reference for what each action may be bound to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from smtrain.client.iam.services import Beside, of_the_caller, of_the_role, serving_images
+from smtrain.client.iam.statement import Arns, Statement
+from smtrain.client.launch.graphs import cache_root
+from smtrain.client.launch.request import checkpoint_uri, run_uri
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.facts.images import EcrImage, ecr_image
+from smtrain.core.protocol.owner import owner_uri
+from smtrain.core.protocol.uris import split_uri
+
+Requests = Mapping[Stage, dict[str, Any]]
+NOTHING = Beside()
+
+
+def trust_policy(beside: Beside = NOTHING) -> dict[str, Any]:
+    """Who may take the role: SageMaker, and for an endpoint that is deleted in time the scheduler."""
+    services = beside.services
+    principal = {"Service": services[0] if len(services) == 1 else services}
+    return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
+
+
+def role_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
+    """What the jobs of these requests do with their role."""
+    return _policy(*(statement.to_dict() for statement in role_statements(config, requests, beside)))
+
+
+def caller_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
+    """What whoever checks, starts, follows and stops these jobs does."""
+    return _policy(*(statement.to_dict() for statement in caller_statements(config, requests, beside)))
+
+
+def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
+    """The execution role's permissions. `config` is resolved: its role, region and URIs are filled in."""
+    a = Arns.of(config)
+    read, written = _read(config, requests), _written(config, requests)
+    out = [
+        Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        Statement(
+            "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
+        ),
+        # What a job deletes of its checkpoints, prepare of its parts, is deleted in S3 by the platform's sync.
+        Statement(
+            "PruneCheckpoints", ("s3:DeleteObject",),
+            tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
+        ),
+        *_listing(a, [*read, *written]),
+        Statement(
+            "WriteLogs",
+            ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
+            (a.logs, f"{a.logs}:*"),
+        ),
+        Statement(
+            "WriteMetrics", ("cloudwatch:PutMetricData",), ("*",),
+            {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*"]}},
+        ),
+    ]  # fmt: skip
+    if "train" in requests:
+        # whether the owner of the checkpoints has ended, where a request was sent without smtrain's own launch
+        out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
+    if images := _images(a, requests, serving_images(config, beside)):
+        out += [
+            Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
+            Statement(
+                "PullImage",
+                ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"),
+                images,
+            ),
+        ]
+    if config.network.subnets:
+        out += [
+            # These actions are bound to interfaces that do not exist yet.
+            Statement(
+                "AttachToVpc",
+                (
+                    "ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
+                    "ec2:DeleteNetworkInterfacePermission", "ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces",
+                    "ec2:DescribeSecurityGroups", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
+                ),
+                ("*",),
+            ),
+        ]  # fmt: skip
+    if _keys(config):
+        actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
+        out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+    if config.model.token:
+        out.append(a.secret("ReadToken", config.model.token))
+    return [*out, *of_the_role(config, a, beside)]
+
+
+def caller_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
+    """The permissions of whoever runs smtrain with this config."""
+    a = Arns.of(config)
+    jobs = a.jobs(config.name)
+    base = str(config.output.s3_uri).rstrip("/") + "/"
+    own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
+    read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
+    if config.train.engine == "nxd":
+        read.append(cache_root(config))  # whether it holds the graphs is said before a job starts
+    control = ["sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob"]
+    control += ["sagemaker:ListTags", "sagemaker:StopTrainingJob"]
+    if config.compute.keep_alive:
+        control.append("sagemaker:UpdateTrainingJob")  # releasing a warm pool
+    quotas = ("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas")
+    logs = ("logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents")
+    role = str(config.compute.role)
+    out = [
+        Statement("RunJobs", tuple(sorted(control)), (jobs,)),
+        Statement("FindJobs", ("sagemaker:ListTrainingJobs",), ("*",)),
+        Statement("PassRole", ("iam:PassRole",), (role,), {"StringEquals": {"iam:PassedToService": beside.services}}),
+        Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
+        Statement("CheckQuotas", quotas, ("*",)),
+        Statement(
+            "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+            tuple(a.objects(uri) for uri in own),
+        ),
+        Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
+        *_owning(config, a, requests),
+        Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        *_listing(a, [*own, *read], bucket_too=True),
+        Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
+    ]  # fmt: skip
+    if images := _images(a, requests):
+        out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))
+    token = config.model.token
+    if token and token.ssm:
+        out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
+    elif token:
+        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources))
+    if config.notify.sns:
+        rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
+        out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))
+    actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
+    out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+    return [*out, *of_the_caller(config, a, beside)]
+
+
+def _read(config: JobConfig, requests: Requests) -> list[str]:
+    """Prefixes that the jobs read; what lies in the run's own folders counts as those folders."""
+    base = str(config.output.s3_uri).rstrip("/") + "/"
+    folders = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")] + [
+        run_uri(config),
+        checkpoint_uri(config),
+    ]
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for request in requests.values()
+        for channel in request["InputDataConfig"]
+        if "S3DataSource" in channel["DataSource"]
+    ]
+    used = [next((folder for folder in folders if uri.startswith(folder)), uri) for uri in uris]
+    return sorted({*used, *_written(config, requests)})
+
+
+def _written(config: JobConfig, requests: Requests) -> list[str]:
+    """The run's folder, its checkpoints, and the compile cache where that is in S3."""
+    caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
+    root = cache_root(config)  # of every shape, or a policy would be of one config alone
+    cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
+    owner = owner_uri(checkpoint_uri(config))  # where the checkpoints are the run's own, its folder holds it
+    owned = [] if owner.startswith(run_uri(config)) else [owner]
+    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
+
+
+def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
+    """ListBucket, of each bucket below the prefixes only; with `bucket_too` also HeadBucket, which names no prefix."""
+    test = "StringLikeIfExists" if bucket_too else "StringLike"
+    by_bucket: dict[str, set[str]] = {}
+    for uri in uris:
+        bucket, prefix = split_uri(uri)
+        by_bucket.setdefault(bucket, set()).add(f"{prefix}*")
+    for number, (bucket, prefixes) in enumerate(sorted(by_bucket.items())):
+        yield Statement(
+            f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
+            {test: {"s3:prefix": _shortest(prefixes)}},
+        )  # fmt: skip
+
+
+def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statement]:
+    """Taking the run's checkpoints for a train job, by a record beside them."""
+    if "train" in requests:
+        record = a.objects(owner_uri(checkpoint_uri(config))).removesuffix("*")
+        yield Statement("OwnCheckpoints", ("s3:GetObject", "s3:PutObject"), (record,))
+
+
+def _shortest(patterns: Iterable[str]) -> list[str]:
+    """Patterns that end in a wildcard, without those that another one covers."""
+    found: list[str] = []
+    for pattern in sorted(set(patterns)):
+        if not found or not pattern.startswith(found[-1][:-1]):
+            found.append(pattern)
+    return found
+
+
+def _keys(config: JobConfig) -> list[str]:
+    return list(dict.fromkeys(filter(None, [config.output.kms_key, config.output.volume_kms_key])))
+
+
+def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
+    found = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    found += more
+    return tuple(
+        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in found if m})
+    )

@@ -1,0 +1,155 @@
+"""What is allowed beside jobs: a managed tracker, a tuning job, an endpoint with the schedule that deletes it, a
+version in the model registry, a pipeline.
+
+Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps know one action
+alone) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smtrain.client.iam.statement import Arns, Statement
+from smtrain.client.launch import names
+from smtrain.core.config import JobConfig
+from smtrain.core.config.track import MLFLOW_ARN
+from smtrain.core.facts.images import EcrImage, ecr_image, serving_image
+from smtrain.core.facts.sagemaker import ENDPOINT_LOGS
+
+SERVICE, SCHEDULER = "sagemaker.amazonaws.com", "scheduler.amazonaws.com"
+_TRACKING = (
+    "CreateExperiment", "CreateRun", "GetExperimentByName", "GetMetricHistory", "GetRun", "LogBatch", "LogMetric",
+    "SearchRuns", "SetTag", "UpdateRun",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is done with a config beside running its stages."""
+
+    tune: bool = False
+    endpoint: str | None = None
+    """The name of an endpoint that is made of its model."""
+    group: str | None = None
+    """The model package group that its model becomes a version of."""
+    pipeline: str | None = None
+    """The name of a SageMaker pipeline of its stages."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for what cannot be a name."""
+        for kind in ("endpoint", "group", "pipeline"):
+            if (given := getattr(self, kind)) is not None:
+                names.checked(kind, given)
+
+    @property
+    def commands(self) -> list[str]:
+        """What all that is done by."""
+        asked = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
+        return [f"`smtrain {name}`" for name, wanted in asked.items() if wanted]
+
+    @property
+    def services(self) -> list[str]:
+        """Who takes the role."""
+        return [SERVICE, SCHEDULER] if self.endpoint else [SERVICE]
+
+
+def tracking(config: JobConfig) -> Iterator[Statement]:
+    """Sending steps and results to the managed MLflow that the config names."""
+    arn = config.track.mlflow
+    if arn and MLFLOW_ARN.fullmatch(arn):
+        app = ":mlflow-app/" in arn
+        actions = ("sagemaker:CallMlflowAppApi",) if app else tuple(f"sagemaker-mlflow:{name}" for name in _TRACKING)
+        yield Statement("Track", actions, (arn,))
+
+
+def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
+    """Reading the key of Weights & Biases."""
+    key = config.track.wandb.key if config.track.wandb else None
+    if key:
+        yield a.secret("ReadTrackerKey", key)
+
+
+def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+    """The role's: what a job sends to trackers, an endpoint's container and its deletion in time, a pipeline's jobs."""
+    if config.track.by == "job":
+        yield from tracking(config)
+        yield from tracker_key(config, a)
+    if beside.endpoint:
+        logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{beside.endpoint}")
+        actions = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents")
+        yield Statement("WriteEndpointLogs", actions, (logs, f"{logs}:*"))
+        ours = (a.arn("sagemaker", f"endpoint/{beside.endpoint.lower()}"),)
+        yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), ours)
+    if beside.pipeline:
+        jobs = ("sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob",
+                "sagemaker:StopTrainingJob")  # fmt: skip
+        yield Statement("RunSteps", jobs, (_steps(a),))
+        passed = {"StringEquals": {"iam:PassedToService": [SERVICE]}}
+        yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), passed)
+
+
+def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+    """The caller's, who sends results to trackers at the end, too, where jobs send the steps."""
+    yield from tracking(config)
+    arn = config.track.mlflow
+    if arn and MLFLOW_ARN.fullmatch(arn):
+        kind = "App" if ":mlflow-app/" in arn else "TrackingServer"
+        yield Statement("CheckTracker", (f"sagemaker:DescribeMlflow{kind}",), (arn,))
+    if config.track.by == "client":
+        yield from tracker_key(config, a)
+    yield from asked_for(config, a, beside)
+
+
+def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+    """Of the caller's, what a tuning job, an endpoint, a registered version and a pipeline need."""
+    if beside.tune:
+        tuning = a.arn("sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}")
+        made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
+        more = ("ListTrainingJobsForHyperParameterTuningJob", "StopHyperParameterTuningJob")
+        yield Statement("Tune", tuple(f"sagemaker:{name}" for name in (*made, *more)), (tuning,))
+        trials = a.arn("sagemaker", f"training-job/{names.tunings(config.name).lower()}")
+        if trials != a.jobs(config.name):  # of a long name, which a tuning job's is cut from
+            yield Statement("FollowTrials", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (trials,))
+    if name := beside.endpoint:
+        endpoint = a.arn("sagemaker", f"endpoint/{name.lower()}")
+        parts = names.parts(name).lower()
+        settings, model = a.arn("sagemaker", f"endpoint-config/{parts}"), a.arn("sagemaker", f"model/{parts}")
+        yield Statement("Deploy", ("sagemaker:CreateEndpoint",), (endpoint, settings))
+        yield Statement("Undeploy", ("sagemaker:DeleteEndpoint", "sagemaker:DescribeEndpoint"), (endpoint,))
+        configuring = ("CreateEndpointConfig", "DeleteEndpointConfig", "DescribeEndpointConfig")
+        yield Statement("ConfigureEndpoint", tuple(f"sagemaker:{each}" for each in configuring), (settings,))
+        yield Statement("DefineModel", ("sagemaker:CreateModel", "sagemaker:DeleteModel"), (model,))
+        yield Statement("TagEndpoint", ("sagemaker:AddTags",), (endpoint, settings, model))
+        asking = ("sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream")
+        yield Statement("AskEndpoint", asking, (endpoint,))
+        schedule = a.arn("scheduler", f"schedule/default/{names.schedule_name(name)}")
+        yield Statement("DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,))
+    if group := beside.group:
+        versions = _spelled(a, "model-package", group, "/*")
+        groups = _spelled(a, "model-package-group", group)
+        grouping = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
+        yield Statement("MakeGroup", grouping, groups)
+        yield Statement("Register", ("sagemaker:CreateModelPackage",), (*groups, *versions))
+        yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
+        yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))
+    if name := beside.pipeline:
+        making = ("AddTags", "CreatePipeline", "DescribePipeline", "StartPipelineExecution", "UpdatePipeline")
+        yield Statement("MakePipeline", tuple(f"sagemaker:{each}" for each in making), _spelled(a, "pipeline", name))
+        yield Statement("FollowSteps", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (_steps(a),))
+
+
+def _steps(a: Arns) -> str:
+    """The jobs of pipelines, whose names SageMaker makes of the execution's id."""
+    return a.arn("sagemaker", "training-job/pipelines-*")
+
+
+def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
+    """SageMaker writes these names small in an ARN, but for some as they were given."""
+    return tuple(a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name)))
+
+
+def serving_images(config: JobConfig, beside: Beside) -> list[EcrImage]:
+    """The images of an endpoint."""
+    found = ecr_image(serving_image(str(config.compute.region))) if beside.endpoint else None
+    return [found] if found else []

@@ -1,0 +1,62 @@
+"""The checkpoints of a run as they lie in S3: which steps there are, and which of them are whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.core.protocol.lineage import Lines
+from smtrain.core.protocol.uris import split_uri
+
+_RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine nxd
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's folder in S3."""
+
+    uri: str
+    lacking: tuple[str, ...]
+    """Files that are missing or of another size than the manifest says; the manifest itself where it is missing."""
+
+    @property
+    def name(self) -> str:
+        return self.uri.rstrip("/").rpartition("/")[2]
+
+    @property
+    def whole(self) -> bool:
+        """Its manifest is there, and so is every file that the manifest names, with its size."""
+        return not self.lacking
+
+
+def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
+    """The steps of one line below a run's checkpoint prefix, oldest first: a job's line, else the run's newest.
+
+    Raises `JobError` where the prefix may not be listed.
+    """
+    uri = uri.rstrip("/") + "/"
+    _, prefix = split_uri(uri)
+
+    def read(name: str) -> bytes:
+        return target.read(uri + name)
+
+    held = {item["Key"][len(prefix) :]: item["Size"] for item in target.listing(uri)}
+    lines = Lines(held, read)
+    steps = []
+    for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
+        files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
+        lacking = [_RECORDS[0]]
+        if record := next((name for name in _RECORDS if name in files), None):
+            about = _files(read(f"{step}/{record}"))
+            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about.items()}
+            lacking = [name for name, size in sizes.items() if files.get(name) != size]
+        steps.append(Step(f"{uri}{step}/", tuple(lacking)))
+    return steps
+
+
+def _files(record: bytes) -> dict[str, Any]:
+    """The files that a record names: their sizes, or mappings that hold it."""
+    found: dict[str, Any] = json.loads(record)["files"]
+    return found

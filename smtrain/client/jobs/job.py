@@ -1,0 +1,219 @@
+"""A job in hand: its lines, its losses, its cost, its files, and how to stop it. Its state is in described.py."""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.jobs.described import DescribedJob
+from smtrain.client.jobs.results import What, fetch
+from smtrain.core import text
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_records
+from smtrain.core.public import public_class
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from smtrain.client.follow.failure import Explanation
+    from smtrain.client.follow.money import Spent
+
+
+@public_class
+class Job(DescribedJob):
+    """A training job of a target, by name; attaches from anywhere.
+
+    Args:
+        name: Its name or ARN.
+        target: `local`, `aws` or `slurm`. Default: where a job of that name is, first here, then on AWS.
+
+    Raises:
+        JobError: The name cannot be one, or there is no such job.
+
+    Examples:
+        >>> job = smtrain.Job("llama-train-1a2b3c4d")
+        >>> job.status
+        'Completed'
+        >>> len(job.loss)
+        6
+        >>> print(job.explain())  # doctest: +ELLIPSIS
+        llama-train-1a2b3c4d: Completed...
+    """
+
+    @classmethod
+    def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
+        """From a row of ListTrainingJobs, without another call."""
+        job = cls(row["TrainingJobName"], target)
+        job.known_status, job.summary = row["TrainingJobStatus"], row
+        return job
+
+    def __repr__(self) -> str:
+        return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
+
+    # ---- what it says
+    def lines(self, host: str | None = None) -> list[Line]:
+        """Every line so far, of one host or of all."""
+        return self._read(host)
+
+    def _read(self, host: str | None = None, pattern: str | None = None) -> list[Line]:
+        from smtrain.client.follow.reading import pages
+
+        return [line for page in pages(self.target, self.name, host, self.began, pattern) for line in page]
+
+    @property
+    def records(self) -> list[dict[str, float]]:
+        """One mapping per logged step: step, loss, grad_norm, lr, tokens_per_s, mfu; and `of`, the last step."""
+        return step_records(self._read(pattern=STEP_PATTERN))
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss of every logged step, in order."""
+        return [record["loss"] for record in self.records if "loss" in record]
+
+    # ---- what one does with it
+    def stop(self) -> None:
+        """Ask it to stop; it may save a checkpoint first (120 s). An ended job is left as it is."""
+        if self.status not in ENDED:
+            self.target.stop(self.name)
+
+    def events(
+        self, *, host: str | None = None, grep: str | None = None, poll: float | None = None
+    ) -> Iterator[Line | str]:
+        """Lines as they come, and secondary statuses as they change, until the job has ended."""
+        from smtrain.client.follow.follower import Change, Follower
+
+        wanted = re.compile(grep) if grep else None
+        for event in Follower(self.target, self.name, host=host, poll=poll).events():
+            if isinstance(event, Change):
+                yield event.status
+            elif isinstance(event, Line) and (not wanted or wanted.search(event.text)):
+                yield event
+
+    def follow(
+        self, *, host: str | None = None, grep: str | None = None, since: datetime | float | None = None,
+        tail: int | None = None, resume: bool = False, panel: bool | None = None, every: float | None = None,
+        lines: bool = True, say: Callable[[str], None] = text.say,
+    ) -> Job:  # fmt: skip
+        """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
+
+        Ctrl-C leaves the job running and says how to come back. Why a job failed is shown at the end.
+
+        Args:
+            host: Lines of this host alone, such as `algo-1`.
+            grep: Lines in which this regular expression is found alone.
+            since: Begin with lines from this moment on, or from so many seconds back.
+            tail: Begin with the last so many lines.
+            resume: Begin where the last follow was left.
+            panel: False: lines on a terminal too. True: a panel where there is none.
+            every: Seconds between summaries.
+            lines: False: no lines of the log.
+            say: Called with each line.
+
+        Returns:
+            The job itself.
+
+        Raises:
+            JobError: There is no such job, or it cannot be read any more.
+        """
+        from smtrain.client.follow.show import View, follow, milliseconds
+
+        view = View(host, grep, milliseconds(since), tail, resume, panel, every, lines)
+        if follow(self, view, say) and (why := self.explain()).failed:
+            say(str(why))
+        return self
+
+    def explain(self) -> Explanation:
+        """How it ended and why: the first failing host and rank with its own words, and what helps. `print` it."""
+        from smtrain.client.follow.failure import NO_FAILURE, explain
+        from smtrain.client.follow.reading import last_lines
+
+        told = self.describe()
+        ended_well = told["TrainingJobStatus"] in NO_FAILURE
+        return explain(self.name, told, [] if ended_well else last_lines(self.target, self.name))
+
+    def wait(self) -> Job:
+        """Return when the job has ended well; raises `JobError` with the reason where it has not."""
+        from smtrain.client.follow.follower import PACES
+
+        while self.look()["TrainingJobStatus"] not in ENDED:
+            time.sleep(PACES[self.target.name].poll)
+        return self.check()
+
+    def check(self) -> Job:
+        """Raise `JobError` with `explain`'s text unless the job has completed."""
+        if self.status != "Completed":
+            raise JobError(
+                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows what it wrote"
+            )
+        return self
+
+    # ---- numbers
+    def metrics(self) -> DataFrame:
+        """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu. `records` needs no pandas."""
+        from smtrain.client.follow.frame import frame
+
+        return frame(self.records)
+
+    def plot(self) -> Figure:
+        """Loss and gradient norm by step as a matplotlib Figure, which a notebook shows."""
+        from smtrain.client.follow.curve import draw
+
+        return draw(self.records, self.name)
+
+    def cost(self) -> Spent:
+        """Dollars so far, or at the end as billed: `smtrain.client.follow.money`."""
+        from smtrain.client.follow.money import cost_of
+
+        return cost_of(self.describe(), region=self.target.region_name(), local=self.target.name == "local")
+
+    def _ipython_display_(self) -> None:
+        """Nothing more below the panel of the same cell, whose last line returns the job."""
+        from smtrain.client.follow.notebook import cell
+
+        if self.shown_in is None or self.shown_in != cell():
+            raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """Status, curve and cost for a notebook."""
+        from smtrain.client.follow.html import card
+
+        try:
+            return card(self)
+        except Exception as error:  # a notebook shows a value, whatever AWS says to it
+            return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
+
+    # ---- what it left
+    def read(self, name: str) -> bytes:
+        """One file of what the job left in /opt/ml/model; raises `JobError` where it did not."""
+        output = self.output
+        try:
+            return self.target.read(output + name)
+        except JobError:
+            raise JobError(f"{self.name} left no {name} in {output}") from None
+
+    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+        """Copy what the job left into `folder`. Files that are there and the same are left.
+
+        Args:
+            folder: Where to; made where it is not there.
+            what: `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step,
+                `metrics` what it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all`
+                makes a folder of each.
+            overwrite: Replace other files of the folder.
+
+        Returns:
+            The folder.
+
+        Raises:
+            JobError: The job has left nothing of that kind, or, before anything is written, other files would be
+                replaced and `overwrite` is not set.
+        """
+        return fetch(self, folder, what, overwrite=overwrite)

@@ -1,0 +1,76 @@
+"""The jobs of a target, of a run, of a stage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from smtrain.client.backends.choose import place_of
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.jobs.job import Job
+from smtrain.core.config.schema import Stage
+from smtrain.core.errors import JobError
+from smtrain.core.protocol.requests import is_of_run, stage_of
+
+_RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+
+
+def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
+    """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
+    name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
+    found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
+    return [job for job in found if name.fullmatch(job.name)]
+
+
+def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
+    """Those of the jobs that are attempts at one stage: `base`, `base-2`, `base-3`..."""
+    return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
+
+
+def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = ()) -> Job:
+    """The job of this name or ARN; of a run of this name the job that runs, else its newest.
+
+    `stages` are those whose jobs are taken before others, the best first. Raises `JobError` if the name cannot be one.
+    """
+    job = Job(name, target)
+    if stage_of(job.name):
+        return job
+    found = list_jobs(job.target, name_contains=job.name, limit=1000)
+    if any(one.name == job.name for one in found):
+        return job
+    order = {stage: rank for rank, stage in enumerate(stages)}
+
+    def rank(one: Job) -> tuple[int, bool]:
+        stage = (stage_of(one.name) or ("", ""))[1]
+        return order.get(stage, len(order)), not one.known_running
+
+    return min((one for one in found if is_of_run(one.name, job.name)), key=rank, default=job)
+
+
+def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:
+    """The run of this name, or of a job of this name, and its train jobs, oldest first. Raises `JobError` without any.
+
+    A job that is not one of a run of ours stands for itself.
+    """
+    job, place = place_of(name, target)
+    ours = stage_of(job)
+    run = ours[0] if ours else job
+    if not _RUN.fullmatch(run):
+        raise JobError(f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are")
+    attempts = jobs_of(place, run, "train")[::-1]
+    if not attempts:
+        alone = Job(job, place)
+        alone.describe()
+        return job, [alone]
+    return run, attempts
+
+
+def list_jobs(target: JobPlace, *, name_contains: str | None = None, limit: int = 20) -> list[Job]:
+    """Training jobs of the target, newest first."""
+    jobs: list[Job] = []
+    for rows in target.rows(name_contains, limit):
+        jobs += [Job.from_summary(target, row) for row in rows]
+        if len(jobs) >= limit:
+            break
+    return jobs[:limit]

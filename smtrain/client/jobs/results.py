@@ -1,0 +1,85 @@
+"""What a job leaves in S3: a model, checkpoints, and what it measured; where each lies, and how to copy it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.near import hint
+from smtrain.core.protocol.requests import stage_of
+
+if TYPE_CHECKING:
+    from smtrain.client.jobs.job import Job
+
+What = Literal["model", "checkpoints", "metrics", "all"]
+_KINDS: tuple[What, ...] = ("model", "checkpoints", "metrics")
+_HELD = {
+    "model": "a model, nor any other file, in /opt/ml/model",
+    "checkpoints": "a whole checkpoint",
+    "metrics": "metrics in /opt/ml/output/data, which SageMaker copies when the job has ended",
+}
+
+
+@dataclass(frozen=True)
+class ResultPart:
+    """One S3 prefix (or one archive) of what a job left, and the folder that it goes to, relative to the chosen one."""
+
+    uri: str
+    folder: str = ""
+
+
+def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[ResultPart]:
+    """Where that kind of result lies, as far as it is there. `told` is what the job was last described as."""
+    told = told or job.describe()
+    if what == "all":
+        return [ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
+    if what == "checkpoints":
+        return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
+    base = f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
+    folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
+    return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if job.target.listing(uri)]
+
+
+def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
+    """Copy one kind of result into `folder`; `all` makes a folder of each kind in it.
+
+    Checkpoints are copied whole, one folder a step. Raises `JobError` where the job left nothing of that kind, or,
+    unless `overwrite`, where other files would be replaced.
+    """
+    if not str(folder):
+        raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
+    if what not in get_args(What):
+        raise ConfigError([f"what: got {what!r}; {hint(str(what), get_args(What))}"])
+    told = job.describe()
+    found = parts(job, what, told)
+    if not found:
+        raise JobError(_nothing(job, what, told))
+    download(job.target, [(part.uri, Path(folder, part.folder)) for part in found], overwrite=overwrite)
+    return Path(folder)
+
+
+def exported(job: Job, told: dict[str, Any]) -> Job | None:
+    """The job that exported what an ended train job had trained; None where there is none yet."""
+    from smtrain.client.jobs.listing import jobs_of
+
+    ours, ended = stage_of(job.name), told.get("TrainingEndTime")
+    if ours is None or ours[1] != "train" or ended is None:
+        return None
+    done = (one for one in jobs_of(job.target, ours[0], "export") if one.known_done)
+    return next((one for one in done if one.summary["CreationTime"] >= ended), None)
+
+
+def _nothing(job: Job, what: What, told: dict[str, Any]) -> str:
+    if what == "all":
+        return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows where it stands"
+    sentence = f"{job.name} has not left {_HELD[what]}"
+    if what == "model" and (export := exported(job, told)):
+        return f"{sentence}; {export.name} exported what it trained: `smtrain download {export.name} FOLDER`"
+    if others := [kind for kind in _KINDS if kind != what and parts(job, kind, told)]:
+        sentence += f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what {others[0]}`"
+    if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":
+        sentence += "; `smtrain run CONFIG` exports the model"
+    return sentence

@@ -1,0 +1,86 @@
+"""The container's environment: by Neuron SDK generation of its image, by instance capability, by mesh.
+
+Source: the table and rules of AWS's own examples from SDK 2.18 to 2.30 (neuronx-distributed, NxDT). What the config
+names in compute.environment wins over everything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.client.launch import graphs
+from smtrain.client.planner.this_machine import is_here
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import is_gpu
+from smtrain.core.facts.images import sdk_release
+from smtrain.core.facts.warm_pools import WARM_POOL_CACHE
+
+# SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
+
+
+def environment(
+    config: JobConfig, stage: Stage, image: str, described: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Environment variables of a stage's containers; `config.output.s3_uri` is filled in.
+
+    `described` is the model's config.json where it can be read; it names the cache of compiled graphs.
+    """
+    found = {"PYTHONUNBUFFERED": "1"}
+    row = None if is_here(config) else instance(config.compute.instance_type)
+    if stage in ("compile", "train") and row and is_gpu(config.compute.instance_type):
+        found |= _nccl(row)
+    elif stage in ("compile", "train") and row:
+        if row["efa"]:
+            # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
+            found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+        found |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
+        if config.train.engine == "nxd" and not config.network.isolation:
+            found[graphs.VARIABLE] = graphs.cache_uri(config, image, found | config.compute.environment, described)
+    return found | config.compute.environment
+
+
+def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
+    """Of a GPU job: what NCCL logs, and EFA where the type has it (docs/gpus.md).
+
+    NCCL_SOCKET_IFNAME is the launcher's: only the container knows its interface.
+    """
+    found = {"NCCL_DEBUG": "WARN"}
+    if row["efa"]:
+        found |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
+    if row.get("rdma"):
+        found["FI_EFA_USE_DEVICE_RDMA"] = "1"
+    return found
+
+
+def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cores: int) -> dict[str, str]:
+    pipeline = config.parallel.pp > 1
+    found = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
+    if logical_cores > 1:
+        # Physical cores behind each logical one; the compiler's --lnc must be the same.
+        found["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
+    if cache := _compile_cache(config):
+        found[graphs.VARIABLE] = cache
+    if release is None or release >= (2, 31, 0):
+        return found  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
+    # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
+    return found | {
+        "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "7" if pipeline else "3",
+        "XLA_DISABLE_FUNCTIONALIZATION": "0",
+    }
+
+
+def _compile_cache(config: JobConfig) -> str | None:
+    """The next machine's graphs: the warm pool's own folder where there is one, else S3 (engine nxd: always S3).
+
+    Never below the checkpoints, which SageMaker would sync with every graph in them. A container without a network
+    keeps the compiler's own default on its disk.
+    """
+    if config.compute.keep_alive:
+        return f"{WARM_POOL_CACHE}/neuron"
+    if config.network.isolation:
+        return None
+    return f"{(config.output.s3_uri or '').rstrip('/')}/neuron-cache"

@@ -1,0 +1,67 @@
+"""`smtrain.estimator`: a stage of a config as the installed SageMaker SDK's own object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.launch.inputs import upload_all
+from smtrain.client.launch.stages import Chain
+from smtrain.client.launch.wheels import travelling
+from smtrain.client.planner.resolve import load_config
+from smtrain.client.sdk import build, installed
+from smtrain.core import text
+from smtrain.core.config import Stage
+from smtrain.core.config.load import Source
+from smtrain.core.errors import ConfigError
+from smtrain.core.extras import install
+from smtrain.core.public import public
+
+
+@public
+def estimator(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
+    set_: Sequence[str] = (), say: Callable[[str], None] = text.say, **sections: Any,
+) -> Any:  # fmt: skip
+    """What the installed SageMaker SDK calls its PyTorch job: the request of `smtrain.request` as an object.
+
+    Alter it first if you like: it sends what its attributes say, after uploading what the target lacks. Nothing is
+    uploaded or started here.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage that it runs.
+        target: `local` or `aws`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line about uploads.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        Under SDK v3 a `sagemaker.train.ModelTrainer`, to be run with `.train()`; under v2 a
+            `sagemaker.pytorch.PyTorch`, to be run with `.fit()`.
+
+    Raises:
+        ConfigError: The config is wrong, or no SDK is installed.
+        JobError: A stage that this one reads from has not been done.
+
+    Examples:
+        >>> trainer = smtrain.estimator("llama.yaml")
+        >>> trainer.compute.instance_count
+        2
+    """
+    generation = installed()
+    if generation is None:
+        raise ConfigError(
+            [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"]
+        )
+    config = load_config(source, set_=set_, target=target, **sections)
+    place = sagemaker(target_of(config, target))
+    plan = Chain(config, place).plan(stage)
+
+    def upload() -> None:
+        upload_all(place, list(plan.uploads), say)
+        upload_all(place, travelling(plan.request, place, say), say)
+
+    return build(generation, place, plan.request, upload)

@@ -1,0 +1,109 @@
+"""Compiled graphs of engine nxd: where in S3 a config's are, and whether they are there.
+
+Neuron's own cache finds a graph by compiler version, flags and the graph itself, so what is said here never decides
+what a job runs, only what is compiled when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import GRAPHS_COMPLETE, digest
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.text import Say
+from smtrain.version import __version__
+
+VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
+# Keys of a model's config.json that change with whoever saved it.
+_NOISE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def cache_root(config: JobConfig) -> str:
+    """s3:// prefix of all caches of an output folder, ending in "/"."""
+    return f"{(config.output.s3_uri or '').rstrip('/')}/neuron-cache/"
+
+
+def cache_uri(
+    config: JobConfig, image: str, environment: Mapping[str, str], described: Mapping[str, Any] | None
+) -> str:
+    """Where in S3 this config's graphs are: one folder for all that changes a graph.
+
+    That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length, micro-batches,
+    precision, recomputation, adapter, and our own version. A model whose config.json (`described`) cannot be read from
+    here counts by its name.
+    """
+    parallel, train = config.parallel, config.train
+    model = {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
+    set_here = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("NEURON_", "XLA_")) and not name.startswith("NEURON_RT_") and name != VARIABLE
+    }
+    told = {
+        "version": __version__,
+        "image": image,
+        "flags": set_here,
+        "family": config.compute.instance_type.split(".")[1],
+        "processes": [config.compute.instance_count, config.processes_per_instance],
+        "model": model,
+        "parallel": {**parallel.model_dump(mode="json"), "dp": config.dp},
+        "micro_batches": train.global_batch_size // (config.dp * parallel.micro_batch_size),
+        "train": train.model_dump(
+            mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
+        ),
+    }  # fmt: skip
+    if train.adapter is not None:
+        told["adapter"] = train.adapter.model_dump(mode="json")
+    return f"{cache_root(config)}{digest(told)[:16]}"
+
+
+def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
+    """The cache that stage compile fills; raises `ConfigError` where the config leaves it nothing to do."""
+    uri, own = environment.get(VARIABLE), config.compute.environment
+    if config.train.engine != "nxd":
+        fault = (
+            "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out, or set "
+            "train.engine: nxd"
+        )
+    elif VARIABLE in own or "--cache_dir" in own.get(FLAGS, ""):
+        fault = (
+            f"compute.environment: moves the compile cache ({VARIABLE} or --cache_dir), so stage compile cannot keep "
+            "it; leave that out, the cache is below output.s3_uri"
+        )
+    elif config.network.isolation:
+        fault = "network.isolation: keeps stage compile from the cache in S3; leave the stage out, or allow the network"
+    elif uri is None:
+        fault = (
+            f"compute.instance_type: {config.compute.instance_type} is no Neuron instance, so there are no graphs to "
+            "compile; leave stage compile out"
+        )
+    else:
+        return uri
+    raise ConfigError([fault])
+
+
+def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
+    """What the job that compiled all graphs of a cache left to say so; None where there is no such word."""
+    try:
+        told = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
+    except (JobError, ValueError):
+        return None
+    return told if isinstance(told, dict) and {"graphs", "job"} <= told.keys() else None
+
+
+def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
+    """Say before a train job of engine nxd starts whether the cache holds its graphs."""
+    uri = request["Environment"].get(VARIABLE, "")
+    if config.train.engine != "nxd" or not uri.startswith(cache_root(config)):
+        return
+    if told := held(target, uri):
+        say(f"graphs: all {told['graphs']} were compiled by {told['job']} ({uri})")
+    else:
+        say(
+            "graphs: not compiled ahead, so all instances wait for the compiler in the first steps; "
+            f"stage compile compiles them on one ({uri})"
+        )

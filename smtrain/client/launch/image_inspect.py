@@ -1,0 +1,130 @@
+"""Look into an image: a container of it, without a network, asked what it has (image_probe.py)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.launch.bundle import bundle_files
+from smtrain.core.errors import LocalError
+from smtrain.plane.docker import LENT, borrowed, connect, plainly, usable
+from smtrain.plane.hosts import read
+
+FOLDER = "/smtrain-look"
+SECONDS = 600
+_seen: dict[str, Contents] = {}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a container of an image finds."""
+
+    python: str
+    """Version of `python3`."""
+    machine: str
+    """Architecture, as Linux spells it."""
+    uid: int
+    packages: dict[str, str]
+    """Installed distributions and their versions."""
+    lacking: dict[str, dict[str, list[str]]]
+    """By list (`requirements`, `wheels`) and stage, or word of core/protocol/data_packages.py: requirements that the
+    packages do not satisfy."""
+    faults: dict[str, str]
+    """Modules of the stages that cannot be imported, each with its reason."""
+    programs: dict[str, str | None]
+    unwritable: list[str]
+    """Folders that stages write into, and this user may not."""
+
+
+def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
+    """What a local image has; without an engine nothing is imported, and no faults are found.
+
+    Raises `LocalError` where no container of it runs, or it has no Python 3.10.
+    """
+    name = image.tags[0] if image.tags else image.short_id
+    status, said, _ = run(client, image, ["python3", f"{FOLDER}/image_probe.py", *filter(None, [engine])])
+    line = next((line for line in reversed(said.splitlines()) if line.startswith('{"python"')), None)
+    if line is None:
+        last = (said.strip().splitlines() or [f"exit status {status}"])[-1]
+        raise LocalError(f"image {name} has no python3 that runs the stages, 3.10 or later: {last}")
+    return Contents(**json.loads(line))
+
+
+def of_hosts(request: dict[str, Any]) -> Contents | None:
+    """What the containers of a local job find, looked at once; None where its hosts are sandboxes.
+
+    Raises `LocalError` where containers are asked for and cannot be had, or the image has no Python.
+    """
+    run_in = read(request.get("Tags") or []).run_in
+    if run_in not in ("docker", "auto"):
+        return None
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(closing(connect()))
+            image, _ = usable(client, request["AlgorithmSpecification"]["TrainingImage"])
+        except LocalError:
+            if run_in == "auto":
+                return None
+            raise
+        if image.id not in _seen:
+            _seen[image.id] = look(client, image, None)
+        return _seen[image.id]
+
+
+def run(client: Any, image: Any, command: list[str], read: str | None = None) -> tuple[int, str, str | None]:
+    """Run a command in a container of an image that has the code of a job in `FOLDER`.
+
+    Gives the exit status, what was written, and the text of the file `read`, if it is there afterwards.
+    """
+    import docker.errors
+
+    with _container(client, image, command) as container:
+        container.start()
+        status = int(container.wait(timeout=SECONDS)["StatusCode"])
+        text = None
+        if read:
+            try:
+                packed = b"".join(container.get_archive(read)[0])
+                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                    member = archive.extractfile(archive.getmembers()[0])
+                    text = member.read().decode(errors="replace") if member else None
+            except docker.errors.NotFound:
+                pass
+        return status, container.logs().decode(errors="replace"), text
+
+
+@contextmanager
+def _container(client: Any, image: Any, command: list[str]) -> Iterator[Any]:
+    volumes = {folder: {"bind": folder, "mode": "ro"} for folder in borrowed(image, LENT)}
+    with plainly("running a container of the image"):
+        container = client.containers.create(
+            image.id, command[1:], entrypoint=command[:1], volumes=volumes, network_mode="none"
+        )
+        try:
+            container.put_archive("/", _packed())
+            yield container
+        finally:
+            container.remove(force=True)
+
+
+def _packed() -> bytes:
+    """The code of a job and image_probe.py below `FOLDER`, and an empty /opt/ml, as a tar archive."""
+    files = {**bundle_files(), "image_probe.py": Path(__file__).with_name("image_probe.py")}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for folder in ("opt/ml", "opt/ml/output"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for name, path in files.items():
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(f"{FOLDER[1:]}/{name}")
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()

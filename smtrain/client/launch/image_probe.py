@@ -1,0 +1,98 @@
+"""What an image has, told from inside: `python3 image_probe.py [ENGINE]` prints one line of JSON. Standard library
+only.
+
+It lies beside the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there; with an engine it
+imports all that its stages import, which takes a while.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
+PROGRAMS = ("neuronx-cc", "neuron-ls", "nvidia-smi", "fi_info", "pip", "train")
+WRITTEN = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
+IMPORT_SECONDS = 300
+# In a Python of its own: an import that ends the process is a finding too.
+_WALK = """
+import importlib, json, pkgutil, sys
+engine, faults = sys.argv[1], {}
+import smtrain
+others = ["smtrain.worker.engine." + name for name in ("native", "nxd") if name != engine]
+def unknown(name):
+    pass
+names = [m.name for m in pkgutil.walk_packages(smtrain.__path__, "smtrain.", onerror=unknown)]
+for name in [*names, "torch.distributed.run", *sys.argv[2:]]:
+    if any(name == other or name.startswith(other + ".") for other in others):
+        continue
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        faults[name] = f"{type(error).__name__}: {error}"
+print("FAULTS " + json.dumps(faults))
+"""
+
+
+def imports(engine: str, more: list[str]) -> dict[str, str]:
+    """What cannot be imported, of all that the stages and an engine are made of, and of `more`: module and reason."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _WALK, engine, *more],
+            capture_output=True, text=True, errors="replace", timeout=IMPORT_SECONDS, env=environment,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"smtrain": f"the imports took more than {IMPORT_SECONDS} s"}
+    for line in done.stdout.splitlines():
+        if line.startswith("FAULTS "):
+            found: dict[str, str] = json.loads(line.partition(" ")[2])
+            return found
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return {"smtrain": f"the imports ended Python: {last}"}
+
+
+def packages() -> dict[str, str]:
+    """Installed distributions, by name as an index spells it, with their versions."""
+    found = ((one.metadata["Name"], one.version) for one in metadata.distributions())
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found if name}
+
+
+def look(engine: str | None) -> dict[str, Any]:
+    """Everything that is looked at."""
+    sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
+    import launch
+
+    from smtrain.core.protocol.data_packages import WORDS
+
+    lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
+    # What travels with the code elsewhere, where it is installed: it may lack what it needs.
+    names = {line.partition("==")[0] for stage in STAGES for line in launch.wanted(lists["wheels"], stage)}
+    travelled = [name.replace("-", "_") for name in sorted(names) if importlib.util.find_spec(name.replace("-", "_"))]
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "uid": os.getuid(),
+        "packages": packages(),
+        "lacking": {
+            name: {word: launch.missing(launch.wanted(file, word)) for word in (*STAGES, *WORDS.values())}
+            for name, file in lists.items()
+        },
+        "faults": imports(engine, travelled) if engine else {},
+        "programs": {name: shutil.which(name) for name in PROGRAMS},
+        "unwritable": [folder for folder in WRITTEN if not os.access(folder, os.W_OK)],
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(look(sys.argv[1] if sys.argv[1:] else None)) + "\n")

@@ -1,0 +1,255 @@
+"""Local paths become content-addressed S3 prefixes: an input is uploaded once, and a request names it for good."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.protocol import Body, JobPlace, size_of
+from smtrain.client.backends.sagemaker.calls import FULL
+from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
+from smtrain.client.backends.sagemaker.s3 import listed
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.uploads import send
+from smtrain.client.launch.instance_types import type_faults
+from smtrain.client.launch.model_files import is_model_file, is_weights_file
+from smtrain.core.config import JobConfig
+from smtrain.core.config.checks import shape_faults
+from smtrain.core.config.checks_hub import gated_faults
+from smtrain.core.config.local_data import local_data_faults
+from smtrain.core.config.training import Train
+from smtrain.core.config.units import spell_bytes
+from smtrain.core.doing import doing
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.filesystems import is_mounted
+from smtrain.core.protocol.uris import HUBS, split_uri
+from smtrain.core.text import Say
+from smtrain.plane.origins import note
+
+_PARTS = {"model": is_model_file, "weights": is_weights_file}
+"""What of such an input's folder goes along."""
+SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A local file or folder, or bytes, that must lie under an S3 prefix before the job starts."""
+
+    uri: str
+    files: tuple[tuple[str, Body], ...]
+    sha256: tuple[str, ...] = ()
+    """Of each file that the prefix is named after (hex); empty where the files are bytes."""
+    left_out: tuple[str, ...] = ()
+    """Files beside a model that are no part of one."""
+    origin: str = ""
+    """The path or demo:// URI that a config names it by; empty for bytes."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config whose every path is an s3:// URI and whose region, role and output are filled in."""
+
+    config: JobConfig
+    uploads: tuple[Upload, ...]
+    described: dict[str, Any] | None = None
+    """The model's config.json, where the model is on this machine."""
+
+
+def resolve(config: JobConfig, target: JobPlace) -> Resolved:
+    """Fill in what the target decides and name every local input by its content. Uploads nothing.
+
+    Raises `ConfigError` for what the target cannot know by itself (the role on AWS).
+    """
+    if target.name == "aws":
+        config = with_defaults(config, sagemaker_defaults(sagemaker(target)))
+    if faults := type_faults(config):
+        raise ConfigError(faults)
+    _refuse_unmounted(config, target)
+    role = target.role(config.compute.role)
+    region = config.compute.region or target.region_name()
+    base = target.base(config.output.s3_uri)
+    uploads: dict[str, Upload] = {}
+
+    def place(path: str | None, kind: str) -> str | None:
+        if path is None or path.startswith(("s3://", *HUBS, "fsx://", "efs://")):
+            return path
+        if (there := target.in_place(path)) and not path.startswith("demo://"):
+            return there
+        with doing(f"reading {path}"):
+            upload = _content_addressed(_materialised(path), f"{base}/inputs/{kind}", _PARTS.get(kind))
+        upload = replace(upload, origin=path)
+        uploads[upload.uri] = upload
+        return upload.uri
+
+    model_path = _materialised(config.model.path)
+    described = _described(model_path) if isinstance(model_path, Path) else None
+    found = [] if described is None else [text for _, text in shape_faults(config, described)]
+    if found := [*found, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
+        raise ConfigError(found)
+    resolved = config.model_copy(
+        update={
+            "model": config.model.model_copy(
+                update={
+                    "path": place(config.model.path, "model"),
+                    "weights": place(config.model.weights, "weights"),
+                }
+            ),
+            "data": config.data.model_copy(
+                update={
+                    "path": place(config.data.path, "text"),
+                    "prepared": place(config.data.prepared, "prepared"),
+                    "sources": tuple(
+                        source.model_copy(update={"path": place(source.path, "text")}) for source in config.data.sources
+                    ),
+                }
+            ),
+            "train": _placed_validation(config, place),
+            "evaluate": config.evaluate.model_copy(update={"data": place(config.evaluate.data, "tasks")}),
+            "compute": config.compute.model_copy(update={"role": role, "region": region}),
+            "output": config.output.model_copy(update={"s3_uri": base}),
+        }
+    )
+    return Resolved(resolved, tuple(uploads.values()), described)
+
+
+def _placed_validation(config: JobConfig, place: Callable[[str | None, str], str | None]) -> Train:
+    """The section `train` with the held-out text under a URI."""
+    held_out = config.train.validation
+    if held_out is None or held_out.path is None:
+        return config.train
+    placed = held_out.model_copy(update={"path": place(held_out.path, "text")})
+    return config.train.model_copy(update={"validation": placed})
+
+
+def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
+    """A file system is reached from within its VPC, which the defaults file may name."""
+    held_out = config.train.validation.path if config.train.validation else None
+    uris = [config.data.prepared, held_out, *(source.path for source in config.data.all_sources)]
+    mounted = next((uri for uri in uris if is_mounted(uri)), None)
+    if mounted and target.name != "aws":
+        raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
+                           "an s3:// URI"])  # fmt: skip
+    if mounted and not config.network.subnets:
+        raise ConfigError([f"network.subnets: {mounted} can only be reached from within its VPC; set "
+                           "network.subnets and network.security_group_ids"])  # fmt: skip
+
+
+def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
+    """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content.
+
+    A bucket of ours that is missing is made. Raises `JobError` where it may not be used.
+    """
+    from botocore.exceptions import ClientError
+
+    if target.name == "local":
+        note({upload.uri: upload.origin for upload in uploads if upload.origin})
+    for upload in uploads:
+        bucket, _ = split_uri(upload.uri)
+        try:
+            try:
+                _upload(target, upload, say)
+            except ClientError as error:
+                if error.response["Error"].get("Code") not in ("404", "NoSuchBucket"):
+                    raise
+                _make_bucket(target, bucket)
+                _upload(target, upload, say)
+        except ClientError as error:
+            if error.response["Error"].get("Code") == FULL:
+                raise JobError(error.response["Error"]["Message"]) from None
+            raise JobError(
+                f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name, that it "
+                "belongs to this account, and your permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"
+            ) from None
+
+
+def described_uploads(uploads: Sequence[Upload]) -> list[str]:
+    """A line for every file of some uploads, below their prefixes, and one for what is left out beside a model."""
+    lines: list[str] = []
+    for upload in dict.fromkeys(uploads):
+        size = sum(size_of(body) for _, body in upload.files)
+        lines.append(f"{upload.uri}  {len(upload.files)} files, {spell_bytes(size)}")
+        lines += [f"  {spell_bytes(size_of(body)):>10}  {name}" for name, body in upload.files]
+        lines += [f"    left out  {name}" for name in upload.left_out]
+    return lines
+
+
+def _upload(target: Target, upload: Upload, say: Say) -> None:
+    bucket, prefix = split_uri(upload.uri)
+    missing = list(upload.files)
+    if sum(size_of(body) for _, body in missing) > SMALL:
+        there = {item["Key"]: item["Size"] for item in listed(target, upload.uri)}
+        missing = [(name, body) for name, body in missing if there.get(prefix + name) != size_of(body)]
+        if missing:
+            say(f"uploading {spell_bytes(sum(size_of(body) for _, body in missing))} to {upload.uri}")
+    if missing and upload.left_out:
+        say(f"not uploaded, as no part of a model: {', '.join(upload.left_out)}")
+    hashes = dict(zip((name for name, _ in upload.files), upload.sha256, strict=False))
+    for name, body in missing:
+        if kept := send(target, bucket, prefix + name, body, hashes.get(name)):
+            say(f"{name}: {spell_bytes(kept)} of it were there already")
+
+
+def _materialised(path: str) -> Path | str:
+    if path.startswith("demo://"):
+        from smtrain.core.demo import materialise
+
+        found: Path = materialise(path)
+        return found
+    return path if path.startswith(("s3://", *HUBS, "file://")) else Path(path)
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    described: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return described
+
+
+def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] | None = None) -> Upload:
+    """`part` says of files by their names whether they go along; without it all do that are not hidden."""
+    assert isinstance(path, Path)
+    if path.is_file():
+        files = [(path.name, path)]
+    elif not path.exists():
+        matched = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file())
+        root = Path(os.path.commonpath([p.parent for p in matched])) if matched else path
+        files = [(p.relative_to(root).as_posix(), p) for p in matched]
+    else:
+        found = (p for p in path.rglob("*") if p.is_file())
+        files = sorted(
+            (p.relative_to(path).as_posix(), p)
+            for p in found
+            if not any(part.startswith(".") for part in p.relative_to(path).parts)
+            or (part is not None and part(p.relative_to(path).as_posix()))
+        )
+    left_out = tuple(named[0] for named in files if part is not None and not part(named[0]))
+    files = [named for named in files if named[0] not in left_out]
+    if not files:
+        raise ConfigError([f"{path}: holds no files; give a folder that has some"])
+    hashes = tuple(file_sha256(file) for _, file in files)
+    whole = hashlib.sha256()
+    for (name, _), digest in zip(files, hashes, strict=True):
+        whole.update(f"{name}\0{digest}\n".encode())
+    return Upload(f"{base}/{whole.hexdigest()[:16]}/", tuple(files), hashes, left_out)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        if hasattr(hashlib, "file_digest"):
+            return hashlib.file_digest(content, "sha256").hexdigest()
+        found = hashlib.sha256()  # Python 3.10
+        while block := content.read(1 << 20):
+            found.update(block)
+        return found.hexdigest()
+
+
+def _make_bucket(target: Target, bucket: str) -> None:
+    if target.name == "aws" and bucket != target.default_bucket():
+        raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri")
+    place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
+    target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

@@ -1,0 +1,273 @@
+"""`launch` one stage, or `run` them all: the two calls the whole package is for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.jobs.checkpoints import saved_steps
+from smtrain.client.jobs.job import Job
+from smtrain.client.launch import graphs, notify, queued
+from smtrain.client.launch.one_job import standing, submit
+from smtrain.client.launch.request_view import Request
+from smtrain.client.launch.run import Run, StageResult
+from smtrain.client.launch.stages import Chain, StagePlan, stages_of
+from smtrain.client.planner.resolve import load_config
+from smtrain.core import text
+from smtrain.core.config import Stage
+from smtrain.core.config.load import Source
+from smtrain.core.config.units import spell
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.interrupts import Interrupted, gently
+from smtrain.core.protocol.log_lines import Line
+from smtrain.core.public import public
+from smtrain.core.text import Say
+
+if TYPE_CHECKING:
+    from smtrain.client.follow.show import View
+
+AFTER_RUN: list[Callable[[Chain, Say], None]] = []
+"""Called when all stages of a run have ended well (tools/run.py)."""
+_SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
+
+
+@public
+def request(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
+    set_: Sequence[str] = (), **sections: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The CreateTrainingJob request that `launch` would send for a first attempt. Sends nothing, starts nothing.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage that it is for.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The request, which a notebook shows as one line that opens.
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: Account, region or role cannot be told.
+
+    Examples:
+        >>> request = smtrain.request("llama.yaml", stage="train")
+        >>> request["ResourceConfig"]["InstanceType"], request["ResourceConfig"]["InstanceCount"]
+        ('ml.trn1.2xlarge', 2)
+    """
+    config = load_config(source, set_=set_, target=target, **sections)
+    return Request(Chain(config, target_of(config, target), look=False).plan(stage).request)
+
+
+@gently(_SAME_CALL)
+@public
+def launch(
+    source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None, wait: bool = True,
+    again: bool = False, check: bool = True, set_: Sequence[str] = (), say: Say = text.say, view: View | None = None,
+    **sections: Any,
+) -> Job:  # fmt: skip
+    """Start one stage of a config and return its job.
+
+    A stage that runs already is joined, one that is done is returned as it is. Where AWS has no machines,
+    `compute.capacity_wait` and `compute.fallback_instance_types` say how long to wait and with what to go on. Ctrl-C
+    leaves the job running.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The stage to start.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        wait: Follow the job until it ends.
+        again: Do what has been done already once more.
+        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        view: How to follow: which lines, a panel or not.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The job, which may still run where `wait` is False or Ctrl-C was pressed (`job.known_running`).
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: The job cannot be started, or, with `wait`, does not end well; the text has the cause.
+
+    Examples:
+        >>> job = smtrain.launch("llama.yaml", stage="prepare", wait=False, say=lambda line: None)
+        >>> job.wait().status
+        'Completed'
+    """
+    config = load_config(source, set_=set_, target=target, **sections)
+    chain = Chain(config, target_of(config, target))
+    plan = standing(chain, chain.plan(stage))
+    if plan.done and not again:
+        say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
+        return plan.done
+    if check and not plan.running:
+        _require_checkpoints(chain, [stage])
+        _look_first(chain, [stage], say)
+    notify.ready(chain, [stage], say)
+    job = _start(chain, plan, say, again=again)
+    if wait and _shown(job, say, view):
+        with notify.told_of(chain, stage, job, say):
+            job.check()
+        notify.finished(chain, stage, job, say)
+    return job
+
+
+@gently(_SAME_CALL)
+@public
+def run(
+    source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
+    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
+    view: View | None = None, wait: bool = True, **sections: Any,
+) -> Run:  # fmt: skip
+    """Take a config through all its stages: prepare, convert, train, export, generate.
+
+    With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
+    interrupted goes on. Ctrl-C leaves the job of the moment running and ends the call with KeyboardInterrupt, in a
+    notebook without a traceback; the same call later goes on with it.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        again: Do what has been done already once more.
+        check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        on_line: Called with each line of the log, in place of `say`.
+        view: How to follow: which lines, a panel or not.
+        wait: False: return once all stages are queued, which a Slurm cluster alone can do; they go on by themselves.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The run: its stages' jobs, its losses, its model, its text.
+
+    Raises:
+        ConfigError: The config is wrong.
+        JobError: A stage did not end well; the text has the cause.
+
+    Examples:
+        >>> run = smtrain.run("llama.yaml", say=lambda line: None)
+        >>> [result.stage for result in run.results]
+        ['prepare', 'convert', 'train', 'export', 'generate']
+        >>> len(run.loss)
+        6
+    """
+    config = load_config(source, set_=set_, target=target, **sections)
+    chain = Chain(config, target_of(config, target))
+    done = Run(chain.config)
+    stages = stages_of(config, chain.target.name)
+    if check:
+        _require_checkpoints(chain, stages)
+        _look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
+    if chain.target.queues:
+        notify.ready(chain, stages, say)
+        _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
+        if wait:
+            notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
+        return done
+    if not wait:
+        raise ConfigError(["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"])
+    notify.ready(chain, stages, say)
+    for number, stage in enumerate(stages, 1):
+        plan = standing(chain, chain.plan(stage))
+        started = time.monotonic()
+        heading = f"[{number}/{len(stages)}] {stage}"
+        if plan.done and not again:
+            say(f"{heading}: done before by {plan.done.name}")
+            job, skipped = plan.done, True
+        else:
+            say(f"{heading}: {plan.running.name if plan.running else plan.request['TrainingJobName']}")
+            job, skipped = _start(chain, plan, say, again=again), False
+            with notify.told_of(chain, stage, job, say):
+                _follow(job, say, on_line, view)
+        seconds = time.monotonic() - started
+        if not skipped:
+            say(f"{heading}: done in {spell(seconds)}")
+        where = chain.checkpoints if stage == "train" else job.output
+        done.results.append(StageResult(stage, job, seconds, where, skipped))
+    if not all(result.skipped for result in done.results):
+        for call in AFTER_RUN:
+            call(chain, say)
+        notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
+    return done
+
+
+def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
+    """Raise `ConfigError` or `JobError` if stages would begin from a checkpoint that is not there."""
+    step = chain.config.checkpoint.step
+    first = next((stage for stage in stages if stage in ("train", "export")), None)
+    if first is None or chain.begun(first) or (first == "train" and step is None):
+        return
+    try:
+        held = [
+            int(found.name.rpartition("_")[2]) for found in saved_steps(chain.target, chain.checkpoints) if found.whole
+        ]
+    except JobError:  # this caller may not list them; the job may
+        return
+    if first == "export" and not held:
+        raise JobError(
+            f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none; launch stage train "
+            "first, or `smtrain run` the whole chain"
+        )
+    if first == "train" and step not in held:
+        raise ConfigError(
+            [
+                f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: "
+                f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to go on from the newest"
+            ]
+        )
+
+
+def _queue(
+    chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None,
+    view: View | None, *, again: bool, wait: bool,
+) -> None:  # fmt: skip
+    """Submit all stages at once, and follow them one after the other where somebody waits."""
+    for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
+        started, skipped = time.monotonic(), job.known_done
+        if wait and not skipped:
+            with notify.told_of(chain, stage, job, say):
+                _follow(job, say, on_line, view)
+        where = chain.checkpoints if stage == "train" else job.output
+        done.results.append(StageResult(stage, job, time.monotonic() - started, where, skipped))
+
+
+def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
+    if chain.target.queues:
+        return queued.submit(chain, plan, say, again=again)[0]
+    if plan.stage == "train" and not plan.running:
+        graphs.announce(chain.target, chain.config, plan.request, say)
+    return submit(chain, plan, say, again=again)
+
+
+def _look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """Refuse what cannot work; imported when it is asked for, as it has a module for each thing looked at."""
+    from smtrain.client.preflight.check import before
+
+    before(chain, stages, say)
+
+
+def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:
+    """Follow a job on the terminal; imported when there is one to follow, as rich is not needed to start it."""
+    from smtrain.client.follow.show import View, follow
+
+    return follow(job, replace(view or View(), **changed), say)
+
+
+def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View | None) -> None:
+    if on_line is None:
+        if not _shown(job, say, view, keep=False):
+            say("the same call goes on with this stage and those after it")
+            raise Interrupted(f"interrupted: {job.name} goes on, and the same call comes back to it")
+    else:
+        for event in job.events():
+            if isinstance(event, Line):
+                on_line(event)
+    job.check()

@@ -1,0 +1,51 @@
+"""What is named after a run beside its jobs: tuning jobs, an endpoint with its parts, a package group, a pipeline."""
+
+from __future__ import annotations
+
+import re
+
+from smtrain.core.errors import ConfigError
+
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+_KINDS = {"endpoint": ("an endpoint", 63), "group": ("a model package group", 63), "pipeline": ("a pipeline", 256)}
+"""What has a name, and its most characters (the service's model)."""
+_TUNING = 32  # characters of a tuning job's name
+_MARK = 8  # characters of a digest, which ends a name
+
+
+def tuning_name(run: str, mark: str) -> str:
+    """A tuning job of a run; `mark` tells its trials from others'."""
+    return f"{_front(run, _TUNING)}-{mark[:_MARK]}"
+
+
+def tunings(run: str) -> str:
+    """What the names of all tuning jobs of a run, and of their trials, look like."""
+    return f"{_front(run, _TUNING)}-*"
+
+
+def checked(kind: str, given: str, key: str = "") -> str:
+    """The name of an endpoint, group or pipeline. Raises `ConfigError`, of `key`, for what cannot be one."""
+    what, longest = _KINDS[kind]
+    if not _NAME.fullmatch(given) or len(given) > longest:
+        told = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
+        raise ConfigError([f"{key or kind}: {told}"])
+    return given
+
+
+def part_name(endpoint: str, mark: str) -> str:
+    """An endpoint's model entry or configuration, named after its content: the same request again is the same one."""
+    return f"{endpoint[:54]}-{mark[:_MARK]}"
+
+
+def parts(endpoint: str) -> str:
+    """What the names of all these look like."""
+    return f"{endpoint[:54]}-*"
+
+
+def schedule_name(endpoint: str) -> str:
+    """At most 64 characters, as an endpoint's name nearly has by itself."""
+    return f"delete-{endpoint}"[:64]
+
+
+def _front(run: str, longest: int) -> str:
+    return run[: longest - _MARK - 1].rstrip("-")

@@ -1,0 +1,175 @@
+"""Tell somebody that a run has ended: a command and a webhook from here; on AWS an EventBridge rule, from nowhere.
+
+Whoever is told never changes what becomes of the run: what cannot be told is said and left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.jobs.job import Job
+from smtrain.client.launch.stages import Chain
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.notify import Occasion
+from smtrain.core.errors import ConfigError, JobError, first_line
+from smtrain.core.text import Say, clean
+
+PATIENCE = 30
+"""Seconds that a command or a webhook may take."""
+_STATUS: dict[Occasion, str] = {"finished": "Completed", "failed": "Failed", "stopped": "Stopped"}
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """What is told, as JSON."""
+
+    run: str
+    what: Occasion
+    stage: Stage
+    job: str
+    reason: str
+    """Why it failed; empty otherwise."""
+    text: str
+    """All of it in a sentence. Chats show a field of this name."""
+    at: float
+    """Seconds since 1970."""
+
+
+def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """What tells of the end is there before anything begins.
+
+    Raises `ConfigError` or `JobError` for what would tell nobody.
+    """
+    if chain.config.notify.webhook_env:
+        _url(chain.config.notify.webhook_env)
+    if chain.config.notify.sns and not chain.target.queues:
+        arrange(chain.config, sagemaker(chain.target), stages, say)
+
+
+@contextmanager
+def told_of(chain: Chain, stage: Stage, job: Job, say: Say) -> Iterator[None]:
+    """Where the job ends badly, whoever is to know is told before the error goes on."""
+    try:
+        yield
+    except JobError as error:
+        tell(chain.config, event_of(chain.config.name, stage, job, error), say)
+        raise
+
+
+def finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
+    """Tell of a run, or of a stage alone, that has ended well."""
+    if job.known_done:
+        tell(chain.config, event_of(chain.config.name, stage, job, None), say)
+
+
+def event_of(run: str, stage: Stage, job: Job, error: Exception | None) -> RunEvent:
+    """What became of a run: `error` is what following its job ended with, None where the run has finished."""
+    what: Occasion = "finished"
+    if error is not None:
+        what = "stopped" if job.status == "Stopped" else "failed"
+    reason = clean(first_line(error)) if error else ""
+    told = {"finished": f"run {run} has finished", "failed": f"{job.name} failed: {reason}"}
+    return RunEvent(run, what, stage, job.name, reason, told.get(what, f"{job.name} was stopped"), time.time())
+
+
+def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
+    """Start the command and post to the webhook that the config names."""
+    asked = config.notify
+    if event.what not in asked.on:
+        return
+    body = json.dumps(asdict(event)).encode()
+    if asked.command:
+        environment = {**os.environ, "SMTRAIN_RUN": event.run, "SMTRAIN_EVENT": event.what, "SMTRAIN_JOB": event.job}
+        try:
+            done = subprocess.run(asked.command, input=body, env=environment, timeout=PATIENCE, check=False)
+            if done.returncode:
+                say(f"notify.command: {asked.command[0]} ended with status {done.returncode}")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            say(f"notify.command: {asked.command[0]} told nobody ({first_line(error)})")
+    if asked.webhook_env:
+        request = urllib.request.Request(  # noqa: S310  the scheme was looked at
+            _url(asked.webhook_env), data=body, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
+                pass
+        except (OSError, ValueError) as error:
+            # Never the URL: whoever has a chat's webhook may write to it.
+            say(f"notify.webhook_env: the URL in {asked.webhook_env} refused the message ({type(error).__name__})")
+
+
+def _url(variable: str) -> str:
+    url = os.environ.get(variable, "")
+    if not url.startswith(("https://", "http://")):
+        lacks = "holds no http URL" if url else "is not set"
+        raise ConfigError([f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the key out"])
+    return url
+
+
+def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say) -> None:
+    """On AWS, the rule that tells the topic whoever follows. Raises `JobError` where it cannot be made."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    if config.notify.sns is None:
+        return
+    if place.name != "aws":
+        say("notify.sns: works only for jobs on AWS; take the key out")
+        return
+    client = place.client("events")
+    try:
+        client.put_rule(**put_rule(config, stages))
+        answer = client.put_targets(**put_targets(config))
+        if answer.get("FailedEntryCount"):
+            raise JobError(f"notify.sns: EventBridge does not accept {config.notify.sns} as a target")
+    except (ClientError, BotoCoreError) as error:
+        raise JobError(
+            f"notify.sns: the rule {rule_name(config)} could not be made ({first_line(error)}); allow yourself "
+            "events:PutRule, events:PutTargets and events:TagResource, or take the key out"
+        ) from None
+
+
+def rule_name(config: JobConfig) -> str:
+    """One rule a run."""
+    return f"smtrain-{config.name}"
+
+
+def put_rule(config: JobConfig, stages: Sequence[Stage]) -> dict[str, Any]:
+    """EventBridge's PutRule: the last stage's end, and failures and stops of any; a pure function."""
+    wanted = config.notify.on
+    bad = [_STATUS[what] for what in wanted if what != "finished"]
+    ways: list[dict[str, Any]] = []
+    if "finished" in wanted:
+        ways.append({"TrainingJobName": [_named(config, stages[-1])], "TrainingJobStatus": ["Completed"]})
+    if bad:
+        ways.append({"TrainingJobName": [_named(config, stage) for stage in stages], "TrainingJobStatus": bad})
+    pattern = {
+        "source": ["aws.sagemaker"],
+        "detail-type": ["SageMaker Training Job State Change"],
+        "detail": ways[0] if len(ways) == 1 else {"$or": ways},
+    }
+    return {
+        "Name": rule_name(config),
+        "Description": f"ends of the jobs of run {config.name}, to {config.notify.sns}",
+        "EventPattern": json.dumps(pattern, sort_keys=True),
+        "State": "ENABLED",
+        "Tags": [{"Key": "smtrain:run", "Value": config.name}],
+    }
+
+
+def put_targets(config: JobConfig) -> dict[str, Any]:
+    """EventBridge's PutTargets: the topic."""
+    return {"Rule": rule_name(config), "Targets": [{"Id": "topic", "Arn": config.notify.sns}]}
+
+
+def _named(config: JobConfig, stage: Stage) -> dict[str, str]:
+    return {"prefix": f"{config.name}-{stage}-"}

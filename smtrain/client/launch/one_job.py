@@ -1,0 +1,221 @@
+"""From a stage's plan to a job that has machines: once and not twice, and with patience where that is asked for.
+
+A job's name says what it does, so a name that is taken is the same work: of an earlier call, of another process, or of
+a call of ours whose answer was lost. It is joined, not done twice. Where AWS has no machines, or a quota holds no more,
+the stage is tried again as `compute.capacity_wait`, `compute.fallback_instance_types` and `compute.quota_wait` say.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.backoff import Backoff
+from smtrain.client.backends.sagemaker.quotas import Refusal
+from smtrain.client.jobs.job import Job
+from smtrain.client.launch import pools
+from smtrain.client.launch.create import create
+from smtrain.client.launch.ownership import claim
+from smtrain.client.launch.stages import Chain, StagePlan
+from smtrain.client.launch.uploads import upload
+from smtrain.client.launch.waiting import LOOK, waiting
+from smtrain.client.sdk.lost_answer import answer_was_lost
+from smtrain.core.config.units import spell
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.requests import groups_of
+from smtrain.core.text import Say
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+
+    from smtrain.core.protocol.owner import Fence
+
+
+def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:
+    """The job that does a plan's work: one that runs already, or a new one, whose inputs are uploaded first.
+
+    With `again` a new one is made although another runs. Returns once the request is taken; where capacity is waited
+    for, once the job has machines. Raises `JobError` where that cannot be had. Ctrl-C says what it leaves behind.
+    """
+    if plan.running and not again:
+        say(f"{plan.running.name} is running already; joining it")
+        return plan.running
+    if other := plan.writer:
+        raise JobError(
+            f"{other.name} is writing checkpoints of run {chain.config.name!r}; wait for it, stop it with "
+            f"`smtrain stop {other.name}`, or give this run another name"
+        )
+    if plan.stage == "train" and chain.config.compute.keep_alive:
+        pools.before(sagemaker(chain.target), plan.request, say, wait=chain.config.compute.pool_wait)
+    compute = chain.config.compute
+    ways = [(chain, plan), *_fallbacks(chain, plan)]
+    watched = bool(compute.capacity_wait or len(ways) > 1)
+    uploaded: set[int] = set()
+    patience: Backoff | None = None
+    while True:
+        for number, (way, planned) in enumerate(ways):
+            if number not in uploaded:
+                upload(way, planned, say)
+                uploaded.add(number)
+            patience = patience or waiting(compute.capacity_wait, chain.target.name)
+            job = _Attempt(way, planned, say, again).create()
+            if not watched or _has_machines(job, say):
+                return job
+            (kind, _), *_ = groups_of(planned.request)
+            say(f"{job.name}: AWS has no {kind} now")
+            taken = replace(planned, request={**planned.request, "TrainingJobName": _after(planned, job.name)})
+            ways[number] = (way, taken)
+        assert patience is not None
+        pause = patience.pause()
+        if pause is None:
+            kinds = ", ".join(kind for _, p in ways for kind, _ in groups_of(p.request))
+            raise JobError(
+                f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or another region, wait "
+                "longer with compute.capacity_wait, or name other types in compute.fallback_instance_types"
+            )
+        say(f"next try in {spell(pause)}, for {spell(patience.left)} more (compute.capacity_wait)")
+        _sleep(pause, say)
+
+
+def standing(chain: Chain, plan: StagePlan) -> StagePlan:
+    """The plan, or that of a fallback type whose job runs or has done the stage already."""
+    if plan.done or plan.running:
+        return plan
+    known = (other for _, other in _fallbacks(chain, plan) if other.done or other.running)
+    return next(known, plan)
+
+
+def _fallbacks(chain: Chain, plan: StagePlan) -> list[tuple[Chain, StagePlan]]:
+    """The same stage on each fallback type; only the train stage has any."""
+    if plan.stage != "train" or not chain.config.compute.fallback_instance_types:
+        return []
+    from smtrain.client.planner.fallback import variants
+
+    chains = [Chain(other, chain.target, look=chain.look) for other in variants(chain.config)]
+    return [(other, other.plan(plan.stage)) for other in chains]
+
+
+def _after(plan: StagePlan, name: str) -> str:
+    """The name of the attempt after the one of this name."""
+    number = name.removeprefix(plan.base_name).removeprefix("-")
+    return f"{plan.base_name}-{int(number or 1) + 1}"
+
+
+class _Attempt:
+    """One job to be created, under the first name that is free."""
+
+    def __init__(self, chain: Chain, plan: StagePlan, say: Say, again: bool) -> None:
+        self.chain, self.plan, self.say, self.again = chain, plan, say, again
+        self.target, self.request = sagemaker(chain.target), plan.request
+        self.patience = waiting(chain.config.compute.quota_wait, chain.target.name)
+        self.fence: Fence | None = None
+
+    def create(self) -> Job:
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+        while True:
+            name = self.request["TrainingJobName"]
+            if self.plan.stage == "train":
+                self.fence = claim(self.target, self.chain.config, self.request)
+            try:
+                create(self.target, self.request, self.chain.config)
+            except KeyboardInterrupt:
+                self.say(f"interrupted while {name} was being created; `smtrain status {name}` says whether it exists")
+                raise
+            except ParamValidationError as error:
+                self._let_go()
+                raise JobError(f"{name} was refused: {error}") from None
+            except ClientError as error:
+                code = error.response.get("Error", {}).get("Code")
+                told = error.response.get("ResponseMetadata", {})
+                if code == "ResourceInUse":
+                    if job := self._taken(name, error):
+                        return job
+                elif code == "ResourceLimitExceeded":
+                    self._await_quota(Refusal(self.target, error.response["Error"]["Message"]))
+                elif told.get("HTTPStatusCode", 400) >= 500:
+                    return self._made(name, error)
+                else:
+                    self._let_go()
+                    raise JobError(f"{name} was refused: {error}") from None
+            except BotoCoreError as error:
+                return self._made(name, error)
+            else:
+                return self._job(name)
+
+    def _let_go(self) -> None:
+        """The checkpoints are nobody's again: there will be no job of the name they were taken for."""
+        if self.fence:
+            self.fence.release()
+
+    def _job(self, name: str) -> Job:
+        job = Job(name, self.target)
+        job.known_status = "InProgress"
+        return job
+
+    def _taken(self, name: str, error: ClientError) -> Job | None:
+        """The job to join when a name is in use; None where the next name is to be tried."""
+        job = Job(name, self.target)
+        if answer_was_lost(error, job.describe()):
+            return job
+        if not self.again and job.known_status not in ("Failed", "Stopped"):
+            what = "has done this already" if job.known_done else "was started meanwhile; joining it"
+            self.say(f"{name} {what}")
+            return job
+        self.request = {**self.request, "TrainingJobName": _after(self.plan, name)}
+        return None
+
+    def _made(self, name: str, error: Exception) -> Job:
+        """The job that a call without a proper answer made all the same; raises `JobError` where it made none."""
+        job = Job(name, self.target)
+        try:
+            job.describe()
+        except Exception:
+            raise JobError(f"{name} could not be created: {error}; the same command tries again") from None
+        self.say(f"{name} exists, though AWS did not say so when it was created ({error})")
+        return job
+
+    def _await_quota(self, refusal: Refusal) -> None:
+        """Wait a while for instances in use; raises `JobError` where that was not asked for, or took too long."""
+        name = self.request["TrainingJobName"]
+        pause = self.patience.pause()
+        if pause is None:
+            self._let_go()
+            waited = self.chain.config.compute.quota_wait
+            after = f" after {spell(waited)} of waiting" if waited else ""
+            raise JobError(f"{name} was refused{after}: {refusal.sentence()}")
+        self.say(f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.left)} more (quota_wait)")
+        _sleep(pause, self.say)
+
+
+def _has_machines(job: Job, say: Say) -> bool:
+    """Wait until a job has machines, or has none to get (False)."""
+    began = said = time.monotonic()
+    every = 30 * LOOK[job.target.name]
+    try:
+        while True:
+            told = job.look()
+            if job.known_status in ENDED:
+                return not str(told.get("FailureReason", "")).startswith("CapacityError")
+            if told["SecondaryStatus"] not in ("Starting", "Pending", "LaunchingMLInstances"):
+                return True
+            if time.monotonic() - said >= every:
+                said = time.monotonic()
+                say(f"{job.name}: {told['SecondaryStatus']} for {spell(said - began)}, waiting for machines")
+            time.sleep(LOOK[job.target.name])
+    except KeyboardInterrupt:
+        where = f"{job.name} --target {job.target.name}"
+        say(f"left {job.name}, which waits for machines; follow it with `smtrain logs {where} --follow`, stop it with "
+            f"`smtrain stop {where}`")  # fmt: skip
+        raise
+
+
+def _sleep(seconds: float, say: Say) -> None:
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        say("stopped waiting; no job is running, and the same command waits again")
+        raise

@@ -1,0 +1,56 @@
+"""The client's part of one writer a run: a job is made the owner of the checkpoints before it is created."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.launch.request import checkpoint_uri
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import JobError
+from smtrain.core.protocol.owner import Fence, Owner, owner_uri, status_of
+
+DAY = 86400.0
+
+
+def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
+    """Take the run's checkpoints for a job. Raises `JobError`, naming the owner, where another job has them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    uri, fence = checkpoint_uri(config), _fence(target, config, owner_of(config, request))
+    try:
+        fence.claim()
+    except ClientError as error:
+        raise JobError(
+            f"{owner_uri(uri)} cannot be used ({error.response['Error'].get('Code')}), so two jobs could write the "
+            "run's checkpoints at once; allow yourself s3:GetObject and s3:PutObject on it (`smtrain iam policy`)"
+        ) from None
+    except BotoCoreError as error:
+        raise JobError(f"{owner_uri(uri)} cannot be reached ({error}); the same command tries again") from None
+    return fence
+
+
+def look(target: Target, config: JobConfig, job: str) -> None:
+    """Raise `OwnerError` where another job than this one has the run's checkpoints; ClientError as S3."""
+    _fence(target, config, Owner(job)).look()
+
+
+def _fence(target: Target, config: JobConfig, me: Owner) -> Fence:
+    return Fence(target.s3, checkpoint_uri(config), me, status_of(lambda region: _sagemaker(target, region)))
+
+
+def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
+    """Who the job of a train request will be. Its role is of the account that it runs in."""
+    limits = request["StoppingCondition"]
+    retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+    longest = limits.get("MaxWaitTimeInSeconds") or limits["MaxRuntimeInSeconds"] * (1 + retries)
+    account = str(request["RoleArn"]).split(":")[4]
+    # a day more: for machines to come, and for clocks that differ
+    return Owner(request["TrainingJobName"], config.compute.region or "", account, until=time.time() + longest + DAY)
+
+
+def _sagemaker(target: Target, region: str) -> Any:
+    if target.name == "local" or region in ("", target.region_name()):
+        return target.sagemaker
+    return Target(target.name, region).sagemaker

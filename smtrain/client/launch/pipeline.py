@@ -1,0 +1,174 @@
+"""`smtrain pipeline`: the stages of a config as a SageMaker pipeline, whose steps are the requests that `run` sends.
+
+A step reads what the step before it left through a reference that the service fills in, since jobs of a pipeline get
+names of the service's own. Checkpoints and parts lie where those of `run` lie. Source of the form: the public JSON
+schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.sagemaker.calls import unnamed
+from smtrain.client.backends.sagemaker.role import role_arn
+from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.launch.inputs import upload_all
+from smtrain.client.launch.names import checked
+from smtrain.client.launch.request import output_uri
+from smtrain.client.launch.stages import Chain, StagePlan, stages_of
+from smtrain.client.launch.wheels import travelling
+from smtrain.client.planner.resolve import load_config
+from smtrain.client.preflight.check import before
+from smtrain.core import text
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.load import Source
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.public import public
+from smtrain.core.text import Say
+
+VERSION = "2020-12-01"
+CACHED_FOR = "P30D"
+"""ISO 8601: how long a step with the same arguments is not done again."""
+_LARGEST = 1_048_576
+"""Characters of a definition (UpsertPipeline's limit in the service's model)."""
+
+
+@public
+def pipeline(
+    source: Source | None = None, *, name: str | None = None, upsert: bool = False, start: bool = False,
+    check: bool = True, target: TargetName | None = None, set_: Sequence[str] = (), say: Say = text.say,
+    **sections: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The stages of a config as the definition of a SageMaker pipeline.
+
+    Without `upsert` and `start` nothing is sent. A step whose arguments are those of an execution in the last 30 days
+    is not done again. With `compute.capacity_wait` a step waits so long for machines.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        name: The pipeline's name. Default: the config's.
+        upsert: Upload what the stages read, and create the pipeline or update it.
+        start: Do that, and start an execution.
+        check: On AWS, look first at everything that `smtrain.check` looks at, and send nothing if there is a fault.
+        target: `local` or `aws`, in place of the config's `target`. Locally a pipeline is a record that never runs.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The definition, as `json.dumps` and `create_pipeline` take it.
+
+    Raises:
+        ConfigError: The config is wrong, or the target has no pipelines.
+        JobError: Account, region or role cannot be told, or AWS refuses.
+
+    Examples:
+        >>> made = smtrain.pipeline("llama.yaml")
+        >>> [step["Name"] for step in made["Steps"]]
+        ['prepare', 'convert', 'train', 'export', 'generate']
+    """
+    config = load_config(source, set_=set_, target=target, **sections)
+    place = target_of(config, target)
+    if place.queues:
+        raise ConfigError(["target: a Slurm cluster has no SageMaker pipelines; `smtrain run` queues the whole chain"])
+    if start and place.name == "local":
+        raise ConfigError(["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"])
+    name = config.name if name is None else name
+    checked("pipeline", name, "name")
+    chain = Chain(config, place, look=False)
+    plans = [chain.plan(stage) for stage in stages_of(chain.config, place.name)]
+    definition = definition_of(chain.config, plans)
+    if not (upsert or start):
+        return definition
+    if check:
+        before(chain, [plan.stage for plan in plans], say)
+    aws = sagemaker(place)
+    for plan in plans:
+        upload_all(aws, list(plan.uploads), say)
+        upload_all(aws, travelling(plan.request, aws, say), say)
+    say(_sent(aws, chain.config, name, definition))
+    if start:
+        say(f"started {_start(aws, name)}; its jobs are named pipelines-..., `smtrain logs JOB --follow` follows one")
+    return definition
+
+
+def definition_of(config: JobConfig, plans: Sequence[StagePlan]) -> dict[str, Any]:
+    """The definition with a step for each plan, which are of first attempts; a pure function of them."""
+    outputs = {output_uri(config, plan.base_name): plan.stage for plan in plans}
+    steps: list[dict[str, Any]] = []
+    for plan in plans:
+        arguments = {key: value for key, value in plan.request.items() if key != "TrainingJobName"}
+        arguments["InputDataConfig"] = [_channel(channel, outputs) for channel in arguments["InputDataConfig"]]
+        step: dict[str, Any] = {
+            "Name": plan.stage,
+            "Type": "Training",
+            "Arguments": arguments,
+            "CacheConfig": {"Enabled": True, "ExpireAfter": CACHED_FOR},
+        }
+        if steps:  # also where nothing is read of it: export reads the run's checkpoints, not train's output
+            step["DependsOn"] = [steps[-1]["Name"]]
+        if config.compute.capacity_wait:
+            step["RetryPolicies"] = [
+                {
+                    "ExceptionType": ["SageMaker.CAPACITY_ERROR", "SageMaker.RESOURCE_LIMIT"],
+                    "IntervalSeconds": 300,
+                    "BackoffRate": 1.0,
+                    "ExpireAfterMin": max(1, int(config.compute.capacity_wait) // 60),
+                }
+            ]
+        steps.append(step)
+    return {
+        "Version": VERSION,
+        "Metadata": {"smtrain-run": config.name},
+        "Parameters": [],
+        "PipelineExperimentConfig": {
+            "ExperimentName": {"Get": "Execution.PipelineName"},
+            "TrialName": {"Get": "Execution.PipelineExecutionId"},
+        },
+        "Steps": steps,
+    }
+
+
+def _channel(channel: dict[str, Any], outputs: dict[str, Stage]) -> dict[str, Any]:
+    """A channel that reads what a step leaves, by reference."""
+    source = channel["DataSource"].get("S3DataSource", {})
+    stage = outputs.get(source.get("S3Uri", ""))
+    if stage is None:
+        return channel
+    left = {"Get": f"Steps.{stage}.ModelArtifacts.S3ModelArtifacts"}
+    return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": left}}}
+
+
+def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
+    """Create the pipeline, or update the one of this name if it is the run's; what was done."""
+    from botocore.exceptions import ClientError
+
+    body = json.dumps(definition, sort_keys=True)
+    if len(body) > _LARGEST:
+        raise ConfigError([f"the pipeline's definition has {len(body)} characters, and SageMaker takes {_LARGEST}"])
+    role = role_arn(config.compute.role or "", place)
+    asked = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
+    client = place.sagemaker
+    tags = [{"Key": key, "Value": value} for key, value in {**config.tags, "smtrain:run": config.name}.items()]
+    try:
+        found = client.describe_pipeline(PipelineName=name)
+    except ClientError as error:
+        if not unnamed(error):
+            raise
+        client.create_pipeline(**asked, Tags=tags)
+        return f"created pipeline {name}"
+    held = json.loads(found["PipelineDefinition"])
+    if held.get("Metadata") != definition["Metadata"]:
+        raise JobError(f"pipeline {name} is not one of this run's; give another name")
+    if held == definition and found.get("RoleArn") == role:
+        return f"pipeline {name} is up to date"
+    client.update_pipeline(**asked)
+    return f"updated pipeline {name}"
+
+
+def _start(place: Target, name: str) -> str:
+    arn: str = place.sagemaker.start_pipeline_execution(PipelineName=name)["PipelineExecutionArn"]
+    return arn

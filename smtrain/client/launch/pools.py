@@ -1,0 +1,122 @@
+"""Warm pools: machines that SageMaker keeps after a job for the next one that asks for the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.launch.waiting import LOOK
+from smtrain.core.config.units import spell
+from smtrain.core.errors import JobError
+from smtrain.core.facts.warm_pools import agreement, first_difference
+from smtrain.core.text import Say
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Machines kept after a job."""
+
+    job: str
+    """The job that left them, and gives the pool its name."""
+    instance_type: str
+    instance_count: int
+    kept_s: float
+    """Seconds it has been kept so far; billed like training."""
+    until: datetime
+    """It ends then unless a job reuses it: the job's end plus its KeepAlivePeriodInSeconds."""
+    dollars_per_hour: float | None
+    """Of all its instances at the instance's on-demand price, None where no price is known."""
+    request: Mapping[str, Any]
+    """What Describe tells of the job: the fields that a job must have in common with it."""
+
+    @property
+    def dollars(self) -> float | None:
+        """What it has cost so far."""
+        return None if self.dollars_per_hour is None else self.dollars_per_hour * self.kept_s / 3600
+
+
+def available(target: Target) -> list[Pool]:
+    """The warm pools of the account and region that a job could reuse now, the one kept longest first."""
+    from smtrain.client.planner.cost import Prices, own_prices
+
+    prices = Prices(own_prices())
+    found = []
+    for told in _with_status(target, "Available"):
+        resources, status = told["ResourceConfig"], told["WarmPoolStatus"]
+        if status["Status"] != "Available":
+            continue
+        kind, count = resources["InstanceType"], int(resources["InstanceCount"])
+        price = prices.find(kind, "on_demand", target.region_name())
+        ended = told.get("TrainingEndTime") or told["LastModifiedTime"]
+        found.append(
+            Pool(
+                told["TrainingJobName"], kind, count, status.get("ResourceRetainedBillableTimeInSeconds", 0),
+                ended + timedelta(seconds=resources.get("KeepAlivePeriodInSeconds", 0)),
+                price.dollars_per_hour * count if price else None, told,
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda pool: pool.until, reverse=True)
+
+
+def release(target: Target, job: str) -> None:
+    """End the warm pool that a job left. Raises `JobError` where there is none any more."""
+    from botocore.exceptions import ClientError
+
+    from smtrain.client.jobs.job import Job
+
+    status = Job(job, target).describe().get("WarmPoolStatus", {}).get("Status")
+    if status not in ("Available", "InUse"):
+        raise JobError(f"{job}: its warm pool is {(status or 'not there').lower()}; `smtrain pool list` shows all")
+    try:
+        target.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
+    except ClientError as error:
+        raise JobError(f"{job}: its warm pool was not released: {error.response['Error']['Message']}") from None
+
+
+def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:
+    """Say which warm pool a request will get, or the first field that keeps it from the nearest one.
+
+    With `wait`, wait so many seconds for the pool of a job that still runs on machines that match.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        pools = available(target)
+        match = next((pool for pool in pools if first_difference(request, pool.request) is None), None)
+        if match:
+            say(f"will reuse the warm pool of {match.job} ({match.instance_count} x {match.instance_type})")
+            return
+        busy = _with_status(target, "InUse")
+        users = [told["TrainingJobName"] for told in busy if first_difference(request, told) is None]
+        if not users or time.monotonic() >= deadline:
+            break
+        say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(deadline - time.monotonic())} more")
+        _await_end(target, users[0], deadline)
+    if users:
+        say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
+    elif pools:
+        nearest = max(pools, key=lambda pool: agreement(request, pool.request))
+        say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")
+
+
+def _await_end(target: Target, job: str, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        told = target.sagemaker.describe_training_job(TrainingJobName=job)
+        if told.get("WarmPoolStatus", {}).get("Status") != "InUse":
+            return
+        time.sleep(min(LOOK[target.name], max(0.0, deadline - time.monotonic())))
+
+
+def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
+    """What Describe tells of every job whose pool has this status."""
+    pages = target.sagemaker.get_paginator("list_training_jobs").paginate(
+        WarmPoolStatusEquals=status, PaginationConfig={"PageSize": 100}
+    )
+    for page in pages:
+        for row in page["TrainingJobSummaries"]:
+            told: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
+            if told.get("WarmPoolStatus"):
+                yield told

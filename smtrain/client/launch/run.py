@@ -1,0 +1,119 @@
+"""What became of a run: its stages, its losses, its model, its text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smtrain.client.jobs.job import Job
+from smtrain.client.jobs.listing import jobs_of
+from smtrain.client.jobs.results import What
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.units import spell
+from smtrain.core.errors import JobError
+from smtrain.core.public import public_class
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of one stage of a run."""
+
+    stage: Stage
+    job: Job
+    seconds: float
+    output: str
+    skipped: bool
+    """It had been done before."""
+
+
+@public_class
+@dataclass
+class Run:
+    """A whole run: its stages, its losses, its model, its text."""
+
+    config: JobConfig
+    results: list[StageResult] = field(default_factory=list)
+
+    def job(self, stage: Stage) -> Job:
+        """The job of a stage; raises `JobError` for a stage the run does not have."""
+        for result in self.results:
+            if result.stage == stage:
+                return result.job
+        raise JobError(f"this run has no stage {stage}; it has {', '.join(r.stage for r in self.results)}")
+
+    @property
+    def loss(self) -> list[float]:
+        """Loss by step, over every attempt at the train stage."""
+        return [record["loss"] for record in self.records if "loss" in record]
+
+    @property
+    def records(self) -> list[dict[str, float]]:
+        """Every logged step's numbers, over every attempt at the train stage."""
+        target = self.job("train").target
+        attempts = jobs_of(target, self.config.name, "train")
+        by_step = {record["step"]: record for job in reversed(attempts) for record in job.records}
+        return [by_step[step] for step in sorted(by_step)]
+
+    def metrics(self) -> DataFrame:
+        """`records` as a pandas DataFrame by step."""
+        from smtrain.client.follow.frame import frame
+
+        return frame(self.records)
+
+    @property
+    def model(self) -> str:
+        """s3:// prefix of the exported Hugging Face model."""
+        return self.job("export").output
+
+    def summary(self, folder: str | Path | None = None) -> str:
+        """The result of the run in lines: loss, time, the model's place, and commands that go on from it.
+
+        `folder` is where the model was copied to, if it was.
+        """
+        name, run = self.config.name, [result for result in self.results if not result.skipped]
+        took, before = spell(sum(result.seconds for result in run)), len(self.results) - len(run)
+        further = f"smtrain push {folder} YOU/{name}" if folder else f"smtrain download {name} FOLDER"
+        lines = [
+            *self._ends("loss", "loss"),
+            *self._ends("validation", "val_loss"),
+            ("time", took + (f"; {before} of {len(self.results)} stages were done before" if before else "")),
+            ("model", str(folder or self.model)),
+            ("next", f"smtrain chat {name}"),
+            ("", f"smtrain report {name}"),
+            ("", further),
+        ]
+        return "\n".join(f"{label + ':' if label else '':12}{text}" for label, text in lines)
+
+    def _ends(self, label: str, key: str) -> list[tuple[str, str]]:
+        """The first and the last of a step's numbers of one kind, if there are such."""
+        seen = [record for record in self.records if key in record]
+        if not seen:
+            return []
+        first, last = seen[0], seen[-1]
+        return [(label, f"{first[key]:.4f} -> {last[key]:.4f} (steps {first['step']:.0f} to {last['step']:.0f})")]
+
+    def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
+        """Copy the exported Hugging Face model into `folder`; returns the folder.
+
+        `checkpoints` and `metrics` are those of the train stage's last job, as `Job.download` has them; `all` makes a
+        folder of each. Other files are replaced only with `overwrite`.
+        """
+        if what == "model":
+            return self.job("export").download(folder, overwrite=overwrite)
+        if what == "all":
+            self.job("export").download(Path(folder) / "model", overwrite=overwrite)
+            for kind in ("checkpoints", "metrics"):
+                self.job("train").download(Path(folder) / kind, kind, overwrite=overwrite)
+            return Path(folder)
+        return self.job("train").download(folder, what, overwrite=overwrite)
+
+    @property
+    def texts(self) -> list[dict[str, str]]:
+        """What the model made of each prompt: prompt and completion."""
+        texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
+        return texts

@@ -1,0 +1,126 @@
+"""What a job's image lacks, as wheels that travel with the code: downloaded once, pinned by hash, kept by content.
+
+The container installs them without a network (entrypoints/launch.py). They make stages faster, and none needs them:
+where they cannot be had here, the job goes without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.launch import pip
+from smtrain.client.launch.inputs import Upload
+from smtrain.core.facts import table
+from smtrain.core.facts.images import gpu_row
+from smtrain.core.home import home
+from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.core.text import Say
+
+if TYPE_CHECKING:
+    from smtrain.client.launch.image_inspect import Contents
+
+SECONDS = 180  # for the download
+_PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
+
+
+def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
+    """The upload that belongs beside the code of a request: what its stage wants.
+
+    On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
+    """
+    stage = request["HyperParameters"]["stage"]
+    wanted = names(stage)
+    if not wanted:
+        return []
+    inside = None
+    if target.name != "aws":
+        from smtrain.client.launch.image_inspect import of_hosts
+
+        if (inside := of_hosts(request)) is None:
+            return []
+        lacked = [line.partition("==")[0] for line in inside.lacking["wheels"][stage]]
+        if not lacked:
+            return []
+        wanted = lacked
+    channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
+    code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
+    image = request["AlgorithmSpecification"]["TrainingImage"]
+    if not folder_of(image, inside).is_dir():
+        say(f"downloading {', '.join(names())} for the image, once")
+    try:
+        files = fetch(image, inside)
+    except OSError as error:
+        say(
+            f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
+        )
+        return []
+    files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wanted]
+    return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
+
+
+def names(stage: str | None = None) -> list[str]:
+    """The libraries of the lock file; of one stage, those whose comment names it."""
+    text = lock_file().read_text("utf-8").replace("\\\n", " ")
+    found = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
+    return [name for name, stages in found if stage is None or stage in stages.split()]
+
+
+def lock_file() -> Path:
+    return entrypoints_folder() / "wheels.txt"
+
+
+def pythons(image: str) -> list[str]:
+    """The CPython releases that an image may have, as pip says them ("312"): what is known of it or its tag tells, else
+    all."""
+    if row := gpu_row(image):
+        return [row["python"].replace(".", "")]
+    told = _PYTHON.search(image.rpartition(":")[2])
+    return [f"3{told[1]}"] if told else list(table("images")["contents"]["pythons"])
+
+
+def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
+    """CPython releases and architecture: what was found in the image, else what its name tells."""
+    if inside is None:
+        return pythons(image), table("images")["contents"]["architecture"]
+    return ["".join(inside.python.split(".")[:2])], inside.machine
+
+
+def folder_of(image: str, inside: Contents | None = None) -> Path:
+    """Where this machine keeps the wheels for an image, by the content of the lock file; it may not be there yet."""
+    releases, machine = _kind(image, inside)
+    kind = f"{'-'.join(releases)}-{machine}"
+    return home() / "wheels" / f"{hashlib.sha256(lock_file().read_bytes()).hexdigest()[:16]}-{kind}"
+
+
+def fetch(image: str, inside: Contents | None = None) -> list[Path]:
+    """The wheels for an image, downloaded by pip where they are not here yet. Raises OSError with pip's reason."""
+    folder = folder_of(image, inside)
+    releases, machine = _kind(image, inside)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        try:
+            for python in releases:
+                _download(python, machine, part)
+            os.rename(part, folder)
+        except OSError:
+            if not folder.is_dir():  # or another process was faster
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return sorted(folder.glob("*.whl"))
+
+
+def _download(python: str, machine: str, folder: Path) -> None:
+    pip.run(
+        "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
+        *pip.options(python, machine),
+        f"--dest={folder}", f"--requirement={lock_file()}", seconds=SECONDS,
+    )  # fmt: skip

@@ -1,0 +1,274 @@
+"""From published runs to the numbers of the throughput model, how far off it is, and where nobody has been.
+
+Plain least squares on log throughput with weak priors, in Python alone: seven numbers and fifty runs are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from math import exp, log, log2, sqrt
+from typing import Any
+
+from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
+from smtrain.client.planner.throughput import MATURE, Coefficients, stand_in, step_time
+from smtrain.core.facts import table
+from smtrain.core.model.families import ModelShape
+
+_SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
+# Before any run is seen: median and spread of the log of each number, in the order of `Coefficients`.
+_PRIORS = ((0.45, 0.3), (1e-3, 0.7), (0.5, 0.7), (0.01, 1.0), (1.5, 0.5), (1.5, 0.5), (0.03, 0.7))
+# On GPUs; the second number, of the chip's own link, stands in core/facts/throughput_gpu.toml's place.
+_GPU_PRIORS = ((0.65, 0.3), (4e-4, 0.7), (0.8, 0.7), (0.01, 1.0), (1.5, 0.5), (3.0, 0.5), (0.03, 0.7))
+Priors = tuple[tuple[float, float], ...]
+_NAMES = tuple(f.name for f in fields(Coefficients))
+UNCALIBRATED = 0.6  # half-width in log of the interval where no published run is near: 0.55 to 1.8 times
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One published run."""
+
+    id: str
+    model: str
+    release: int
+    work: Work
+    machine: Machine
+    mesh: Mesh
+    sequences_per_s: float
+    date: str = ""
+    interleave: int = 1
+    """Stages that a rank of the pipeline holds, by which its bubble is shorter."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> PublishedRun:
+        """From a row of core/facts/throughput.toml, or one of the same form."""
+        shape = named_shape(row["model"])
+        assert shape is not None, row["model"]
+        machine = Machine.of(row.get("instance_type", "ml.trn1.32xlarge"), row["instances"])
+        recompute: Recompute = row["recompute"]
+        tp, pp, nxd = row["tp"], row["pp"], row["stack"] == "nxd"
+        return cls(
+            id=row["id"],
+            model=row["model"],
+            release=row["release"],
+            work=Work(shape, row["seq_len"], row["global_batch"], fused_attention=nxd, gathers_again=True),
+            machine=machine,
+            mesh=Mesh(tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, True),
+            sequences_per_s=row["sequences_per_s"],
+            date=row.get("date", ""),
+        )
+
+    @classmethod
+    def on_gpus(cls, row: dict[str, Any]) -> PublishedRun:
+        """From a row of core/facts/throughput_gpu.toml: its cluster's network, and time by MFU where that is
+        published."""
+        config = table("throughput_gpu")["models"].get(row["model"])
+        shape = ModelShape.from_config(config) if config else named_shape(row["model"])
+        assert shape is not None, row["model"]
+        machine = replace(Machine.of(row["instance_type"], row["instances"]), network=row["network_gbps"] * 1e9 / 8)
+        recompute: Recompute = row["recompute"]
+        tp, pp = row["tp"], row["pp"]
+        peak = machine.core_flops * machine.world
+        flops = row["seq_len"] * shape.flops_per_token(row["seq_len"])
+        return cls(
+            id=row["id"],
+            model=row["model"],
+            release=MATURE,
+            work=Work(
+                shape, row["seq_len"], row["global_batch"], fused_attention=row["stack"] != "megatron",
+                gathers_again=True,
+            ),
+            machine=machine,
+            mesh=Mesh(tp, pp, machine.world // (tp * pp), row["micro_batch"], recompute, tp > 1),
+            sequences_per_s=row["sequences_per_s"] if "sequences_per_s" in row else row["mfu"] * peak / flops,
+            date=row["date"],
+            interleave=row.get("interleave", 1),
+        )  # fmt: skip
+
+    @property
+    def mfu(self) -> float:
+        """Share of its devices' dense peak."""
+        flops = self.work.seq_len * self.work.shape.flops_per_token(self.work.seq_len)
+        return self.sequences_per_s * flops / (self.machine.core_flops * self.machine.world)
+
+    def __str__(self) -> str:
+        hosts = f"{self.machine.count} instances"
+        return f"{self.model} tp {self.mesh.tp} pp {self.mesh.pp} on {hosts}, {self.date}"
+
+
+def predicted(run: PublishedRun, k: Coefficients) -> float:
+    """Sequences a second of a published run, with the software of its time."""
+    time = step_time(run.work, run.machine, run.mesh, k)
+    step = time.total - time.bubble * (1 - 1 / run.interleave)
+    return run.work.global_batch / step * exp(-k.yearly_gain * max(0, MATURE - run.release))
+
+
+@cache
+def published() -> tuple[PublishedRun, ...]:
+    """The runs that count: core/facts/throughput.toml without those marked as misprints."""
+    return tuple(PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row)
+
+
+@cache
+def published_on_gpus(chip: str | None = None) -> tuple[PublishedRun, ...]:
+    """The runs on GPUs that count; with `chip` those of one kind."""
+    rows = (row for row in table("throughput_gpu")["runs"] if "excluded" not in row)
+    runs = tuple(PublishedRun.on_gpus(row) for row in rows)
+    return tuple(run for run in runs if chip in (None, run.machine.chip))
+
+
+def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors: Priors | None = None) -> Coefficients:
+    """The coefficients that explain `runs` best (Levenberg-Marquardt on their logs)."""
+    priors = priors or (_GPU_PRIORS if runs[0].machine.chip else _PRIORS)
+    x = [log(getattr(start, n)) for n in _NAMES] if start else [log(median) for median, _ in priors]
+    damping = 1e-3
+    residuals = _residuals(x, runs, priors)
+    for _ in range(60):
+        columns = []
+        for i in range(len(x)):
+            moved = [v + 1e-5 * (i == j) for j, v in enumerate(x)]
+            columns.append([(b - a) / 1e-5 for a, b in zip(residuals, _residuals(moved, runs, priors), strict=True)])
+        normal = [[_dot(a, b) * (1 + damping * (i == j)) for j, b in enumerate(columns)] for i, a in enumerate(columns)]
+        step = _solve(normal, [-_dot(c, residuals) for c in columns])
+        tried = [a + b for a, b in zip(x, step, strict=True)]
+        new = _residuals(tried, runs, priors)
+        gain = _dot(residuals, residuals) - _dot(new, new)
+        if gain > 0:
+            x, residuals, damping = tried, new, damping * 0.3
+            if gain < 1e-7:
+                break
+        else:
+            damping *= 5
+    return _coefficients(x)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A run as predicted from all others."""
+
+    run: PublishedRun
+    predicted: float
+    half_width: float
+    """Of the 90 % interval, in log."""
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, less one."""
+        return self.predicted / self.run.sequences_per_s - 1
+
+    @property
+    def inside(self) -> bool:
+        return abs(log(self.predicted / self.run.sequences_per_s)) <= self.half_width
+
+
+def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[Left]:
+    """Predict each run from the runs that differ in `by`: `id` leaves out one run, `model` all of one model."""
+    runs = runs or published()
+    groups = dict.fromkeys(getattr(r, by) for r in runs)
+    everything = fit(runs)
+    out = []
+    for group in groups:
+        others = [r for r in runs if getattr(r, by) != group]
+        k = fit(others, everything)
+        spread = residual(others, k)
+        for run in runs:
+            if getattr(run, by) == group:
+                near = nearest(run.work, run.machine, run.mesh, others)
+                out.append(Left(run, predicted(run, k), half_width(spread, near)))
+    return out
+
+
+def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
+    """Spread of log throughput about the model, the fitted numbers taken off the count."""
+    errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
+    return sqrt(_dot(errors, errors) / max(1, len(errors) - len(_NAMES)))
+
+
+@dataclass(frozen=True)
+class Near:
+    """The published run most like a plan, and how far off it is, in doublings of the feature that differs most."""
+
+    run: PublishedRun
+    distance: float
+
+    @property
+    def calibrated(self) -> bool:
+        return self.distance <= 1.5
+
+
+def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
+    """None on a chip that no run was published for."""
+    kin = kin_of(machine, runs)
+    mine = _features(work, mesh)
+    found = [(max(abs(a - b) for a, b in zip(mine, _features(r.work, r.mesh), strict=True)), r) for r in kin]
+    return Near(*min(found, key=lambda f: f[0])[::-1]) if found else None
+
+
+def kin_of(machine: Machine, runs: Sequence[PublishedRun] | None = None) -> list[PublishedRun]:
+    """The published runs of the same chip; H200's are H100's, which has the same cores."""
+    runs = runs or (published_on_gpus() if machine.chip else published())
+    return [
+        r for r in runs if r.machine.core_flops == machine.core_flops and bool(r.machine.chip) == bool(machine.chip)
+    ]
+
+
+def best_published(machine: Machine) -> PublishedRun | None:
+    """The published run of the same chip that used most of its peak."""
+    return max(kin_of(machine), key=lambda run: run.mfu, default=None)
+
+
+def spread_of(machine: Machine) -> float:
+    """Spread of the log throughput of published runs about the model, on this chip or on the one in its place."""
+    if machine.link:
+        spread: float = table("throughput_gpu")["chips"][stand_in(machine.chip)]["residual"]
+        return spread
+    neuron: float = table("throughput")["coefficients"]["residual"]
+    return neuron
+
+
+def half_width(spread: float, near: Near | None) -> float:
+    """Of the 90 % interval, in log; wider the farther the nearest run is."""
+    if near is None or not near.calibrated:
+        return UNCALIBRATED
+    return 2.13 * spread * sqrt(1 + near.distance**2)
+
+
+def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
+    # Halved where the model carries far: pipeline depth and the numbers of a rank act through terms that are counted.
+    return (
+        log2(work.parameters / mesh.tp / mesh.pp) / 2,
+        log2(mesh.tp),
+        log2(mesh.pp) / 2,
+        log2(work.seq_len),
+        log2(mesh.micro_batch),
+    )
+
+
+def _residuals(x: Sequence[float], runs: Sequence[PublishedRun], priors: Priors) -> list[float]:
+    k = _coefficients(x)
+    told = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
+    return told + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
+
+
+def _coefficients(x: Sequence[float]) -> Coefficients:
+    return Coefficients(*(exp(v) for v in x))
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gauss with pivots; the matrix is positive definite."""
+    n = len(right)
+    rows = [[*row, b] for row, b in zip(matrix, right, strict=True)]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda j: abs(rows[j][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for j in range(n):
+            if j != i:
+                f = rows[j][i] / rows[i][i]
+                rows[j] = [a - f * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [rows[i][n] / rows[i][i] for i in range(n)]

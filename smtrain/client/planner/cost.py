@@ -1,0 +1,224 @@
+"""Dollars and days: prices with their date, spot with its interruptions, and the save interval that loses least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import ceil, exp, expm1, inf, isfinite, sqrt
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.planner.machines import Machine, Work
+from smtrain.client.planner.memory import checkpoint_bytes
+from smtrain.client.planner.stages import START_S
+from smtrain.core.config.error_messages import unknown_key
+from smtrain.core.config.yaml_file import read_toml
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import table
+from smtrain.core.home import home_path
+from smtrain.core.near import nearest
+
+HOUR = 3600.0
+_OPTIONS = ("on_demand", "spot", "reserved")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one instance costs an hour, and who says so."""
+
+    type: str
+    option: str
+    region: str
+    dollars_per_hour: float
+    date: str
+    source: str
+    guess: bool = False
+    """Derived or second-hand, not a list price."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dollars_per_hour:.2f} $/h {self.type} {self.option.replace('_', ' ')} {self.region} "
+            f"({'a guess, ' if self.guess else ''}{self.date}, {self.source})"
+        )
+
+
+class Prices:
+    """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form.
+
+    `target`: on a cluster of one's own (slurm) only the user's rows count, as the shipped ones are SageMaker's.
+    """
+
+    def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
+        shipped = table("prices")
+        own = _own(Path(file)) if file else {}
+        self._rows = [*(shipped["rows"] if target != "slurm" else ()), *own.get("rows", [])]
+        self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
+        self._prices = [Price(**row) for row in self._rows]
+        self._prices += mine
+
+    def find(self, type_: str, option: str, region: str | None) -> Price | None:
+        """The row of this region, else of any region, the last one winning; None where nothing is known."""
+        fit = [p for p in self._prices if p.type == type_ and p.option == option]
+        here = [p for p in fit if p.region == region]
+        found = here or fit
+        return found[-1] if found else None
+
+
+def _own(file: Path) -> dict[str, Any]:
+    """The user's rows and assumptions. Raises `ConfigError` for keys that nothing reads and values of another kind."""
+    found = read_toml(file, "prices", "name a TOML file of prices")
+    assumptions = table("prices")["assumptions"]
+    faults = [f"{key}: {_unknown(key, ('rows', 'assumptions'))}" for key in found.keys() - {"rows", "assumptions"}]
+    given, rows = found.get("assumptions", {}), found.get("rows", [])
+    if not isinstance(given, dict):
+        faults.append("assumptions: must be a table, `[assumptions]`")
+    elif wrong := [key for key in given if key not in assumptions]:
+        faults += [f"assumptions.{key}: {_unknown(key, assumptions)}" for key in wrong]
+    else:
+        faults += [f"assumptions.{key}: got {value!r}; a number above 0 is needed"
+                   for key, value in given.items()
+                   if not _is_number(value) or value < 0 or (value == 0 and not key.endswith("_minutes"))]  # fmt: skip
+    if not isinstance(rows, list):
+        faults.append("rows: must be a list, `[[rows]]`")
+    else:
+        faults += [f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))]
+    if faults:
+        raise ConfigError([f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults])
+    return found
+
+
+def _row_fault(row: Any) -> str | None:
+    """The first thing that is wrong with a row of a user's file."""
+    kinds = {one.name: one.type for one in fields(Price)}
+    if not isinstance(row, dict):
+        return "it is no table; write `[[rows]]` above its keys"
+    for key in row.keys() - kinds.keys():
+        return f"{key}: {_unknown(key, kinds)}"
+    for key, kind in kinds.items():
+        if key not in row and key != "guess":
+            return f"{key} is missing"
+        value = row.get(key, False)
+        if kind == "float" and not (_is_number(value) and value >= 0):
+            return f"{key}: got {value!r}; a number of at least 0 is needed"
+        if kind == "str" and not isinstance(value, str):
+            return f"{key}: got {value!r}; text is needed, in quotes"
+        if kind == "bool" and not isinstance(value, bool):
+            return f"{key}: got {value!r}; it is true or false"
+    return None if row["option"] in _OPTIONS else f"option: got {row['option']!r}; it is {' or '.join(_OPTIONS)}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    """An unknown key, with the near one, else all."""
+    names = list(known)
+    return unknown_key(nearest(key, names), names)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How often to save, and what is lost to failures at that."""
+
+    interval_s: float
+    """Between checkpoints, as planned."""
+    best_interval_s: float
+    """Young's and Daly's: the square root of twice the cost of saving times the mean time between interruptions."""
+    save_s: float
+    """What one checkpoint costs."""
+    mean_between_s: float
+    """Between interruptions of the whole job."""
+    stretch: float
+    """Expected wall time over undisturbed time; infinite where the job would practically never end."""
+
+
+def saving(
+    work: Work, machine: Machine, interval_s: float | None, train_s: float, spot: bool, a: dict[str, float]
+) -> Saving:
+    """Expected lost time for a save every `interval_s` (None: the best one) in a run of `train_s`.
+
+    Daly 2006 ("A higher order estimate of the optimum checkpoint interval"): with exponential interruptions of mean M,
+    restart R and saves of d every t seconds the run takes M e^(R/M) (e^((t+d)/M) - 1) / t of its undisturbed time.
+    """
+    save_s = checkpoint_bytes(work) / machine.count / (a["disk_gb_per_s"] * 1e9)
+    rate = a["interruptions_per_instance_hour" if spot else "failures_per_instance_hour"]
+    mean = HOUR / (rate * machine.count) if rate else inf
+    best = max(sqrt(2 * save_s * mean) - save_s, save_s) if mean < inf else train_s
+    t = min(interval_s or best, train_s)
+    if mean == inf:
+        return Saving(t, best, save_s, mean, 1 + save_s / t)
+    restart = a["restart_minutes"] * 60
+    power = (t + save_s) / mean
+    stretch = inf if power > 50 else mean * exp(restart / mean) * expm1(power) / t
+    return Saving(t, min(best, train_s), save_s, mean, stretch)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Dollars of a run by item, with the prices they were counted with. `total` is None where a price is missing."""
+
+    items: dict[str, float]
+    prices: tuple[Price, ...]
+    total: float | None
+    train_hours: float
+    """Billed wall time of the train stage."""
+    attempts: int = 1
+    """Jobs that a cluster's time limit cuts it into."""
+    hours: dict[str, float] = field(default_factory=dict)
+    """Hours of each stage of the run, one after the other, the train stage among them."""
+
+
+def cost(
+    work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
+    stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
+    together: Mapping[str, int] | None = None, attempt_s: float | None = None,
+) -> Cost:  # fmt: skip
+    """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
+    a CPU instance, or on as many as `together` says; spot is not reckoned with for those. `attempt_s`: so long one
+    attempt may train, where a cluster has a time limit."""
+    a = prices.assumptions
+    price = prices.find(machine.type, "spot" if spot else "on_demand", region)
+    full = prices.find(machine.type, "on_demand", region)
+    cpus = {stage: prices.find(kind, "on_demand", region) for stage, kind in cpu_types.items()}
+    train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
+    attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
+    hours = (train_s + attempts * start_s) / HOUR
+    used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
+    by_stage = {stage: seconds / HOUR for stage, seconds in stages.items()} | {"train": hours}
+    if price is None:
+        return Cost({}, used, None, hours, attempts, by_stage)
+    items = {"train": hours * machine.count * price.dollars_per_hour}
+    if keep_alive_s:
+        items["warm pool"] = keep_alive_s / HOUR * machine.count * price.dollars_per_hour
+    for stage, seconds in stages.items():
+        row = full if stage == "compile" else cpus.get(stage)
+        if row is not None:
+            items[stage] = seconds / HOUR * row.dollars_per_hour * (together or {}).get(stage, 1)
+    return Cost(items, used, sum(items.values()), hours, attempts, by_stage)
+
+
+def stage_seconds(
+    work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
+    fetched: float | None = None, machines: int = 1, refining: float = 0.0,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's, which
+    `machines` tokenize together, with `refining` seconds a byte of one machine before. `fetched` are those of a model
+    that a job of its own gets from a hub."""
+    moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
+    out = {"convert": START_S + 2 * moved, "export": START_S + 2 * moved}
+    if fetched is not None:
+        out["fetch"] = fetched
+    if generated is not None:
+        out["generate"] = generated
+    if text_bytes is not None:
+        out["prepare"] = START_S + text_bytes / machines * (1 / (a["tokenize_mb_per_s"] * 1e6) + refining)
+    if accelerated:
+        out["compile"] = a["compile_minutes"] * 60
+    return out
+
+
+def own_prices() -> Path | None:
+    """The user's price list in $SMTRAIN_HOME, if there is one."""
+    file = home_path() / "prices.toml"
+    return file if file.is_file() else None

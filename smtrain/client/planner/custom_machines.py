@@ -1,0 +1,91 @@
+"""Machines of one's own: those of the config, over those of a file, which `smtrain plan --probe` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from smtrain.client.planner.cost import Price
+from smtrain.client.planner.machines import Machine
+from smtrain.core.config import JobConfig
+from smtrain.core.config.error_messages import key_of, sentence_of
+from smtrain.core.config.machine import MachineEntry, MachineName
+from smtrain.core.config.yaml_file import read_yaml
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts.names import instance_meant
+from smtrain.core.home import home_path
+
+_FORM: TypeAdapter[dict[MachineName, MachineEntry]] = TypeAdapter(dict[MachineName, MachineEntry])
+_HINT = "docs/gpus.md shows the form"
+
+
+def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[str, MachineEntry]:
+    """By name: the config's entries over those of `file`, or of machines.yaml in $SMTRAIN_HOME where there is one.
+
+    Raises `ConfigError` for a file that is not of their form.
+    """
+    usual = home_path() / "machines.yaml"
+    path = Path(file) if file else usual if usual.is_file() else None
+    return {**(read(path) if path else {}), **config.machines}
+
+
+def read(path: Path) -> dict[str, MachineEntry]:
+    """The machines of a file. Raises `ConfigError`: it cannot be read, or is not of their form."""
+    found = read_yaml(path, "machines", f"it must be YAML, {_HINT}")
+    if isinstance(found, Mapping):
+        found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
+    if not found:
+        raise ConfigError([f"{path}: describes no machine; {_HINT}"])
+    try:
+        return _FORM.validate_python(found)
+    except ValidationError as error:
+        raise ConfigError([f"{path}: {_told(detail)}" for detail in error.errors()]) from None
+
+
+def _told(detail: Any) -> str:
+    """What pydantic found in a file of machines, as it is said of a config's."""
+    key = ".".join(["machines", *key_of(detail)[0]])
+    # A config's sentence would send the reader to the config.
+    return f"{key}: is missing; {_HINT}" if detail["type"] == "missing" else sentence_of(JobConfig, key, detail)
+
+
+def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Machine:
+    """An instance type of the table, or a machine of one's own. Raises `ConfigError` for what is neither."""
+    if type_ in known:
+        return Machine.described(type_, count, known[type_])
+    if type_.startswith("ml."):
+        return Machine.of(type_, count)
+    if near := instance_meant(type_):
+        raise ConfigError([f"machines: {type_} is no instance type; did you mean {near}?"])
+    names = f"known: {', '.join(sorted(known))}" if known else "none is described"
+    raise ConfigError(
+        [f"machines: {type_} is neither an instance type (ml.p5.48xlarge) nor one of your own ({names}); {_HINT}"]
+    )
+
+
+def own_price_rows(known: Mapping[str, MachineEntry]) -> list[Price]:
+    """What the user says that a host of each costs, on demand and as spot alike."""
+    return [
+        Price(name, option, "your own", entry.dollars_per_hour, "today", "machines")
+        for name, entry in known.items()
+        if entry.dollars_per_hour is not None
+        for option in ("on_demand", "spot")
+    ]
+
+
+def checked(name: str) -> None:
+    """Raises `ConfigError` for a name that a machine cannot have."""
+    try:
+        TypeAdapter(MachineName).validate_python(name)
+    except ValidationError:
+        raise ConfigError(
+            [f"--probe {name}: a name begins with a small letter, and has small letters, digits and hyphens only"]
+        ) from None
+
+
+def named(name: str, measured: Mapping[str, object]) -> MachineEntry:
+    """What was measured of a machine, as its entry."""
+    return _FORM.validate_python({name: dict(measured)})[name]

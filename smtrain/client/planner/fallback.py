@@ -1,0 +1,75 @@
+"""Instance types to fall back on: the config with each of them, and whether its mesh still fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.planner.machines import Machine, Mesh
+from smtrain.client.planner.search import refusals
+from smtrain.client.planner.workload import shape_of, work_of
+from smtrain.core.config.checks import MESH_KEYS, mesh_fits
+from smtrain.core.config.checks_data import Fault
+from smtrain.core.config.checks_engine import machine_fault
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts.names import instance_meant
+
+KEY = "compute.fallback_instance_types"
+
+
+def variants(config: JobConfig) -> Iterator[JobConfig]:
+    """The config with each fallback type in place of its instance type, in order."""
+    for type_ in config.compute.fallback_instance_types:
+        compute = config.compute.model_copy(update={"instance_type": type_, "fallback_instance_types": ()})
+        yield config.model_copy(update={"compute": compute})
+
+
+def fallback_faults(config: JobConfig) -> Iterator[Fault]:
+    """Why a fallback type cannot take the job's place: processes and memory, as the planner counts them.
+
+    Memory is not looked at where the model's shape is not known here. Nothing is said where the mesh does not even
+    fit the machines that are asked for first.
+    """
+    if mesh_fits(config):
+        keys = {*MESH_KEYS, KEY, "model.path"}
+        yield from ((keys, text) for text in _sentences(config))
+
+
+def _sentences(config: JobConfig) -> Iterator[str]:
+    types = config.compute.fallback_instance_types
+    for type_ in dict.fromkeys(types):
+        if type_ == config.compute.instance_type or types.count(type_) > 1:
+            yield f"{KEY}: {type_} is named twice; leave it out"
+    for other in variants(config):
+        if other.compute.instance_type == config.compute.instance_type:
+            continue
+        for fault in _faults(other):
+            yield f"{KEY}: {other.compute.instance_type} cannot take this job: {fault}; leave it out"
+
+
+def _faults(config: JobConfig) -> Iterator[str]:
+    compute, parallel = config.compute, config.parallel
+    if fault := machine_fault(config):
+        yield fault.partition("; ")[0]
+        return
+    try:
+        machine = Machine.of_config(config)
+        alone = Machine.of(compute.instance_type, 1)
+    except ConfigError:
+        near = instance_meant(compute.instance_type)
+        nearest = f"; {near} is the nearest one" if near else ""
+        yield f"nothing is known about this type (core/facts/instances.toml{nearest})"
+        return
+    if machine.cores > alone.cores:
+        yield f"compute.processes_per_instance is {machine.cores}, and it has {alone.cores} cores"
+        return
+    mesh = Mesh.of_config(config)
+    try:
+        work, _ = work_of(config, shape_of(config))
+    except ConfigError:
+        if parallel.tp * parallel.pp * config.dp != machine.world:
+            yield f"tp x pp x dp = {parallel.tp * parallel.pp * config.dp} is not its {machine.world} processes"
+        elif config.train.global_batch_size % (config.dp * parallel.micro_batch_size):
+            yield f"train.global_batch_size is no multiple of dp x micro_batch_size = {config.dp} x {mesh.micro_batch}"
+        return
+    yield from refusals(work, machine, mesh)

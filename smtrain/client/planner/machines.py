@@ -1,0 +1,281 @@
+"""What a plan is made for: one model, cut one way, on one kind of machine; and why that may be impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any, Literal
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.machine import MachineEntry
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance, table
+from smtrain.core.facts.engines import no_gpu_for_fp16
+from smtrain.core.facts.names import instance_meant
+from smtrain.core.model.families import LAYER, ModelShape
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.precision import Precision, width
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hosts of a job: `count` instances of one type, `cores` training processes on each."""
+
+    type: str
+    count: int
+    cores: int
+    core_flops: float
+    """Dense peak of a core in the training dtype, operations a second."""
+    core_bytes: float
+    """Memory of a core's device; on a machine without accelerator, a process's share of the host."""
+    host_bytes: float
+    network: float
+    """Of a host, bytes a second."""
+    accelerated: bool = True
+    disk_bytes: float = 0.0
+    link: float = 0.0
+    """From a device to the others of its host, bytes a second in one direction; 0: in proportion to its peak."""
+    chip: str = ""
+    """The GPU, as core/facts/instances.toml names it; empty for Neuron cores and for machines of one's own."""
+
+    @classmethod
+    def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
+        """The machine of a row of core/facts/instances.toml. Raises `ConfigError` for a type it does not have."""
+        row = instance(type_)
+        if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
+            raise ConfigError(
+                [
+                    f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
+                    "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
+                    "with `smtrain plan --probe NAME`"
+                ]
+            )
+        if row is None:
+            known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
+            near = instance_meant(type_)
+            meant = f"did you mean {near}? " if near else ""
+            kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
+            raise ConfigError(
+                [
+                    f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
+                    "other machine can be described under machines (docs/gpus.md)"
+                ]
+            )
+        return cls(
+            type=type_,
+            count=count,
+            cores=cores or row["cores"],
+            core_flops=row["core_tflops"] * 1e12,
+            core_bytes=row["core_gib"] * GIB,
+            host_bytes=row["host_gib"] * GIB,
+            network=row["network_gbps"] * 1e9 / 8,
+            disk_bytes=row.get("disk_gib", 0) * GIB,
+            link=row.get("link_gbs", 0.0) * 1e9,
+            chip=row.get("chip", ""),
+        )
+
+    @classmethod
+    def described(cls, name: str, count: int, own: MachineEntry) -> Machine:
+        """A machine of one's own. Raises `ConfigError` for several hosts that nothing is said to connect."""
+        if count > 1 and own.network_gbs is None:
+            raise ConfigError(
+                [f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"]
+            )
+        return cls(
+            type=name,
+            count=count,
+            cores=own.devices,
+            core_flops=own.tflops * 1e12,
+            core_bytes=own.memory_gib * GIB,
+            host_bytes=own.host_memory_gib * GIB,
+            network=(own.network_gbs or own.link_gbs or 1.0) * 1e9,
+            accelerated=own.kind == "gpu",
+            link=(own.link_gbs or own.network_gbs or 1.0) * 1e9,
+        )
+
+    @classmethod
+    def of_config(cls, config: JobConfig) -> Machine:
+        """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
+        compute, own = config.compute, config.own_machine
+        if own is None:
+            return cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+        made = cls.described(compute.instance_type, compute.instance_count, own)
+        return replace(made, cores=config.processes_per_instance)
+
+    @property
+    def world(self) -> int:
+        return self.count * self.cores
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the model and the batch are cut; tp innermost, pp outermost."""
+
+    tp: int
+    pp: int
+    dp: int
+    micro_batch: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+
+    @classmethod
+    def of_config(cls, config: JobConfig) -> Mesh:
+        """The mesh that a config names."""
+        parallel = config.parallel
+        return cls(
+            parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
+            parallel.sequence_parallel,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        text = f"tp {self.tp} x pp {self.pp} x dp {self.dp}, micro-batch {self.micro_batch}"
+        text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
+        return text + (", sequence parallel" if self.sequence_parallel else "")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is trained: the model's shape and what one optimizer step takes."""
+
+    shape: ModelShape
+    seq_len: int
+    global_batch: int
+    precision: Precision = "bf16"
+    fused_attention: bool = True
+    """False where scores are written to memory (stacks of 2023): attention then takes far longer."""
+    gathers_again: bool = False
+    """With sequence parallelism: whether the backward pass gathers a region's input once more (neuronx-distributed,
+    Megatron) or the whole input is kept from the forward pass (the native engine)."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of the model's own weights."""
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of the model."""
+        return self.shape.parameters()
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return width(self.precision)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a tensor-parallel rank holds, in numbers: of each decoder layer, and of the parts at the two ends."""
+
+    layer: int
+    embed: int
+    norm: int
+    head: int
+    positions: int
+    """The table of learned positions, which the first stage has."""
+    kv_heads: int
+    """Key/value heads of a rank, copies counted."""
+    vocab: int
+    """Rows of the embedding and columns of the logits."""
+    largest: int
+    """Its biggest parameter."""
+
+
+@cache
+def cut(shape: ModelShape, tp: int) -> Cut:
+    """Count a rank's numbers by the same table that the engines cut by."""
+    layout = Layout(shape, tp, 1)
+    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
+    ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
+    embed = size[shape.embed_name]
+    norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
+    return Cut(
+        layer=sum(n for name, n in size.items() if name not in ends),
+        embed=embed,
+        norm=norm,
+        head=embed,
+        positions=(shape.positions or 0) * shape.hidden,
+        kv_heads=len(layout.kv_slots(0)),
+        vocab=layout.shard(shape.embed_name, 0).size,
+        largest=max(size.values()),
+    )
+
+
+def layers_of(layers: int, pp: int, stage: int) -> int:
+    """Decoder layers of a pipeline stage: contiguous blocks, the remainder on the last ones (core/model/layout.py)."""
+    each, extra = divmod(layers, pp)
+    return each + (stage >= pp - extra)
+
+
+def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
+    """Parameters that a rank of a pipeline stage holds."""
+    held = cut(shape, mesh.tp)
+    n = layers_of(shape.layers, mesh.pp, stage) * held.layer
+    if stage == 0:
+        n += held.embed + held.positions
+    if stage == mesh.pp - 1:
+        n += held.norm + (0 if shape.tied and mesh.pp == 1 else held.head)
+    return n
+
+
+def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
+    """Numbers of a rank that the optimizer updates: its parameters, or those of its adapters."""
+    if work.lora is None:
+        return stage_numbers(work.shape, mesh, stage)
+    return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
+
+
+def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
+    """Every reason why this cannot run at all, whatever the memory."""
+    shape = work.shape
+    yield from shape.mesh_faults(mesh.tp, mesh.pp)
+    if mesh.tp * mesh.pp * mesh.dp != machine.world:
+        yield (
+            f"tp x pp x dp = {mesh.tp * mesh.pp * mesh.dp} is not the {machine.count} x {machine.cores} = "
+            f"{machine.world} cores"
+        )
+    if work.global_batch % (mesh.dp * mesh.micro_batch):
+        yield (
+            f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
+            f"{mesh.dp} x {mesh.micro_batch}"
+        )
+    if work.precision == "fp16" and not machine.accelerated:
+        yield no_gpu_for_fp16(machine.type)
+    if mesh.sequence_parallel and work.seq_len % mesh.tp:
+        yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
+
+
+def named_shape(name: str) -> ModelShape | None:
+    """The shape of a model that core/facts/models.toml knows, by its name or by the last part of a path or hub id."""
+    told = _plain(name.rstrip("/").rsplit("/", 1)[-1])
+    for known, row in table("models")["models"].items():
+        if told in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
+            config: dict[str, Any] = row["config"]
+            return ModelShape.from_config(config)
+    return None
+
+
+def _plain(name: str) -> str:
+    name = name.lower().replace("_", "-").replace(" ", "-").removeprefix("meta-").removesuffix("-hf")
+    return name.replace("llama2", "llama-2").replace("llama3", "llama-3")
+
+
+@cache
+def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
+    """Of one decoder layer on one rank."""
+    layout = Layout(AdapterShape.of(one_layer, lora), tp, 1)
+    return sum(prod(layout.local_shape(s.name, 0)) for s in layout.shape.specs)
+
+
+@cache
+def _one_layer(shape: ModelShape) -> ModelShape:
+    return replace(shape, layers=1)
+
+
+def is_planned(config: JobConfig) -> bool:
+    """Whether `Machine.of_config` knows the machines: one's own, or AWS's with accelerators."""
+    return config.own_machine is not None or "core_gib" in (instance(config.compute.instance_type) or {})

@@ -1,0 +1,322 @@
+"""`plan(config)`: everything that is known about a run before it is paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from math import exp, inf
+from pathlib import Path
+from typing import Any, Literal
+
+from smtrain.client.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
+from smtrain.client.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
+from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
+from smtrain.client.planner.measured import Correction, correction
+from smtrain.client.planner.memory import checkpoint_bytes, host_memory, worst_core
+from smtrain.client.planner.preparing import preparing_warnings, refining_seconds
+from smtrain.client.planner.resolve import subject
+from smtrain.client.planner.resolve_mesh import accepted, fit_faults
+from smtrain.client.planner.result import Choice, Plan
+from smtrain.client.planner.search import Candidate, doubts, search
+from smtrain.client.planner.stages import ON_CPU, machine_for, need
+from smtrain.client.planner.this_machine import is_here, plan_here
+from smtrain.client.planner.throughput import step_time
+from smtrain.client.planner.warnings import image_warnings, memory_warnings, run_warnings
+from smtrain.client.planner.what_if import Limits, dollars, larger_batch
+from smtrain.client.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
+from smtrain.core.config import JobConfig
+from smtrain.core.config.load import Source
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
+from smtrain.core.protocol.uris import HUBS
+from smtrain.core.public import public
+
+RankBy = Literal["time", "cost"]
+_SHOWN = 5
+"""Choices that a plan shows."""
+
+
+@public
+def plan(
+    source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
+    rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
+    prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
+    target: Literal["aws", "local", "slurm"] | None = None,
+    set_: Sequence[str] = (), **sections: Any,
+) -> Plan:  # fmt: skip
+    """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        model: A known model, or a folder with a config.json, in place of the config's `model.path`.
+        machines: (instance type, count) pairs to choose from; a machine of one's own goes by its name. Default: the
+            config's own.
+        rank_by: What makes a choice better: `time`, or `cost`.
+        budget: Only choices that cost at most so many US dollars.
+        deadline_hours: Only choices that end within so many hours.
+        best: Plan for the best mesh, not for the config's.
+        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it is there.
+        machine_file: A YAML file of machines, under those of the config's `machines`. Default: machines.yaml in
+            $SMTRAIN_HOME, if it is there.
+        measured: Tokens a second that a run of this very config reached, with its own mesh, on its own machines; or
+            on those of one's own, where `machines` names these alone. All that is planned for the same chip is
+            corrected by it.
+        target: Plan engine and mesh of a run on `aws`, of one that is `local`, or of one on a `slurm` cluster, with the
+            attempts that cluster.time cuts it into. Default: slurm if the config says so; local if it says so and
+            names no compute.instance_type, unless instances are asked for (`machines`, `best`, a limit); else aws. A
+            local plan without an instance type is one of this machine: processes and memory, no dollars.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        What the run needs, takes and costs; `print` it, or show it in a notebook.
+
+    Raises:
+        ConfigError: The config is wrong, or its model or instance type is not known.
+
+    Examples:
+        >>> plan = smtrain.plan("llama.yaml", machines=[("ml.trn1.32xlarge", 1)], best=True)
+        >>> plan.fits
+        True
+        >>> round(plan.memory_gib["available"])
+        16
+    """
+    limits = {"budget": budget, "deadline_hours": deadline_hours, "measured": measured}
+    if faults := [
+        f"{key}: got {limit}; a number above 0 is needed"
+        for key, limit in limits.items()
+        if limit is not None and not 0 < limit < inf
+    ]:
+        raise ConfigError(faults)
+    of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
+    config, shape = subject(source, model, set_, sections, target, for_machines=of_instances)
+    if is_here(config) and not of_instances:
+        return plan_here(config, measured)
+    described = machines_known(config, machine_file)
+    known = Prices(prices or own_prices(), own_price_rows(described), config.target)
+    work, _ = work_of(config, shape)
+    some = [machine_of(t, n, described) for t, n in machines]
+    own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
+    mesh = Mesh.of_config(config)
+    some = some or [own]
+    where = some[0] if len(machines) == 1 and machines[0][0] in described else own
+    corrected = correction(work, where, mesh, measured)
+    steps = config.train.steps
+
+    def by_time(asked: JobConfig) -> list[Candidate]:
+        ways = [replace(c, step_s=c.step_s / corrected.of(c.machine)) for c in _search(asked, some)]
+        return sorted(ways, key=lambda c: c.step_s)
+
+    found = by_time(config)
+    by_cost = rank_by == "cost" or (deadline_hours is not None and budget is None)
+    narrowed = budget is not None or deadline_hours is not None
+    if by_cost or narrowed:
+        kept = [*_legal(config, found)]
+    else:  # only these are shown
+        kept = [*islice(_legal(config, found), _SHOWN)]
+        others = (c for c in found if c.machine == own and c not in kept)
+        kept += islice(_legal(config, others), 1)
+    priced = [(c, _cost(config, work, c.machine, steps, c.step_s, known)) for c in kept]
+    held = Limits(budget, deadline_hours)
+    choices = [way for way in priced if held.kept(way[1])]
+    choices.sort(key=lambda way: dollars(way[1]) if by_cost else way[1].train_hours)
+    beyond = held.relaxed(priced)
+    unpriced = _unpriced(kept, config, known) if budget is not None else []
+    if best or machines or narrowed:
+        if not choices:
+            if unpriced and len(unpriced) == len({c.machine.type for c in kept}):
+                what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
+                raise ConfigError([f"budget: {what}, so whether it is kept cannot be known; give one with --prices"])
+            within = f" within {' and '.join(held.given)}" if held.given and kept else ""
+            ways = "".join(f", or {way}" for way in beyond)
+            raise ConfigError(
+                [f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"]
+            )
+        own, mesh = choices[0][0].machine, choices[0][0].mesh
+        work, _ = work_of(config, shape, _engine(config, own))
+    made = _plan(config, work, own, mesh, choices, known, corrected)
+    same = next((c for c, _ in choices if c.machine == own), None)
+    beyond += larger_batch(config, same, lambda larger: _legal(larger, by_time(larger)))
+    made = replace(made, relaxed=tuple(beyond))
+    if target is None and not of_instances and config.target == "aws" and _default_machines(config):
+        unnamed = f"no compute.instance_type is named, so this is {own.type} on AWS; --target local plans this machine"
+        made = replace(made, warnings=(*made.warnings, unnamed))
+    left_out = f"no price is known for {' and '.join(unpriced)}, which the budget therefore leaves out"
+    return replace(made, warnings=(*made.warnings, left_out)) if unpriced else made
+
+
+def _engine(config: JobConfig, machine: Machine) -> EngineName:
+    """The engine that a config names, else that of the machine."""
+    named = config.target == "local" or "engine" in config.train.model_fields_set
+    return config.train.engine if named else engine_of(machine.type)
+
+
+def _default_machines(config: JobConfig) -> bool:
+    return "instance_type" not in config.compute.model_fields_set
+
+
+def _unpriced(found: Sequence[Candidate], config: JobConfig, prices: Prices) -> list[str]:
+    """The types among these whose price nobody knows, so that no budget can be held against them."""
+    option = "spot" if config.compute.spot else "on_demand"
+    types = dict.fromkeys(c.machine.type for c in found)
+    return [t for t in types if prices.find(t, option, config.compute.region) is None]
+
+
+def _no_price(type_: str, option: str) -> str:
+    return f"no {option.replace('_', '-')} price is known for {type_}"
+
+
+def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
+    """The meshes of all these machines that fit, each by the engine that runs on it."""
+    found: list[Candidate] = []
+    shape = shape_of(config)
+    for engine in ENGINES:
+        some = [m for m in machines if _engine(config, m) == engine]
+        if config.target == "aws":
+            some = [m for m in some if engine_fault(engine, m.type) is None]
+        work, recompute = work_of(config, shape, engine)
+        found += search(work, some, recompute=recompute)
+    return found
+
+
+def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """The meshes that the checks of the config take; each is looked at when it is asked for."""
+    return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
+
+
+def _plan(
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, choices: list[tuple[Candidate, Cost]], prices: Prices,
+    corrected: Correction,
+) -> Plan:  # fmt: skip
+    faults = fit_faults(config, work, machine, mesh)
+    legal = not faults or faults[0].startswith("memory:")
+    warnings: list[str] = []
+    core = worst_core(work, machine, mesh)[1] if legal else None
+    host = host_memory(work, machine, mesh) if legal else None
+    step = step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None
+    near = nearest(work, machine, mesh)
+    calibrated = near is not None and near.calibrated
+    steps = config.train.steps
+    spent = lost = None
+    same = [c for c, _ in choices if c.machine == machine]
+    if step and steps:
+        lost = _saving(config, work, machine, step.total, prices)
+        spent = _cost(config, work, machine, steps, step.total, prices)
+    if step and not faults:
+        fastest = min(same, key=lambda c: c.step_s) if same else None
+        fastest = fastest and replace(fastest, step_s=fastest.step_s * corrected.of(machine))
+        warnings += doubts(work, machine, mesh, fastest)
+        warnings += run_warnings(config, work, machine, step.total, spent, lost)
+        warnings += memory_warnings(work, machine, mesh)
+    warnings += image_warnings(config) + taken_by_name(config) + corrected.said(machine)
+    warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
+    if not calibrated:
+        where = machine.type if near is None else f"this shape (nearest: {near.run})"
+        warnings.append(
+            f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
+            f"up to {exp(UNCALIBRATED):.1f} times"
+        )
+    if _engine(config, machine) == "native":
+        whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
+        warnings.append(f"the published runs are {whose}; none is of the native engine")
+    wide = half_width(spread_of(machine), near)
+    rate = work.global_batch / step.total if step else None
+    tokens = rate * work.seq_len if rate else None
+    option = "spot" if config.compute.spot else "on_demand"
+    hourly = prices.find(machine.type, option, config.compute.region)
+    per_dollar = tokens * HOUR / (hourly.dollars_per_hour * machine.count) if tokens and hourly else None
+    if hourly is None and config.target != "slurm":
+        warnings.append(f"{_no_price(machine.type, option)}; give one with --prices")
+    used = spent.prices if spent else (hourly,) if hourly else ()
+    warnings += [f"price: {p}" for p in used if p.guess]
+    flops = work.shape.flops_per_token(work.seq_len)
+    mfu = tokens * flops / (machine.core_flops * machine.world) if tokens else None
+    top = best_published(machine)
+    if mfu and not faults and top and mfu > top.mfu:
+        warnings.append(
+            f"optimistic: {mfu:.0%} of peak is planned, and the best ever published for this chip is {top.mfu:.0%} "
+            f"({top})"
+        )
+    billed = steps * work.global_batch * work.seq_len / 1e6
+    return Plan(
+        model=config.model.path.rstrip("/").rsplit("/", 1)[-1],
+        parameters=work.parameters,
+        machines=_machines(machine),
+        mesh=mesh,
+        fits=not faults,
+        faults=faults,
+        warnings=tuple(warnings),
+        memory_gib=_gib({**asdict(core), "total": core.total, "available": machine.core_bytes}) if core else {},
+        host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
+        step_s={**asdict(step), "total": step.total} if step else None,
+        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
+        tokens_per_s=tokens,
+        mfu=mfu,
+        calibrated=calibrated,
+        nearest=str(near.run) if near else None,
+        hours=spent.train_hours if spent else None,
+        attempts=spent.attempts if spent and config.target == "slurm" else None,
+        dollars=spent.total if spent else None,
+        dollars_by_item=spent.items if spent else {},
+        hours_by_stage=spent.hours if spent and config.target == "aws" else {},
+        dollars_per_million_tokens=spent.total / billed if spent and spent.total is not None and billed else None,
+        tokens_per_dollar=per_dollar,
+        prices=used,
+        save=lost,
+        save_interval_steps=max(1, round(lost.best_interval_s / step.total)) if lost and step else None,
+        checkpoint_gib=checkpoint_bytes(work) / GIB,
+        choices=tuple(
+            Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
+            for c, b in choices[:_SHOWN]
+        ),
+    )
+
+
+def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, prices: Prices) -> Saving:
+    interval = config.train.save_interval * step_s
+    return saving(work, machine, interval, config.train.steps * step_s, config.compute.spot, prices.assumptions)
+
+
+def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
+    stages = {}
+    if steps:
+        written = need(config, "generate", described_of(config), prices.assumptions)
+        fetched = need(config, "fetch", described_of(config), prices.assumptions)
+        stages = stage_seconds(
+            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=is_neuron(machine.type),
+            generated=written.seconds if written else None,
+            fetched=fetched.seconds if fetched and config.model.path.startswith(HUBS) else None,
+            machines=config.data.machines,
+            refining=sum(refining_seconds(config.data, _preparing(config), prices.assumptions).values()),
+        )  # fmt: skip
+    lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
+    cpu_types: dict[str, str] = {
+        stage: machine_for(config, stage, described_of(config)) for stage in ON_CPU if stage in stages
+    }
+    return cost(
+        work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
+        stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
+        together={"prepare": config.data.machines},
+    )  # fmt: skip
+
+
+def _preparing(config: JobConfig) -> str:
+    """Type of the machines that prepare."""
+    return machine_for(config, "prepare", described_of(config))
+
+
+def _attempt_s(config: JobConfig) -> float | None:
+    """How long an attempt lasts before it is told to save; None where nothing goes on by itself after that."""
+    if config.target != "slurm":
+        return None
+    return (config.cluster.time or config.compute.max_run) - config.cluster.save_before
+
+
+def _machines(machine: Machine) -> str:
+    return f"{machine.count} x {machine.type}"
+
+
+def _gib(parts: dict[str, float]) -> dict[str, float]:
+    return {name: round(value / GIB, 3) for name, value in parts.items()}

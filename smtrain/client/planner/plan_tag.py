@@ -1,0 +1,46 @@
+"""A plan as a job carries it: one tag, short enough for AWS, to set beside what the job then does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smtrain.client.planner.result import Plan
+
+TAG = "smtrain:plan"
+_FIELDS = ("sequences_per_s", "low", "high", "tokens_per_s", "hours", "dollars")
+
+
+def write(plan: Plan) -> str:
+    """The tag's value: `sequences_per_s=12.2 low=10.4 ... dollars=190012`; what is unknown is left out."""
+    speed = plan.sequences_per_s or {}
+    told = {
+        "sequences_per_s": speed.get("value"), "low": speed.get("low"), "high": speed.get("high"),
+        "tokens_per_s": plan.tokens_per_s, "hours": plan.hours, "dollars": plan.dollars,
+    }  # fmt: skip
+    return " ".join(f"{name}={told[name]:.6g}" for name in _FIELDS if told[name] is not None)
+
+
+def read(tags: Iterable[Mapping[str, str]]) -> dict[str, float]:
+    """The numbers of a job's plan; empty where it has none."""
+    value = next((tag["Value"] for tag in tags if tag["Key"] == TAG), "")
+    pairs = (part.partition("=") for part in value.split())
+    return {name: float(number) for name, equals, number in pairs if equals and name in _FIELDS}
+
+
+def compare(planned: Mapping[str, float], tokens_per_s: float | None) -> str:
+    """One line: what was planned, and what is."""
+    if "tokens_per_s" not in planned:
+        return "no throughput was planned"
+    text = f"{planned['tokens_per_s']:,.0f} tokens/s"
+    if "hours" in planned:
+        text += f", {planned['hours']:.1f} h"
+    if "dollars" in planned:
+        text += f", ${planned['dollars']:,.2f}"
+    if tokens_per_s:
+        share = tokens_per_s / planned["tokens_per_s"]
+        low, high = (planned.get(end, 0) / planned["sequences_per_s"] for end in ("low", "high"))
+        where = "within the plan" if low <= share <= high else "below the plan" if share < low else "above the plan"
+        text += f"; actual {tokens_per_s:,.0f} tokens/s, {share:.0%} of it, {where}"
+    return text

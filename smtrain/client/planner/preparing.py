@@ -1,0 +1,62 @@
+"""What the passes over documents (data.filters, data.near_duplicates, data.pii) cost a prepare stage, and need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.data import Data
+from smtrain.core.config.units import spell
+from smtrain.core.extras import MODULES
+from smtrain.core.facts import table
+from smtrain.core.protocol.data_packages import EXTRAS, data_needs
+
+_SIZE = re.compile(r"\.(\d*)(x?)large$")
+
+
+def refining_seconds(data: Data, kind: str, assumptions: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Seconds that each pass takes for a byte of text on a machine of this type, by its key.
+
+    All cores work at once, each on documents of its own.
+    """
+    a = assumptions or table("prices")["assumptions"]
+    passes = {"data.filters": data.filters, "data.near_duplicates": ("near",) if data.near_duplicates else (),
+              "data.pii": ("pii",) if data.pii else ()}  # fmt: skip
+    each = {key: sum(1 / a[f"{name}_mb_per_s_vcpu"] for name in names) for key, names in passes.items()}
+    return {key: seconds / 1e6 / vcpus(kind) for key, seconds in each.items() if seconds}
+
+
+def reading_seconds(config: JobConfig, kind: str, size: float) -> float:
+    """Seconds from the first byte of text to the last token."""
+    a = table("prices")["assumptions"]
+    each = 1 / (a["tokenize_mb_per_s"] * 1e6) + sum(refining_seconds(config.data, kind, a).values())
+    return float(each * size / config.data.machines)
+
+
+def vcpus(kind: str) -> int:
+    """Of an instance type, as EC2 names sizes: large has 2, xlarge 4, Nxlarge 4 N; of another name as of an xlarge."""
+    size = _SIZE.search(kind)
+    if size is None or size[2]:
+        return 4 * int((size and size[1]) or 1)
+    return 2
+
+
+def preparing_warnings(
+    config: JobConfig, kind: str, size: float | None, assumptions: Mapping[str, float] | None = None
+) -> list[str]:
+    """What to mind about a prepare stage: how long the passes take, of a gigabyte and of `size` bytes of text; which
+    packages the image must have."""
+    data, out = config.data, []
+    if passes := {} if data.prepared else refining_seconds(data, kind, assumptions):
+        machines = data.machines
+        where = f"{kind}, {machines} of them" if machines > 1 else kind
+        each = ", ".join(f"{key} {spell(seconds * 1e9 / machines)}" for key, seconds in passes.items())
+        whole = f"; {spell(sum(passes.values()) * size / machines)} for this text" if size else ""
+        out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
+    if config.target == "aws":
+        for need in data_needs(data.model_dump()):
+            packages = ", ".join(MODULES[EXTRAS[need]])
+            has = "which no image of AWS brings" if need in table("images")["contents"]["without"] else "if it has not"
+            out.append(f"{need} needs {packages} in the image, {has}: `smtrain image build` puts them in")
+    return out

@@ -1,0 +1,116 @@
+"""The speed of this machine: measured once for each kind of run, and kept in $SMTRAIN_HOME."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.machine import MachineEntry
+from smtrain.core.doing import doing
+from smtrain.core.errors import SmtrainError
+from smtrain.core.extras import missing, present
+from smtrain.core.home import home, home_path
+from smtrain.core.machine import cores_here, gpus_here, processor_here
+from smtrain.core.text import say
+from smtrain.version import __version__
+
+FILE = "probe.json"
+SECONDS = 120.0
+"""Longest time that a measurement may take; it is some 5 seconds on two cores."""
+
+BUSY = 0.7
+"""Load of each core above which a measurement says little about other times."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of each training process of a run on this machine, or why it is not known."""
+
+    entry: MachineEntry | None
+    reason: str = ""
+    """The reason if it is not known, with the remedy."""
+
+
+def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
+    """The speed of this machine for a config's processes and number format; without `measure` only what is kept."""
+    processes, number = _devices(config), "bf16" if config.train.precision == "bf16" else "fp32"
+    key = _key(processes, number)
+    kept = _kept().get(key)
+    if kept is None and measure:
+        if not present("torch"):
+            return Speed(None, f"the speed of this machine cannot be measured: {missing('torch')}")
+        say("measuring this machine, once: matrix multiplication, some 5 seconds", error=True)
+        busy = os.getloadavg()[0] > BUSY * cores_here()
+        with doing("measuring this machine"):
+            found = _measured(processes, number)
+        if isinstance(found, str):
+            return Speed(None, f"the speed of this machine could not be measured ({found})")
+        kept = found
+        if busy:
+            say("this machine is busy with other things, so the measurement is not kept", error=True)
+        else:
+            _keep(key, kept)
+    if kept is None:
+        return Speed(None, "the speed of this machine is not measured yet; `smtrain plan CONFIG` measures it")
+    share = processes / config.world_size  # more processes than devices share these
+    return Speed(kept.model_copy(update={"devices": config.world_size, "tflops": kept.tflops * share}))
+
+
+def _devices(config: JobConfig) -> int:
+    """Processes that compute side by side: no more than there are GPUs, or processor cores."""
+    return max(1, min(config.world_size, gpus_here() or cores_here()))
+
+
+def _key(processes: int, number: str) -> str:
+    """The machine, the software and the kind of run: another one is measured again."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "none"
+    machine = f"{processor_here()}, {cores_here()} cores, {gpus_here()} GPUs"
+    return f"{machine}; torch {torch}, smtrain {__version__}; {processes} processes, {number}"
+
+
+def _file() -> Path:
+    return home_path() / FILE
+
+
+def _kept() -> dict[str, MachineEntry]:
+    """All measurements so far; a file that cannot be read is no measurement, and is replaced."""
+    try:
+        told = json.loads(_file().read_text("utf-8"))
+        return {key: MachineEntry.model_validate(entry) for key, entry in told.items()}
+    except (OSError, ValueError, AttributeError, ValidationError):
+        return {}
+
+
+def _keep(key: str, entry: MachineEntry) -> None:
+    plain = {name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()}
+    with contextlib.suppress(OSError, SmtrainError):  # a home that takes no file costs a measurement each time
+        home()
+        partial = _file().with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(plain, indent=2), "utf-8")
+        partial.replace(_file())
+
+
+def _measured(processes: int, number: str) -> MachineEntry | str:
+    """A measurement in a process of its own, so that torch is not imported here; or why there is none."""
+    command = [sys.executable, "-m", "smtrain.worker.train.probe", str(processes), number]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    try:
+        return MachineEntry.model_validate(json.loads(done.stdout))
+    except ValueError:
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        return last[-1] if last else f"it ended with status {done.returncode}"

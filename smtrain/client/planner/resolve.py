@@ -1,0 +1,133 @@
+"""The config of a job as it will run: the planner decides what it leaves open, and every fault is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.planner.fallback import fallback_faults
+from smtrain.client.planner.machines import named_shape
+from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_processes, with_sizes
+from smtrain.client.planner.this_machine import is_here
+from smtrain.client.planner.workload import described_of, shape_of
+from smtrain.core.config import JobConfig
+from smtrain.core.config.load import Draft, Source, draft, faults_of
+from smtrain.core.config.local_data import local_data_faults
+from smtrain.core.config.secrets import hide
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import table
+from smtrain.core.model.families import ModelShape
+from smtrain.core.near import hint
+from smtrain.core.public import public
+
+
+@public
+def load_config(
+    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+) -> JobConfig:
+    """Build the config of a job, and tell every fault in it at once.
+
+    Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
+    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and
+    the model, where they are not given.
+
+    Args:
+        source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
+        target: `local`, `aws` or `slurm`: where the job is to go, whatever the rest says.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The config: typed, frozen, with every default filled in.
+
+    Raises:
+        ConfigError: The config cannot be run; `faults` has one sentence for each reason.
+
+    Examples:
+        >>> config = smtrain.load_config("llama.yaml", train={"steps": 20}, set_=["train.lr=3e-4"])
+        >>> config.train.steps, config.train.lr
+        (20, 0.0003)
+    """
+    return _whole(draft(source, set_=set_, target=target, **sections))
+
+
+def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
+    faults, config = given.faults, given.config
+    if config is not None:
+        config, undecided = _settled(given, config)
+        left_out = given.left_out | undecided
+        faults += faults_of(config, left_out, shape_alone=shape_alone)
+        faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
+        if faults:  # a config without a fault has its data looked at when a job is made of it (client/launch/inputs.py)
+            named = {fault.partition(":")[0] for fault in faults}
+            faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
+    if faults or config is None:
+        raise ConfigError([hide(" ".join(fault.splitlines())) for fault in faults])
+    return config
+
+
+def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
+    """Faults of the text on this machine, so that one run tells them with those of the config."""
+    try:
+        return [text for keys, text in local_data_faults(config, described_of(config)) if not left_out & keys]
+    except OSError:  # told when the file is read
+        return []
+
+
+def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
+    """The config with what its machines decide, and the keys that could not be decided; why not goes to the faults."""
+    config = with_processes(with_engine(config))
+    if not given.left_out:
+        try:
+            return with_sizes(config, auto=given.auto), set()
+        except ConfigError as error:
+            given.faults += error.faults
+    undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
+    if "sequence_parallel" not in config.parallel.model_fields_set:
+        undecided.add("parallel.sequence_parallel")
+    if "parallel" not in config.model_fields_set:
+        undecided |= {"parallel.tp", "parallel.pp", "parallel.dp"}
+    return config, undecided
+
+
+def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
+    """The target of a plan that names none: the config's own cluster; this machine, if the config says so and names no
+    instance type; else AWS, also for what is tried here first. `for_machines`: the plan is one of instances."""
+    config = draft(source, set_=set_, **sections).config
+    if config is not None and config.target == "slurm":
+        return "slurm"
+    said = config is not None and "target" in config.model_fields_set
+    return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
+
+
+def subject(
+    source: Source | None,
+    model: str | None,
+    set_: Sequence[str],
+    sections: dict[str, Any],
+    target: str | None,
+    for_machines: bool = False,
+) -> tuple[JobConfig, ModelShape]:
+    """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
+
+    Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
+    """
+    target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
+    named = named_shape(model) if model else None
+    if model and named:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
+    elif model and "/" not in model and not Path(model).exists():
+        known = table("models")["models"]
+        raise ConfigError([f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"])
+    elif model:
+        sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
+    try:
+        config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
+    except ConfigError as error:
+        if len(error.faults) > 1 or not error.faults[0].startswith(NO_MESH):
+            raise
+        config = _whole(
+            draft(source, set_=set_, target=target, **{**sections, "parallel": {}}), shape_alone=bool(model)
+        )
+    return config, shape_of(config)

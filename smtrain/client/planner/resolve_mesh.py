@@ -1,0 +1,214 @@
+"""What a config leaves open and its machines decide: engine, sequence length, mesh and batch (`parallel: auto`)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.search import RANK, Candidate, refusals, search, with_adapters
+from smtrain.client.planner.this_machine import processes_here
+from smtrain.client.planner.workload import positions_of, shape_of, work_of
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.section import Section
+from smtrain.core.config.training import MOST_STEPS
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts.engines import EngineName, engine_of
+
+NO_MESH = "compute.instance_count: no mesh of "
+"""How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
+LORA_FITS = f"train.adapter: with LoRA of rank {RANK} it fits"
+"""How that fault ends if adapters fit."""
+_GOOD = 0.8  # of the rate that the largest batch gives: the smallest batch that reaches it is taken
+_EQUAL = 0.98  # of the best rate counts as the best, of the batches up to train.max_global_batch_size
+_LARGE = 4  # sequences for every process, of the largest batch that is tried
+_MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing")
+_Some = TypeVar("_Some", bound=Section)
+
+
+def with_engine(config: JobConfig) -> JobConfig:
+    """The config with the engine of its machines, where it names none: on this machine that is native; and with no
+    weight decay of adapters, where it names none.
+
+    Values that are chosen count as not given, so that a config which is loaded again, for other machines or for
+    another target, chooses anew.
+    """
+    if config.train.adapter and "weight_decay" not in config.train.model_fields_set:
+        config = _with(config, train={"weight_decay": 0.0})
+    if "engine" in config.train.model_fields_set:
+        return config
+    engine = "native" if config.target == "local" else engine_of(config.compute.instance_type)
+    return _with(config, train={"engine": engine})
+
+
+def with_processes(config: JobConfig) -> JobConfig:
+    """The config with the training processes of this machine, if it runs here and names no machines."""
+    processes = processes_here(config)
+    return config if processes is None else _with(config, compute={"processes_per_instance": processes})
+
+
+def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
+    """The config with a sequence length, a mesh and a batch that fit its model and its machines, where it gives none,
+    and with the steps that its tokens take.
+
+    On AWS a mesh that is not given is the planner's, as with `auto` everywhere; where the planner does not know model
+    or machines, and on this machine, it is data parallel. Raises `ConfigError` where nothing fits.
+    """
+    if config.train.tokens is not None and "steps" in config.train.model_fields_set:
+        raise ConfigError(["train.tokens: stands in place of train.steps; leave one of the two out"])
+    config = _sizes(config, auto=auto)
+    if config.train.tokens is None:
+        return config
+    steps = -(-config.train.tokens // (config.train.global_batch_size * config.train.seq_len))
+    if steps > MOST_STEPS:
+        raise ConfigError(
+            [f"train.tokens: {config.train.tokens} take {steps:,} steps; at most {MOST_STEPS:,} are possible"]
+        )
+    return _with(config, train={"steps": steps})
+
+
+def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
+    train = config.train.model_fields_set
+    if "seq_len" not in train and (longest := positions_of(config)):
+        config = _with(config, train={"seq_len": min(config.train.seq_len, longest)})
+    given = "parallel" in config.model_fields_set
+    if auto or (not given and config.target == "aws"):
+        try:
+            shape_of(config), Machine.of_config(config)
+        except ConfigError:
+            if auto:
+                raise
+        else:
+            return _planned(config, pinned=auto)
+    parallel, sequence = config.parallel, "sequence_parallel"
+    if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
+        # NxD's gradients need it in bf16 (checks_engine); before, such a config was refused.
+        config = _with(config, parallel={sequence: config.train.precision == "bf16"})
+    if "global_batch_size" not in train:
+        config = _with(config, train={"global_batch_size": _batch_of(config)})
+    return config
+
+
+def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
+    """With the fastest mesh, and the smallest batch at which it is nearly as fast as at a large one."""
+    if "global_batch_size" in config.train.model_fields_set:
+        best = _fastest(config)
+        if best is None:
+            raise _nothing(config, auto=pinned)
+        chosen = config
+    else:
+        ways = [(size, found) for size in _batches(config) if (found := _fastest(_sized(config, size)))]
+        if not ways:
+            raise _nothing(config, auto=pinned)
+        share = _GOOD if config.train.max_global_batch_size is None else _EQUAL
+        enough = share * max(size / found.step_s for size, found in ways)
+        size, best = next((size, found) for size, found in ways if size / found.step_s >= enough)
+        chosen = _sized(config, size)
+    values = dict(zip(_MESH, _words(best.mesh), strict=True))
+    if not pinned:
+        return _with(chosen, parallel=values)
+    return chosen.model_copy(update={"parallel": chosen.parallel.model_copy(update=values)})
+
+
+def _fastest(config: JobConfig) -> Candidate | None:
+    """The fastest mesh of these machines in which the engine has no fault."""
+    work, recompute = work_of(config, shape_of(config))
+    found = search(work, [Machine.of_config(config)], recompute=recompute)
+    return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
+
+
+def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
+    """Whether the checks of a config take this mesh on these machines: what is proposed may be written down."""
+    from smtrain.core.config.checks_engine import engine_faults
+
+    tried = _with(
+        config,
+        parallel=dict(zip(_MESH, _words(mesh), strict=True)),
+        compute={
+            "instance_type": machine.type, "instance_count": machine.count, "processes_per_instance": machine.cores,
+        },
+        train={"engine": engine or config.train.engine},
+    )  # fmt: skip
+    judged = ("parallel.", "train.precision")
+    return not any(key.startswith(judged) for keys, _ in engine_faults(tried) for key in keys)
+
+
+def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
+    """Why a mesh cannot be used; where LoRA would fit in another one of the same machines alone, with that one."""
+    faults = tuple(refusals(work, machine, mesh))
+    if work.lora or not faults or not faults[0].startswith("memory:") or "LoRA" in faults[0]:
+        return faults
+    _, recompute = work_of(config, work.shape)
+    ways = search(with_adapters(work), [machine], recompute=recompute)
+    best = next((way for way in ways if accepted(config, machine, way.mesh)), None)
+    if best is None:
+        return faults
+    hint = f"; or train.adapter: LoRA of rank {RANK} fits in {best.core_bytes / GIB:.1f} GiB with {best.mesh}"
+    return (faults[0] + hint, *faults[1:])
+
+
+def _words(mesh: Mesh) -> tuple[Any, ...]:
+    return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute
+
+
+def _batches(config: JobConfig) -> list[int]:
+    """Batches that such machines can be cut for: the odd part of their number, doubled; where the largest is given, up
+    to it, and the multiple of their number next to it."""
+    world, most = config.world_size, config.train.max_global_batch_size
+    size, found = world // (world & -world), set()
+    while size <= (most or max(64, _LARGE * world)):
+        found.add(size)
+        size *= 2
+    least = type(config.train).model_fields["global_batch_size"].default
+    if most is not None:
+        return sorted(found | {most // world * world} - {0})
+    return sorted(size for size in found if size >= least)
+
+
+def _batch_of(config: JobConfig) -> int:
+    """The least batch, from the usual one on, that the mesh as it is given can cut, or the largest that is allowed."""
+    parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
+    each = config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
+    most = config.train.max_global_batch_size
+    if most is None:
+        return int(-(-least // each) * each)
+    if most < each:
+        raise ConfigError(
+            [
+                f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at least (dp x "
+                "micro_batch_size); raise it, or take fewer machines or more tp or pp"
+            ]
+        )
+    return int(most // each * each)
+
+
+def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
+    compute, train = config.compute, config.train
+    machines = f"{compute.instance_count} x {compute.instance_type}"
+    given = "global_batch_size" in train.model_fields_set
+    batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
+    if train.max_global_batch_size is not None:
+        batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
+    remedy = "take more or larger instances" + (", or another batch" if batch else "")
+    if train.adapter is None:
+        work, recompute = work_of(config, shape_of(config))
+        found = search(with_adapters(work), [Machine.of_config(config)], recompute=recompute)
+        remedy += f", or {LORA_FITS}" if found else ""
+    start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
+    length = "" if auto else f" at train.seq_len {train.seq_len}"
+    return ConfigError([f"{start} fits the model{length}{batch}; {remedy}"])
+
+
+def _sized(config: JobConfig, batch: int) -> JobConfig:
+    return _with(config, train={"global_batch_size": batch})
+
+
+def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:
+    """A copy with values in its sections that count as not given."""
+    changed = {name: _unset(getattr(config, name), values) for name, values in sections.items()}
+    return _unset(config, changed)
+
+
+def _unset(section: _Some, values: dict[str, Any]) -> _Some:
+    copy = section.model_copy(update=values)
+    copy.model_fields_set.intersection_update(section.model_fields_set)
+    return copy

@@ -1,0 +1,220 @@
+"""Every legal mesh for the machines at hand, the best first, and for each that loses why it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from smtrain.client.planner.machines import (
+    GIB,
+    RECOMPUTE,
+    Machine,
+    Mesh,
+    Recompute,
+    Work,
+    layers_of,
+    mesh_faults,
+    stage_numbers,
+)
+from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
+from smtrain.client.planner.throughput import Coefficients, exchange_time, slot_time, step_time
+from smtrain.core.model.lora import Lora, linears
+
+MICRO_BATCHES = (1, 2, 4, 8)
+BUBBLE = 0.2  # a larger share of a step spent waiting is called unwise
+ROOM = 0.95  # of a core's memory that the search fills: formulas are a few percent off, the runtime is a guess
+RANK = 16  # of adapters that are proposed: the config's default
+SLOWER = 1.25  # so much slower than the best mesh of the same machines is called unwise
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mesh that fits, with its step."""
+
+    machine: Machine
+    mesh: Mesh
+    step_s: float
+    core_bytes: float
+    dollars_per_step: float | None = None
+
+
+def tensor_degrees(work: Work, machine: Machine) -> list[int]:
+    """Powers of two that cut the model evenly and stay inside a host."""
+    degrees, tp = [], 1
+    while tp <= machine.cores:
+        if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1):
+            degrees.append(tp)
+        tp *= 2
+    return degrees
+
+
+def search(
+    work: Work, machines: Iterable[Machine], *, recompute: tuple[Recompute, ...] = RECOMPUTE,
+    dollars_per_hour: dict[str, float] | None = None,
+) -> list[Candidate]:  # fmt: skip
+    """The fastest way to run each (machine, tp, pp) that is legal and fits, fastest first.
+
+    Of micro-batch and recomputation only the best of each (tp, pp) is kept. Sequence parallelism is always used where
+    tp > 1 and the sequence can be cut: it saves memory and costs nothing.
+    """
+    price = dollars_per_hour or {}
+    ways: dict[Machine, _Ways] = {}
+    shared: _Shared = {}
+    slots: _Slots = {}
+    found: list[Candidate] = []
+    for machine in machines:
+        # How many hosts there are matters only where GPUs of one host have no network between them.
+        alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
+        if alone not in ways:
+            ways[alone] = _Ways(work, alone, recompute, shared, slots)
+        table = ways[alone]
+        hourly = price.get(machine.type)
+        for tp in table.degrees:
+            for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
+                best = table.fastest(tp, pp, dp)
+                if best is not None:
+                    mesh, seconds, need = best
+                    dollars = None if hourly is None else seconds * machine.count * hourly / 3600
+                    found.append(Candidate(machine, mesh, seconds, need, dollars))
+    return sorted(found, key=lambda c: c.step_s)
+
+
+@cache
+def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
+    """(pp, dp) whose product is `ranks`, with at least a layer a stage, and a batch that dp divides."""
+    pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
+    return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
+
+
+_Needs = dict[Mesh, dict[int, float]]  # bytes of a core of each stage that was looked at
+_Shared = dict[bool, _Needs]
+_Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
+_Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
+
+
+class _Ways:
+    """What does not depend on how many machines there are, worked out once for each (tp, pp)."""
+
+    def __init__(
+        self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
+    ) -> None:
+        self._work, self._machine, self._recompute = work, machine, recompute
+        # A mesh needs the same on all types that have a runtime on their cores.
+        self._needs = shared.setdefault(machine.accelerated, {})
+        self._k = Coefficients.fitted(machine)
+        self.degrees = tensor_degrees(work, machine)
+        self._slots: dict[tuple[int, int], tuple[float, list[_Slot]]] = {}
+        kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
+        self._made = slots.setdefault(kind, {})
+        self._known: dict[tuple[int, int, int], tuple[Mesh, float, float] | None] = {}
+
+    def fastest(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
+        """The fastest micro-batch and recomputation that fits: mesh, seconds of a step, bytes of the worst core."""
+        key = tp, pp, dp
+        if key not in self._known:
+            self._known[key] = self._find(tp, pp, dp)
+        return self._known[key]
+
+    def _find(self, tp: int, pp: int, dp: int) -> tuple[Mesh, float, float] | None:
+        work, machine = self._work, self._machine
+        if (tp, pp) not in self._slots:
+            if (tp, pp) not in self._made:
+                self._made[tp, pp] = self._make(tp, pp)
+            exchange = exchange_time(work, machine, Mesh(tp, pp, 1), self._k)
+            self._slots[tp, pp] = exchange, self._made[tp, pp]
+        exchange, slots = self._slots[tp, pp]
+        timed = []
+        for m, r, slot, middle in slots:
+            if work.global_batch % (dp * m) == 0:
+                timed.append((work.global_batch // (dp * m) * slot + (pp - 1) * middle + exchange, m, r))
+        too_big: dict[Recompute, int] = {}
+        for seconds, m, r in sorted(timed, key=lambda t: t[0]):
+            if m >= too_big.get(r, m + 1):
+                continue  # more micro-batch never needs less
+            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp))
+            if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
+                return mesh, seconds, need
+            too_big[r] = m
+        return None
+
+    def _need(self, mesh: Mesh) -> float:
+        """Bytes of the worst core; of the first stage that does not fit where one does not."""
+        need, known = 0.0, self._needs.setdefault(mesh, {})
+        for stage in telling_stages(self._work, mesh):
+            if stage not in known:
+                known[stage] = core_memory(self._work, self._machine, mesh, stage).total
+            need = max(need, known[stage])
+            if need > ROOM * self._machine.core_bytes:
+                break
+        return need
+
+    def _make(self, tp: int, pp: int) -> list[_Slot]:
+        work, machine, slots = self._work, self._machine, []
+        least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
+        if least < machine.core_bytes:  # weights and gradients alone, which dp does not divide
+            for m in MICRO_BATCHES:
+                for r in self._recompute:
+                    slot = slot_time(work, machine, Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp)), self._k)
+                    slots.append((m, r, slot.total, slot.middle))
+        return slots
+
+    def _sequence_parallel(self, tp: int) -> bool:
+        return tp > 1 and self._work.seq_len % tp == 0
+
+
+def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
+    """Why a mesh cannot be used: what makes it illegal, or by how much memory falls short."""
+    illegal = list(mesh_faults(work, machine, mesh))
+    yield from illegal
+    if illegal:
+        return
+    stage, need = worst_core(work, machine, mesh)
+    if need.total > machine.core_bytes:
+        adapted = worst_core(with_adapters(work), machine, mesh)[1].total
+        fits = work.lora is None and adapted <= machine.core_bytes
+        hint = f"; or train.adapter: LoRA of rank {RANK} needs {adapted / GIB:.1f} GiB" if fits else ""
+        yield shortfall(stage, need, machine) + hint
+
+
+def with_adapters(work: Work) -> Work:
+    """The same with LoRA on all linears, as a config has it that says no more."""
+    return replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
+
+
+def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
+    """By how much a core's memory is too small, and what takes it."""
+    parts = {n: getattr(need, n) for n in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")}
+    largest = max(parts, key=lambda n: parts[n])
+    return (
+        f"memory: a core of pipeline stage {stage} needs {need.total / GIB:.1f} GiB and has "
+        f"{machine.core_bytes / GIB:.1f}, short by {(need.total - machine.core_bytes) / GIB:.1f} GiB; most of it is "
+        f"{largest} ({parts[largest] / GIB:.1f} GiB): raise tp or pp, recompute more, or take smaller micro-batches"
+    )
+
+
+def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> Iterator[str]:
+    """Why a mesh that runs is unwise, each with a number."""
+    step = step_time(work, machine, mesh)
+    need = worst_core(work, machine, mesh)[1].total
+    if ROOM * machine.core_bytes < need <= machine.core_bytes:
+        yield f"tight: {need / machine.core_bytes:.1%} of a core's memory would be used"
+    if mesh.tp > machine.cores:
+        yield (
+            f"unwise: tensor parallelism over {mesh.tp} cores leaves the host, which has {machine.cores}; its "
+            f"collectives take {step.tensor_parallel / step.total:.0%} of a step"
+        )
+    if step.bubble_share > BUBBLE:
+        slots = work.global_batch // (mesh.dp * mesh.micro_batch)
+        yield (
+            f"unwise: the pipeline waits {step.bubble_share:.0%} of a step (pp {mesh.pp}, only {slots} micro-batches); "
+            "lower pp or raise the global batch"
+        )
+    each = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
+    if len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:
+        yield (
+            f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last stages and "
+            f"{min(each)} on others, which wait"
+        )
+    if best and step.total > SLOWER * best.step_s:
+        yield f"unwise: {step.total / best.step_s:.1f} times slower than {best.mesh} on the same machines"

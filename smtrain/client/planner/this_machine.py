@@ -1,0 +1,178 @@
+"""A run on this machine: its training processes, the memory that they take, and the plan of them.
+
+A config that names no instance type and stays here is a run of this machine: `plan`, `check`, `run` and `launch` all
+count its processes by `processes_here`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from math import exp
+
+from smtrain.client.planner.calibration import UNCALIBRATED
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.memory import checkpoint_bytes, core_memory
+from smtrain.client.planner.probing import Speed, speed_of
+from smtrain.client.planner.result import Plan
+from smtrain.client.planner.throughput import StepTime, step_time
+from smtrain.client.planner.workload import shape_of, taken_by_name, text_bytes, work_of
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
+from smtrain.core.home import home_path
+from smtrain.core.machine import cores_here, gpus_here, memory_here, name_here
+
+PROCESS = 0.35 * GIB
+"""Of a training process before anything is loaded: 317 MiB were resident after `import
+smtrain.worker.engine.native`."""
+
+
+def is_here(config: JobConfig) -> bool:
+    """Whether the hosts of a run are this machine as it is, no stand-ins for the instances that it names."""
+    compute = config.compute
+    if config.target != "local" or config.own_machine is not None:
+        return False
+    return "instance_type" not in compute.model_fields_set or instance(compute.instance_type) is None
+
+
+def processes_here(config: JobConfig) -> int | None:
+    """Training processes of each host of a run that is this machine's and says no number; None for any other run.
+
+    One replica of the model for each GPU here that the mesh and the batch can use; on the CPU one replica, whose
+    threads have all cores.
+    """
+    compute, parallel, train = config.compute, config.parallel, config.train
+    if config.target != "local" or "instance_type" in compute.model_fields_set:
+        return None
+    if "processes_per_instance" in compute.model_fields_set:
+        return None
+    replica = parallel.tp * parallel.pp
+    copies = parallel.dp or max(1, gpus_here() // replica)
+    if parallel.dp is None and "global_batch_size" in train.model_fields_set:
+        sizes = range(copies, 0, -1)
+        copies = next((n for n in sizes if train.global_batch_size % (n * parallel.micro_batch_size) == 0), 1)
+    return -(-replica * copies // compute.instance_count)
+
+
+def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
+    """Settings with which the run fits this machine, for the command line; None if none are found.
+
+    The mesh stays if it fits; else it is data parallel.
+    """
+    parallel, batch = config.parallel, config.train.global_batch_size
+    for tp, pp, micro in ((parallel.tp, parallel.pp, parallel.micro_batch_size), (1, 1, 1)):
+        for dp in range(cores // (tp * pp), 0, -1):
+            if batch % (dp * micro):
+                continue
+            values = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro}
+            compute = {"instance_count": 1, "processes_per_instance": tp * pp * dp}
+            tried = config.model_copy(
+                update={
+                    "parallel": parallel.model_copy(update=values),
+                    "compute": config.compute.model_copy(update=compute),
+                }
+            )
+            need = memory_of(tried)
+            if need is None or free is None or need <= free:
+                changed = {f"compute.{key}": value for key, value in compute.items()}
+                changed |= {
+                    f"parallel.{key}": value
+                    for key, value in values.items()
+                    if value != getattr(parallel, key) and (key != "dp" or parallel.dp is not None)
+                }
+                return " ".join(f"--set {key}={value}" for key, value in changed.items())
+    return None
+
+
+def memory_of(config: JobConfig) -> float | None:
+    """Bytes that all training processes take at their peak on CPUs; None for a model that is not known here."""
+    try:
+        work, _ = work_of(config, shape_of(config), "native")
+    except ConfigError:
+        return None
+    mesh, plain = Mesh.of_config(config), _host(config)
+    held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
+    return held * mesh.tp * mesh.dp + PROCESS * config.world_size
+
+
+def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:
+    """The plan of a run on this machine: its processes, their memory, its disk and its speed. It costs nothing.
+
+    `measured` are tokens a second of this very config; without them the machine's own speed is taken, which is measured
+    once if `measure`. Raises `ConfigError` for a model that is not known here.
+    """
+    shape = shape_of(config)
+    work, _ = work_of(config, shape, "native")
+    mesh, host, steps = Mesh.of_config(config), _host(config), config.train.steps
+    core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
+    memory, room = memory_here(), free_disk()
+    needed = disk_needed(config, work)
+    faults = tuple(shape.mesh_faults(mesh.tp, mesh.pp)) or (*_memory_fault(config, memory), *_disk_fault(needed, room))
+    warnings, step, rate, wide = list(taken_by_name(config)), None, None, 0.0
+    if measured is not None:
+        rate = measured / work.seq_len
+    elif not faults:
+        speed = speed_of(config, measure=measure)
+        if (step := _step(config, work, mesh, speed)) is None:
+            warnings.append(f"{speed.reason}, so the time is not known")
+        else:
+            rate, wide = work.global_batch / step.total, UNCALIBRATED
+    warnings.append("on AWS it would run on other machines: `smtrain plan --target aws` plans those")
+    parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
+    return Plan(
+        model=config.model.path.rstrip("/").rsplit("/", 1)[-1], parameters=work.parameters,
+        machines=f"this machine, {name_here()}", mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
+        memory_gib={part: size / GIB for part, size in parts.items()} if memory is not None else {},
+        host_memory_gib={}, step_s={**asdict(step), "total": step.total} if step else None,
+        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
+        tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
+        hours=steps * work.global_batch / rate / 3600 if rate else None, attempts=None, dollars=None,
+        dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
+        save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
+        disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,
+    )  # fmt: skip
+
+
+def disk_needed(config: JobConfig, work: Work) -> float:
+    """Bytes that a run leaves below $SMTRAIN_HOME: the model three times (as it came, converted, exported), the
+    checkpoints that are kept with the one that is being written, and the text with its tokens."""
+    kept = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
+    return 3 * 4.0 * work.parameters + kept + 2 * (text_bytes(config) or 0.0)
+
+
+def free_disk() -> float:
+    """Free bytes of the disk of $SMTRAIN_HOME."""
+    folder = home_path().absolute()
+    return float(shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free)
+
+
+def _memory_fault(config: JobConfig, free: float | None) -> tuple[str, ...]:
+    need = memory_of(config) or 0.0
+    if free is None or need <= free:
+        return ()
+    offer = what_fits(config, cores_here(), free)
+    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    started = "1 process needs" if config.world_size == 1 else f"{config.world_size} processes need"
+    return (f"memory: {started} about {need / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free here; {remedy}",)
+
+
+def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
+    if needed <= free:
+        return ()
+    return (
+        f"disk: the run takes about {needed / GIB:.1f} GiB below SMTRAIN_HOME, and {free / GIB:.1f} GiB are free; "
+        "free some (`smtrain local clean` says what can go), or set SMTRAIN_HOME to a folder on a larger disk",
+    )
+
+
+def _step(config: JobConfig, work: Work, mesh: Mesh, speed: Speed) -> StepTime | None:
+    """The time of an optimizer step, by what was measured of this machine."""
+    if speed.entry is None:
+        return None
+    return step_time(work, Machine.described("this machine", 1, speed.entry), mesh)
+
+
+def _host(config: JobConfig) -> Machine:
+    """This machine, as the memory of processes on CPUs is counted."""
+    return Machine("cpu", config.compute.instance_count, config.processes_per_instance, 1, 1, 1, 1, accelerated=False)

@@ -1,0 +1,243 @@
+"""`check(config)`: all checks in one pass, side by side; and what `launch` and `run` do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from smtrain.client.backends.choose import target_of
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.iam.services import Beside
+from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.planner.resolve import load_config
+from smtrain.client.planner.this_machine import is_here
+from smtrain.client.preflight import (  # fmt: skip
+    caller,
+    cluster,
+    cost,
+    dataset,
+    disk,
+    hosts,
+    image,
+    limits,
+    quotas,
+    resume,
+    role,
+    stages,
+    storage,
+    this_machine,
+    token,
+    tracker,
+)
+from smtrain.client.preflight.context import Check, Context, Unplanned, Unreached, Unread
+from smtrain.client.preflight.findings import Finding, Report
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.load import Source
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.public import public
+from smtrain.core.text import Say
+
+NOBODY = "arn:aws:iam::000000000000:role/none"
+# What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.
+_STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "compute.role": (NOBODY, ("role", "permissions", "caller")),
+    "compute.region": ("us-east-1", ("quotas", "image", "price", "tracker")),
+    "compute.image": ("000000000000.dkr.ecr.us-east-1.amazonaws.com/none:none", ("image",)),
+    "output.s3_uri": ("s3://smtrain-check-nowhere/smtrain", ("buckets", "resume", "permissions")),
+}
+# In the order in which they are shown.
+CHECKS: dict[str, Check] = {
+    "limits": limits.limits,
+    "role": role.role,
+    "permissions": role.permissions,
+    "caller": caller.caller,
+    "buckets": storage.buckets,
+    "token": token.token,
+    "tracker": tracker.tracker,
+    "quotas": quotas.quotas,
+    "hosts": hosts.hosts,
+    "machine": this_machine.machine,
+    "image": image.image,
+    "model": dataset.model,
+    "data": dataset.data,
+    "text": dataset.text,
+    "tasks": dataset.tasks,
+    "inputs": storage.inputs,
+    "disk": disk.disks,
+    "stages": stages.stages,
+    "resume": resume.resume,
+    "memory": cost.memory,
+    "time": cost.time,
+    "stop": cost.stop,
+    "spot": cost.spot,
+    "price": cost.price,
+}
+_OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
+"""The checks among these that a run of this machine does not depend on."""
+_ON_CLUSTERS = ("text", "tasks", "memory")
+"""Of these, what is the same on a Slurm cluster; what its head node tells is in `cluster`."""
+
+
+@public
+def check(
+    source: Source | None = None, *, stage: Stage | None = None, tune: bool = False, endpoint: str | None = None,
+    group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
+    **sections: Any,
+) -> Report:  # fmt: skip
+    """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
+
+    What may not be read is a warning. A config that cannot be loaded is a report too, with every fault in it.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        stage: The one stage to look at. Default: all that the config has.
+        tune: Look also at what `smtrain tune` needs on AWS.
+        endpoint: Look also at what an endpoint of this name needs on AWS.
+        group: Look also at what registering a version in this model package group needs.
+        pipeline: Look also at what a SageMaker pipeline of this name needs.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        One finding for each thing that was looked at; `ok` is False if any is a fault.
+
+    Raises:
+        JobError: The target cannot be reached.
+
+    Examples:
+        >>> report = smtrain.check("llama.yaml")
+        >>> report.ok
+        True
+        >>> [finding.text for finding in report.faults]
+        []
+    """
+    try:
+        beside = Beside(tune, endpoint, group, pipeline)
+        config = load_config(source, set_=set_, target=target, **sections)
+        place = target_of(config, target)
+    except ConfigError as error:
+        return Report(_of_config(error))
+    if place.queues:
+        return _of_cluster(config, place, [stage] if stage else stages_of(config, place.name))
+    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), beside)
+
+
+def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], beside: Beside) -> Report:
+    """All that can be looked at. What the target cannot do without is told, and something stands in for it."""
+    told: list[Finding] = []
+    without: set[str] = set()
+    while True:
+        try:
+            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), beside)
+            break
+        except ConfigError as error:
+            found, lacking = _of_config(error), _lacking(error.faults, config)
+        except JobError as error:
+            if config.output.s3_uri:  # else AWS was asked for its account, to find a bucket
+                raise
+            found, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
+        told += found
+        if lacking is None:
+            return Report(tuple(told))
+        stand_in, skipped = _STAND_INS[lacking]
+        section, _, field = lacking.partition(".")
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={field: stand_in})})
+        without |= set(skipped)
+    return Report((*told, *(finding for finding in rest if not told or finding.check != "config")))
+
+
+def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
+    try:
+        chain = Chain(config, place, look=False)
+    except ConfigError as error:
+        return Report(_of_config(error))
+    context = Context(chain, stages)
+    # A machine that the planner does not know has no plan: nothing to tell of nodes of one's own.
+    found = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
+    nodes = cluster.look(chain, stages, probe="train" in stages)
+    return Report((Finding("config", "ok", "the config is valid"), *nodes, *found))
+
+
+def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
+    """The key that a fault asks for and something else can stand in for; None where that would not help."""
+    if len(faults) != 1:
+        return None
+    # A region that is named, but whose registry is not known: it is the image that is lacking.
+    key = "compute.image" if "registry is known" in faults[0] else faults[0].partition(":")[0]
+    section, _, field = key.partition(".")
+    if key not in _STAND_INS or getattr(getattr(config, section), field) == _STAND_INS[key][0]:
+        return None
+    return key
+
+
+def _of_config(error: ConfigError) -> tuple[Finding, ...]:
+    return tuple(Finding("config", "fault", fault) for fault in error.faults)
+
+
+def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), beside: Beside | None = None) -> Report:
+    """Every check of these stages but those named in `without`."""
+    # Threads that import it at once may lock each other out (importlib's _DeadlockError): botocore imports in circles.
+    import boto3  # noqa: F401
+
+    context = Context(chain, stages, beside or Beside())
+    context.requests, context.plan  # noqa: B018 - made once, before the threads share them
+    skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
+    chosen = [name for name in CHECKS if name not in skipped]
+    with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
+        found = list(pool.map(lambda name: _one(context, name), chosen))
+    findings = [Finding("config", "ok", "the config is valid")]
+    for some in found:
+        findings += [finding for finding in some if isinstance(finding, Finding)]
+    return Report((*findings, *_unreached(chosen, found, together=not context.answered)))
+
+
+def _unreached(
+    names: Sequence[str], found: Sequence[Sequence[Finding | Unread]], *, together: bool
+) -> Iterator[Finding]:
+    """One finding for each service that did not answer, with all the checks that it kept from looking; `together`: one
+    for all of them, as none answered. The same for a plan that there is not."""
+    kept: dict[tuple[str, str, str], list[str]] = {}
+    for name, some in zip(names, found, strict=True):
+        for why in some:
+            if isinstance(why, Unreached):
+                own = ("aws", str(why), why.remedy)
+                first = next((one for one in kept if one[0] == "aws"), own) if together else own
+                kept.setdefault(first, []).append(name)
+            elif isinstance(why, Unplanned):
+                kept.setdefault(("plan", str(why), why.remedy), []).append(name)
+    for (about, text, remedy), checks in kept.items():
+        yield Finding(about, "warning", f"{', '.join(checks)} could not be checked: {text}", remedy)
+
+
+def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+    """What `launch` and `run` do before they upload anything: say what is doubtful, refuse what cannot work.
+
+    Here that is whether this machine holds the processes, and has the image of containers. Raises `JobError` with every
+    fault. The price is not looked at: the command line has asked about it.
+    """
+    if chain.target.queues:
+        report = Report(tuple(cluster.look(chain, stages)))
+    elif chain.target.name == "aws":
+        report = look(chain, stages, without=["price"])
+    else:
+        context = Context(chain, stages)
+        report = Report((*this_machine.machine(context), *image.image(context)))
+    for sentence in report.sentences("warning"):
+        say(f"warning: {sentence}")
+    if not report.ok:
+        faults = report.sentences("fault")
+        raise JobError("\n".join([*faults, "nothing was started; `--no-check` (check=False) starts it all the same"]))
+
+
+def _one(context: Context, name: str) -> list[Finding | Unread]:
+    found: list[Finding | Unread] = []
+    try:
+        found.extend(CHECKS[name](context))
+    except (Unreached, Unplanned) as why:
+        found.append(why)
+    except Unread as why:
+        found.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
+    return found

@@ -1,0 +1,156 @@
+"""A Slurm cluster before anything is submitted: what the head node tells within seconds. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from smtrain.client.backends.choose import cluster
+from smtrain.client.backends.slurm.environment import bare
+from smtrain.client.backends.slurm.layout import SCHEME, path_of
+from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.remote_shell import HeadError
+from smtrain.client.backends.slurm.script import asked_for, directive, on_cpus
+from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.findings import Finding
+from smtrain.client.preflight.nodes import asked_nodes
+from smtrain.core.config import Stage
+from smtrain.core.config.units import spell
+
+_LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
+_PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
+
+
+def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
+    """Every check; those that a check before them makes useless are left out. `probe`: ask the nodes too."""
+    place = cluster(chain.target)
+    try:
+        version = place.head.run("sinfo", "--version").decode().strip()
+    except HeadError as error:
+        yield Finding("head", "fault", str(error))
+        return
+    yield Finding("head", "ok", f"{place.head.name} has {version}")
+    found = list(_partitions(chain, place, stages))
+    if not any(finding.level == "fault" for finding in found):
+        found += _account(place, stages)
+    found = [*_shared(place), *_inputs(chain, place), *found]
+    yield from found
+    if probe and not any(finding.level == "fault" for finding in found):  # else no node would start, or see it
+        yield from asked_nodes(chain.config, place, inputs_in_place(chain))
+
+
+def _shared(place: SlurmPlace) -> Iterator[Finding]:
+    try:
+        told = place.head.sh(
+            'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
+            '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
+            place.shared,
+        )
+    except HeadError as error:
+        yield Finding("shared", "fault", str(error))
+        return
+    writable, _, row = told.decode().strip().partition("\n")
+    if not row:
+        yield Finding("shared", "fault", f"{writable} is no folder on {place.head.name}", "correct cluster.shared")
+        return
+    free = int(row.split()[3]) * 1024
+    if writable != "yes":
+        yield Finding(
+            "shared", "fault", f"{place.shared} may not be written by you on {place.head.name}",
+            "name another folder in cluster.shared, or ask for the right to write there",
+        )  # fmt: skip
+    elif free < _LEAST_FREE:
+        yield Finding(
+            "shared", "fault", f"{place.shared} has {free / 1e6:.0f} MB free",
+            "delete what is not needed, or name another folder",
+        )  # fmt: skip
+    else:
+        yield Finding("shared", "ok", f"{place.shared} may be written, {free / 1e9:.0f} GB are free")
+
+
+def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
+    """Whether what lies on the cluster is there."""
+    paths = inputs_in_place(chain)
+    if not paths:
+        return
+    told = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
+    here = "" if place.section.host is None else ", nor on this machine"
+    for path in told.splitlines():
+        yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
+    if not told:
+        yield Finding("inputs", "ok", f"{', '.join(paths)}: used where they lie")
+
+
+def inputs_in_place(chain: Chain) -> list[str]:
+    """The paths that a run reads where they lie: those that it copies first are not there yet."""
+    config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
+    held_out = config.train.validation.path if config.train.validation else None
+    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    given += [source.path for source in config.data.all_sources]
+    return list(dict.fromkeys(path_of(uri) for uri in given if uri and uri.startswith(SCHEME) and uri not in copied))
+
+
+def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+    rows = [line.split("|") for line in place.head.run("sinfo", "-h", "-o", _PARTITION).decode().splitlines()]
+    names = {row[0] for row in rows}
+    default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
+    section = place.section
+    asked: dict[str, int] = {}
+    for stage in stages:
+        name = ((section.cpu_partition if on_cpus(stage) else None) or section.partition) or default
+        asked[name] = max(asked.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
+    for name, nodes in asked.items():
+        if name not in names:
+            what = f"there is no partition {name!r}" if name else "there is no default partition"
+            yield Finding("partition", "fault", what, f"set cluster.partition to one of {', '.join(sorted(names))}")
+            continue
+        mine = [row for row in rows if row[0] == name]
+        yield from _one(chain, name, nodes, mine)
+
+
+def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> Iterator[Finding]:
+    """One partition, by sinfo's rows: a row for every state that nodes of it are in."""
+    wanted = -(-int(chain.config.cluster.time or chain.config.compute.max_run) // 60)
+    limit = minutes_of(rows[0][2])
+    there = sum(int(row[3]) for row in rows)
+    usable = sum(int(row[3]) for row in rows if not row[4].rstrip("*").startswith(("down", "drain", "fail", "maint")))
+    if rows[0][1] != "up":
+        yield Finding("partition", "fault", f"{name} is {rows[0][1]}", "take another, or ask the administrators")
+    elif nodes > there:
+        yield Finding("partition", "fault", f"{name} has {there} nodes, and the run takes {nodes}",
+                      "set compute.instance_count to at most that")  # fmt: skip
+    elif limit is not None and wanted > limit:
+        text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
+        remedy = f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
+        yield Finding("partition", "fault", text, remedy)
+    elif nodes > usable:
+        yield Finding("partition", "warning", f"{name} has {usable} of {there} nodes that are not down or drained, and "
+                      f"the run takes {nodes}: it waits until there are more")  # fmt: skip
+    else:
+        yield Finding("partition", "ok", f"{name} is up, {usable} nodes")
+
+
+def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+    """Ask sbatch about the options of the stages, as their scripts have them; nothing is submitted."""
+    section = place.section
+    kinds = dict.fromkeys(tuple(asked_for(stage, section)) for stage in stages)
+    for options in kinds:
+        lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
+        try:
+            place.head.run("sh", "-c", f"{bare(section)}bare sbatch --test-only", feed="\n".join(lines).encode())
+        except HeadError as error:
+            yield Finding("sbatch", "fault", str(error), "correct the section cluster")
+            return
+    yield Finding("sbatch", "ok", "sbatch takes these options")
+
+
+def minutes_of(limit: str) -> int | None:
+    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and what is not a time."""
+    days, _, rest = limit.rpartition("-")
+    try:
+        parts = [int(part) for part in rest.split(":")]
+        if len(parts) == 1:
+            return None
+        hours, minutes = (parts[0], parts[1]) if len(parts) == 3 else (0, parts[0])
+        return int(days or 0) * 1440 + hours * 60 + minutes
+    except ValueError:
+        return None

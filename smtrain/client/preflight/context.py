@@ -1,0 +1,147 @@
+"""What every check looks at: the resolved config, the requests it leads to, its plan, and AWS - read, never written."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.calls import spell
+from smtrain.client.iam.services import Beside
+from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from smtrain.client.planner.result import Plan
+
+Check = Callable[["Context"], Iterator[Finding]]
+REACH = "log in (`aws configure` or `aws sso login`), and see that this machine reaches AWS"
+# Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedAccess", "Forbidden", "403"}
+
+
+class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing to be told
+    """Something could not be read, so the check can tell nothing about it; the text says what and why."""
+
+    def __init__(self, text: str, remedy: str = "look yourself, or get that permission") -> None:
+        super().__init__(text)
+        self.remedy = remedy
+
+
+class Unreached(Unread):
+    """Nobody answers, or there is nobody to ask as: said once, not by every check."""
+
+
+class Unplanned(Unread):
+    """There is no plan: said once, with all that it would have told."""
+
+
+class Absent(Exception):  # noqa: N818
+    """AWS says that there is no such thing."""
+
+
+@dataclass
+class Context:
+    """One config on one target, for the stages that are about to be launched."""
+
+    chain: Chain
+    stages: Sequence[Stage]
+    beside: Beside = field(default_factory=Beside)
+    """What is done with the config beside running its stages."""
+
+    def __post_init__(self) -> None:
+        self._clients: dict[str, Any] = {}
+        self._unreached: dict[str, Unreached] = {}
+        self.answered = False
+        self._lock = threading.Lock()
+
+    @property
+    def config(self) -> JobConfig:
+        return self.chain.config
+
+    @property
+    def on_aws(self) -> bool:
+        return self.chain.target.name == "aws"
+
+    @cached_property
+    def requests(self) -> dict[Stage, dict[str, Any]]:
+        """The CreateTrainingJob request of each stage's first attempt; asks nobody."""
+        dry = copy.copy(self.chain)
+        dry.look = False
+        return {stage: dry.plan(stage).request for stage in self.stages}
+
+    @cached_property
+    def plan(self) -> Plan | ConfigError:
+        """The planner's word, or why it has none. Of a model in S3 its config.json is read."""
+        from smtrain.client.planner.plan import plan
+        from smtrain.client.planner.this_machine import is_here, plan_here
+        from smtrain.client.preflight.dataset import described_in
+
+        given = self.chain.given
+        if is_here(given):
+            try:
+                return plan_here(given, measure=False)
+            except ConfigError as error:
+                return error
+        target: Literal["aws", "local"] = "aws" if self.on_aws else "local"
+        try:
+            return plan(given, target=target)
+        except ConfigError as error:
+            try:
+                described = described_in(self, given.model.path) if given.model.path.startswith("s3://") else None
+                if described is None:
+                    return error
+                with tempfile.TemporaryDirectory() as folder:
+                    Path(folder, "config.json").write_text(json.dumps(described), "utf-8")
+                    return plan(given, model=folder, target=target)
+            except Unread:
+                return error
+            except ConfigError as another:
+                return another
+
+    def client(self, service: str) -> Any:
+        """A client of the target; checks run side by side, and making clients is not safe to do so."""
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = sagemaker(self.chain.target).client(service)
+            return self._clients[service]
+
+    def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:
+        """One read. Raises `Absent` for the error codes given, `Unread` where it is not allowed or not answered."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        client = self.client(service)
+        if self._unreached and (service in self._unreached or not self.answered):
+            raise self._unreached.get(service) or next(iter(self._unreached.values()))
+        if not hasattr(client, operation):
+            raise Unread(f"the installed boto3 does not know {operation}", "pip install --upgrade boto3")
+        try:
+            told: dict[str, Any] = getattr(client, operation)(**arguments)
+        except ClientError as error:
+            self.answered = True
+            code = str(error.response.get("Error", {}).get("Code"))
+            if code in absent:
+                raise Absent(error.response["Error"].get("Message", code)) from None
+            action = f"{service}:{client.meta.method_to_api_mapping[operation]}"
+            if code in DENIED:
+                raise Unread(f"you may not {action}") from None
+            raise Unread(f"{action} was answered with {code}") from None
+        except (BotoCoreError, ResponseParserError) as error:
+            raise self.unreached(service, error) from None
+        self.answered = True
+        return told
+
+    def unreached(self, service: str, error: Exception) -> Unreached:
+        """The answer of a service that gave none; it is not asked again, nor are others until one has answered."""
+        what, _, remedy = str(spell(error)).partition("; ")
+        return self._unreached.setdefault(service, Unreached(what, remedy or REACH))

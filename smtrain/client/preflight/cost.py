@@ -1,0 +1,156 @@
+"""The plan against the config's limits: memory, time, spot interruptions and money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from smtrain.client.planner.warnings import GRACE_SECONDS, THIN, slow_stop
+from smtrain.client.preflight.context import Context, Unplanned, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config.units import spell
+from smtrain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from smtrain.client.planner.result import Plan
+
+HOUR = 3600.0
+
+
+def _plan(context: Context) -> Plan:
+    if isinstance(context.plan, ConfigError):
+        raise Unplanned(f"there is no plan ({context.plan})", "`smtrain plan CONFIG` says the same, and what it takes")
+    return context.plan
+
+
+def memory(context: Context) -> Iterator[Finding]:
+    """Whether a core and a host hold what the planner counts."""
+    if "train" not in context.stages:
+        return
+    plan = _plan(context)
+    for fault in plan.faults:
+        yield Finding("memory", "fault", fault, "`smtrain plan CONFIG` shows meshes that fit")
+    for warning in plan.warnings:
+        if warning.startswith("host memory"):
+            yield Finding("memory", "warning", warning)
+    if plan.fits and plan.memory_gib:
+        used, there = plan.memory_gib["total"], plan.memory_gib["available"]
+        what = "process takes" if plan.here else "core holds"
+        yield Finding("memory", "ok", f"the fullest {what} {used:.1f} of {there:.1f} GiB")
+
+
+def time(context: Context) -> Iterator[Finding]:
+    """Whether a checkpoint falls before the time limit, and the end too."""
+    train, limit = context.config.train, context.config.compute.max_run
+    if "train" not in context.stages or not train.steps:
+        return
+    plan = _plan(context)
+    if not plan.step_s or not plan.sequences_per_s or plan.hours is None:
+        return
+    step = plan.step_s["total"]
+    fastest = step * plan.sequences_per_s["value"] / plan.sequences_per_s["high"]
+    interval = min(train.save_interval, train.steps)
+    remedy = (
+        f"save every {max(1, int(limit / 4 / step))} steps or so (train.save_interval), or raise compute.max_run: "
+        "what is not saved when the limit comes is lost and paid"
+    )
+    if interval * fastest > limit:
+        yield Finding(
+            "time", "fault", f"compute.max_run of {spell(limit)} ends before the first checkpoint, which takes "
+            f"{spell(interval * step)} ({interval} steps of {spell(step)})", remedy,
+        )  # fmt: skip
+    elif interval * step > limit:
+        yield Finding(
+            "time", "warning", f"the first checkpoint is expected at {spell(interval * step)}, after "
+            f"compute.max_run of {spell(limit)}", remedy,
+        )  # fmt: skip
+    elif plan.hours * HOUR > limit:
+        yield Finding(
+            "time", "warning", f"the run is expected to take {spell(plan.hours * HOUR)}, longer than "
+            f"compute.max_run of {spell(limit)}",
+            "raise compute.max_run, or launch the same config again when it has stopped: it goes on where it was",
+        )  # fmt: skip
+    elif plan.hours * HOUR > (1 - THIN) * limit:
+        yield Finding(
+            "time", "warning", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, which leaves "
+            f"{1 - plan.hours * HOUR / limit:.0%}; a plan is not so exact", "raise compute.max_run",
+        )  # fmt: skip
+    else:
+        yield Finding(
+            "time", "ok", f"{spell(plan.hours * HOUR)} expected of {spell(limit)}, a checkpoint every "
+            f"{spell(interval * step)}",
+        )  # fmt: skip
+
+
+def stop(context: Context) -> Iterator[Finding]:
+    """Whether the running step and a save fit into the time that is given after a stop or an interruption."""
+    if "train" not in context.stages or not context.config.train.steps:
+        return
+    plan = _plan(context)
+    if not plan.step_s or plan.save is None:
+        return
+    step, save = plan.step_s["total"], plan.save.save_s
+    if (told := slow_stop(step, save)) is not None:
+        yield Finding(
+            "stop", "warning", told,
+            "make steps shorter (train.global_batch_size, more machines), or save more often (train.save_interval)",
+        )  # fmt: skip
+    else:
+        yield Finding("stop", "ok", f"a step and a save take {spell(step + save)} of the {GRACE_SECONDS} s given")
+
+
+def spot(context: Context) -> Iterator[Finding]:
+    """Whether a spot run comes to an end between its interruptions, and how many hours it is billed."""
+    compute = context.config.compute
+    if "train" not in context.stages or not compute.spot:
+        return
+    train = context.config.train
+    if train.save_interval >= train.steps > 0:
+        yield Finding(
+            "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
+            f"{train.save_interval}), so every interruption starts the run over",
+            "save more often (train.save_interval), or set compute.spot: false",
+        )  # fmt: skip
+        return
+    plan = _plan(context)
+    if plan.save is None or plan.hours is None or not plan.step_s:
+        return
+    ideal = context.config.train.steps * plan.step_s["total"] / HOUR
+    remedy = "save more often (train.save_interval), or set compute.spot: false"
+    if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
+        yield Finding("spot", "fault", "between interruptions this run would practically never end", remedy)
+    elif plan.hours * HOUR > (compute.max_wait or 2 * compute.max_run):
+        yield Finding(
+            "spot", "warning", f"{plan.hours:.1f} billed hours are expected, more than compute.max_wait allows",
+            "raise compute.max_wait, or save more often (train.save_interval)",
+        )  # fmt: skip
+    else:
+        yield Finding("spot", "ok", f"{plan.hours:.1f} billed hours expected, {ideal:.1f} without interruptions")
+
+
+def price(context: Context) -> Iterator[Finding]:
+    """The plan's dollars against `compute.price_limit`."""
+    limit = context.config.compute.price_limit
+    if "train" not in context.stages or not context.on_aws:
+        return
+    try:
+        dollars = _plan(context).dollars
+    except Unread:
+        if limit is None:
+            raise
+        dollars = None
+    told = "an unknown price" if dollars is None else f"${dollars:,.2f}"
+    if limit is not None and dollars is None:
+        yield Finding(
+            "price", "fault", f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be "
+            "checked", "give the price of its machines in $SMTRAIN_HOME/prices.toml (docs/planner.md), or agree when "
+            "`smtrain launch` asks (-y agrees at once)",
+        )  # fmt: skip
+    elif limit is not None and dollars is not None and dollars > limit:
+        yield Finding(
+            "price", "fault", f"{told}, above compute.price_limit = ${limit:,.2f}",
+            "raise the limit, or agree when `smtrain launch` asks (-y agrees at once)",
+        )  # fmt: skip
+    else:
+        yield Finding("price", "ok", f"{told} expected" + (f", of ${limit:,.2f}" if limit is not None else ""))

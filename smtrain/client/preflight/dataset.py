@@ -1,0 +1,183 @@
+"""The model's folder and the prepared data in S3: whole, and made for one another; and text that is here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config import textfiles
+from smtrain.core.config.checks import shape_faults
+from smtrain.core.config.checks_tasks import tasks_in
+from smtrain.core.config.local_data import mismatches
+from smtrain.core.facts.filesystems import is_mounted
+from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
+from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
+from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
+from smtrain.core.protocol.container import PREPARED_FORMAT
+from smtrain.core.protocol.uris import split_uri
+
+
+def model(context: Context) -> Iterator[Finding]:
+    """What loading the config sees of a local folder, for one in S3: a shape that fits the mesh, weights, tokenizer."""
+    uri = context.chain.given.model.path
+    if not uri.startswith("s3://"):
+        return
+    described = described_in(context, uri)
+    if described is None:
+        fault, _, remedy = (folder_misfit(names_in(context, uri), uri) or "").partition("; ")
+        yield Finding(
+            "model", "fault", fault or f"{uri} holds no config.json",
+            remedy or "give the prefix of a Hugging Face model folder",
+        )  # fmt: skip
+        return
+    faults = [text for _, text in shape_faults(context.config, described)]
+    names = names_in(context, uri)
+    here = context.config.model.init == "weights" and context.config.model.weights is None
+    numbered = missing_shards(names)[0]
+    if here and weights_in(names) is None and not numbered and not checkpoint_in(names):
+        faults.append(
+            folder_misfit(names, uri)
+            or f"{uri} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights so, or set "
+            "model.init: scratch"
+        )
+    if here and (method := quantization(described)):
+        faults.append(f"{uri}: config.json says that the weights are quantized ({method}); {DEQUANTIZE}")
+    if "prepare" in context.stages and not tokenizer_in(names):
+        faults.append(
+            f"{uri} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), which preparing "
+            "text needs"
+        )
+    sft = "prepare" in context.stages and context.config.train.objective == "sft"
+    about = _json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
+    if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
+        faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
+    if "prepare" in context.stages and (about or described.get("eos_token_id") is not None):
+        about = about if about is not None else _json_of(context, uri, "tokenizer_config.json") or {}
+        # the tokenizer itself is not fetched: a token that it names has an id of its own
+        eos_id = end_of_document(about, described, lambda _: None)
+        faults += [f"{uri}: {fault}" for fault in [eos_fault(eos_id, vocabulary_of(described))] if fault]
+    for fault in faults:
+        yield Finding("model", "fault", fault)
+    if not faults:
+        yield Finding("model", "ok", f"{uri} is a {described.get('model_type')} model")
+
+
+def data(context: Context) -> Iterator[Finding]:
+    """`data.prepared` against the config: its format, vocabulary, sequence length, samples and files."""
+    uri = context.config.data.prepared
+    if uri is None or is_mounted(uri):
+        return
+    remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
+    manifest = _json_of(context, uri, "manifest.json")
+    if manifest is None:
+        yield Finding("data", "fault", f"{uri} is not a prepared dataset: it has no manifest.json", remedy)
+        return
+    if manifest.get("format_version") != PREPARED_FORMAT:
+        yield Finding(
+            "data",
+            "fault",
+            f"{uri} has format_version {manifest.get('format_version')}, {PREPARED_FORMAT} is read",
+            remedy,
+        )
+        return
+    faults = list(_mismatches(context, manifest))
+    sizes = sizes_in(context, uri)
+    for name, row in manifest.get("files", {}).items():
+        if sizes.get(name) != row["bytes"]:
+            faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row['bytes']}")
+    for fault in faults:
+        yield Finding("data", "fault", fault, remedy)
+    if not faults:
+        samples, tokens = manifest.get("samples", 0), manifest.get("tokens", 0)
+        yield Finding("data", "ok", f"{uri}: {tokens:,} tokens, {samples:,} samples of {manifest.get('seq_len')}")
+
+
+def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
+    path = context.chain.given.model.path
+    try:
+        described = described_in(context, path)
+    except Unread:
+        described = None
+    tokenizer = Path(path) / "tokenizer.json" if "://" not in path else None
+    return mismatches(context.config, manifest, described, tokenizer)
+
+
+def tasks(context: Context) -> Iterator[Finding]:
+    """Tasks of stage evaluate that are not among those of `evaluate.data`: told now, and not after the training."""
+    asked = context.chain.given.evaluate
+    if "evaluate" not in context.stages or asked.data is None or not Path(asked.data).is_dir():
+        return
+    own = tasks_in(Path(asked.data))
+    for name in asked.tasks:
+        if name in own or ("mmlu" in own and name.startswith("mmlu_")):
+            yield Finding("tasks", "ok", f"{name} is in {asked.data}")
+        else:
+            yield Finding(
+                "tasks",
+                "warning",
+                f"{name} is not among the tasks in {asked.data} ({', '.join(sorted(own))}), so stage evaluate asks the "
+                "hub for it, after the training",
+                "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job reaches the hub",
+            )
+
+
+def described_in(context: Context, path: str) -> dict[str, Any] | None:
+    """The config.json of a model's folder, here or in S3; None where it has none."""
+    if path.startswith("s3://"):
+        return _json_of(context, path, "config.json")
+    file = Path(path) / "config.json"
+    if "://" in path or not file.is_file():
+        return None
+    described: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return described
+
+
+def names_in(context: Context, uri: str) -> set[str]:
+    """Names of the objects directly or further below a prefix, relative to it."""
+    return set(sizes_in(context, uri))
+
+
+def sizes_in(context: Context, uri: str) -> dict[str, int]:
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    page = context.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
+    return {item["Key"][len(prefix) :]: item["Size"] for item in page.get("Contents", [])}
+
+
+def _json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    try:
+        body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
+        told: dict[str, Any] = json.loads(body["Body"].read())
+    except Absent:
+        return None
+    except ValueError:
+        raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
+    return told
+
+
+def text(context: Context) -> Iterator[Finding]:
+    """Text of this machine: what of it is read, and what is left out, before any of it is uploaded."""
+    if "prepare" not in context.stages:
+        return
+    given = context.chain.given
+    key = "data.sources" if given.data.sources else "data.path"
+    form = "auto" if given.data.format in ("alpaca", "messages") else given.data.format
+    for source in given.data.all_sources:
+        folder = Path(source.path)
+        if "://" in source.path or not folder.is_dir():
+            continue
+        choice, sizes = textfiles.choose_in(folder, form)
+        for sentence in choice.sentences():
+            yield Finding("text", "warning", f"{key}: {source.path}: {sentence}")
+        if choice.read:
+            size = sum(sizes[name] for name, _ in choice.read)
+            yield Finding("text", "ok", f"{key}: {source.path}: {len(choice.read):,} files, {size / 1e6:,.1f} MB")
+        else:
+            yield Finding(
+                "text", "fault", f"{key}: {source.path} holds no file of text that can be read",
+                "give a folder that does, or set data.format: text to read every file as one document",
+            )  # fmt: skip

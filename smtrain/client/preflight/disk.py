@@ -1,0 +1,121 @@
+"""The disks of jobs: a prepare job's tokens and the copy that outlives the machine, a train job's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.launch.request import takes_volume
+from smtrain.client.planner.this_machine import is_here
+from smtrain.client.preflight.context import Context
+from smtrain.client.preflight.dataset import described_in
+from smtrain.client.preflight.findings import Finding
+from smtrain.client.preflight.storage import sizes_by_name
+from smtrain.core.config import textfiles
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
+from smtrain.core.text import span
+
+# Bytes of text a token: code and rare scripts at the one end, English under large vocabularies at the other.
+FEW, MANY = 3.0, 5.0
+# Text to the bytes of its file, for JSON and prose.
+PACKED = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
+PARQUET = 2.5
+COPIES = 2
+"""tokens.bin, and the parts that another machine would go on from."""
+GB_PER_GIB = (1 << 30) / 1e9
+REST_GB = 20
+"""The image's layers and logs."""
+
+
+HELD_BESIDES = 2
+"""Checkpoints on a host beyond checkpoint.keep: the one being written, and one that has not arrived in S3 yet."""
+
+
+def disks(context: Context) -> Iterator[Finding]:
+    """Look at the disks of the prepare job and of the train job, or, for a run on this machine, at its own."""
+    if is_here(context.chain.given):
+        yield from _here(context)
+        return
+    yield from volume(context)
+    yield from checkpoints(context)
+
+
+def _here(context: Context) -> Iterator[Finding]:
+    """Whether $SMTRAIN_HOME has room for a run; what it lacks is a fault of the plan, which `memory` tells."""
+    plan = context.plan
+    if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
+        needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
+        yield Finding(
+            "disk", "ok", f"the run takes about {needed:,.1f} GB below SMTRAIN_HOME, and {free:,.0f} GB are free"
+        )
+
+
+def volume(context: Context) -> Iterator[Finding]:
+    """Whether compute.volume_gb holds what the prepare stage writes; not for types with disks of their own."""
+    compute = context.config.compute
+    if "prepare" not in context.stages or not takes_volume(compute.cpu_instance_type):
+        return
+    given = context.chain.given
+    sources = given.data.all_sources
+    text = sum(_text_bytes(context, source.path) for source in sources)
+    if not text:
+        return
+    described: dict[str, Any] = described_in(context, given.model.path) or {}
+    item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
+    least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
+    take = span(f"{least:,.0f}", f"{most:,.0f}")
+    about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy to go on from, take {take} GB"
+    if compute.volume_gb >= most:
+        yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
+        return
+    yield Finding(
+        "disk", "fault" if compute.volume_gb < least else "warning",
+        f"{about}, and the prepare job has {compute.volume_gb} GB",
+        f"set compute.volume_gb: {-(-int(most) // 50) * 50} for the prepare stage, or prepare the text in several runs",
+    )  # fmt: skip
+
+
+def checkpoints(context: Context) -> Iterator[Finding]:
+    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that lie there at a time."""
+    config, compute = context.config, context.config.compute
+    plan = context.plan
+    if "train" not in context.stages or isinstance(plan, ConfigError):
+        return
+    kind, count = compute.instance_type, compute.instance_count
+    volume = takes_volume(kind)
+    has = compute.volume_gb if volume else (instance(kind) or {}).get("disk_gib", 0) * GB_PER_GIB
+    if not has:
+        return
+    held, size = config.checkpoint.keep + HELD_BESIDES, plan.checkpoint_gib * GB_PER_GIB
+    most = held * size / count + REST_GB
+    about = (
+        f"{held} checkpoints of {plan.checkpoint_gib * 1.074:,.1f} GB over {count} hosts take {most:,.0f} GB of each"
+    )
+    whose = f"the train job's {compute.volume_gb} GB" if volume else f"the {has:,.0f} GB of {kind}'s own disks"
+    if most <= has:
+        yield Finding("disk", "ok", f"{about}, of {whose}")
+        return
+    remedy = "lower checkpoint.keep, or take more hosts"
+    if volume:
+        remedy = f"set compute.volume_gb: {-(-int(most) // 50) * 50}, or {remedy}"
+    yield Finding("disk", "fault", f"{about}, which is more than {whose}", remedy)
+
+
+def _text_bytes(context: Context, path: str) -> float:
+    """Bytes of text that a source holds, as far as its files' names and sizes tell; 0 for what lies elsewhere."""
+    if path.startswith("s3://"):
+        sizes = sizes_by_name(context, path)
+    elif "://" not in path and Path(path).exists():
+        folder = Path(path)
+        sizes = textfiles.choose_in(folder, "auto")[1] if folder.is_dir() else {folder.name: folder.stat().st_size}
+    else:
+        return 0
+    return sum(size * _factor(name) for name, size in sizes.items())
+
+
+def _factor(name: str) -> float:
+    if name.lower().endswith(".parquet"):
+        return PARQUET
+    return PACKED.get(textfiles.compression(name) or "", 1.0)

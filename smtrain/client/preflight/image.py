@@ -1,0 +1,178 @@
+"""The container image: what is known of its release, and whether the registry has it in this region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from smtrain.client.launch import wheels
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.client.preflight.installing import last_time, libraries, travelling
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import LocalError
+from smtrain.core.facts import table
+from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.facts.images import ecr_image, end_of_life, gpu_row, of_aws, sdk_release, serves, unpatched
+from smtrain.core.protocol.data_packages import data_needs, packages
+from smtrain.core.protocol.entrypoints import entrypoints_folder
+
+
+def image(context: Context) -> Iterator[Finding]:
+    """Every image that the requests name: what its Neuron release ships, and whether it is there."""
+    if not context.on_aws:
+        yield from _here(context)
+        return
+    for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
+        yield from _release(context, uri)
+        yield from _there(context, uri)
+        yield _contents(uri)
+    yield from last_time(context)
+    if prepare := context.requests.get("prepare"):
+        yield from _for_data(context.chain.given, prepare["AlgorithmSpecification"].get("TrainingImage", ""))
+
+
+def _here(context: Context) -> Iterator[Finding]:
+    """Whether Docker answers, has what the hosts are made of, and what that lacks; a sandbox needs no image."""
+    run_in = context.chain.given.local.run_in
+    if run_in == "sandbox":
+        return
+    from smtrain.plane.docker import connect, usable
+
+    requests = {r["AlgorithmSpecification"]["TrainingImage"]: r for r in context.requests.values()}
+    for name, request in sorted(requests.items()):
+        try:
+            with closing(connect()) as client:
+                usable(client, name)
+        except LocalError as error:
+            if run_in == "docker":
+                yield Finding("image", "fault", str(error))
+            else:
+                yield Finding("image", "warning", f"hosts will be sandboxes, not containers: {error}")
+        else:
+            yield Finding("image", "ok", f"{name} is on this machine, and hosts are containers of it")
+            yield from _inside(context, request, name)
+
+
+def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Finding]:
+    """What a container of an image that is here lacks of what the stages import."""
+    from smtrain.client.launch.image_inspect import of_hosts
+
+    try:
+        contents = of_hosts(request)
+    except LocalError as error:
+        yield Finding("image", "fault", str(error))
+        return
+    if contents:
+        data = context.chain.given.data.model_dump()
+        needs = data_needs(data) if "prepare" in context.stages else []
+        yield from libraries(contents, context.stages, needs, "image", name)
+        if travelling(contents, context.stages):
+            yield from last_time(context)
+
+
+def _release(context: Context, uri: str) -> Iterator[Finding]:
+    """What the engine needs of an image concerns the train stage; the others run on any."""
+    train = context.requests.get("train")
+    if train is None or train["AlgorithmSpecification"].get("TrainingImage") != uri:
+        return
+    engine: str = context.config.train.engine
+    instance_type = context.config.compute.instance_type
+    facts = table("images")["engines"][engine]
+    if is_gpu(instance_type):
+        yield from _for_gpus(uri)
+    if not is_neuron(instance_type):
+        return
+    served = serves(uri, engine)
+    release = sdk_release(uri)
+    name = ".".join(map(str, release)) if release else "a release that its name does not tell"
+    if served is None:
+        yield Finding(
+            "image", "warning", f"whether the image ({name}) has what engine {engine} needs cannot be determined "
+            "from here",
+            f"it needs {facts['needs']}",
+        )  # fmt: skip
+    elif served and engine == "nxd":
+        yield Finding(
+            "image", "warning", f"{end_of_life(engine)}, and the image has {name}",
+            "nothing needs to be done today; plan for trn2 with engine native",
+        )  # fmt: skip
+
+
+def _for_gpus(uri: str) -> Iterator[Finding]:
+    """A GPU image's CUDA and how long AWS mends it."""
+    row = gpu_row(uri)
+    if row is not None:
+        ended = unpatched(uri)
+        told = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+        if ended is None:
+            yield Finding("image", "ok", f"{told}end on {row['patched_until']}")
+        else:
+            yield Finding("image", "warning", f"{told}ended on {row['patched_until']}", ended.partition("; ")[2])
+
+
+def _contents(uri: str) -> Finding:
+    """What the stages import and the image may lack. No container installs anything from a network."""
+    names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
+    first = tuple(int(part) for part in table("images")["contents"]["whole_since"].split("."))
+    release = sdk_release(uri)
+    if release is None or release < first:
+        return Finding(
+            "image", "warning", "whether the image has every library of the stages cannot be determined from here",
+            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code",
+        )  # fmt: skip
+    where = "are on this machine" if here else "will be downloaded here"
+    return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {where}")
+
+
+def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
+    """What the config's data needs beside what every prepare stage does."""
+    for need in data_needs(config.data.model_dump()):
+        names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
+        if of_aws(uri) and need in table("images")["contents"]["without"]:
+            yield Finding(
+                "image", "fault", f"{need} needs {names}, and no image of AWS has it",
+                "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                "image", "warning", f"{need} needs {names}; whether the image has it cannot be determined from here",
+                f"`smtrain image verify {uri} --for CONFIG` looks into it, `smtrain image build CONFIG` adds it",
+            )  # fmt: skip
+
+
+def _there(context: Context, uri: str) -> Iterator[Finding]:
+    named = ecr_image(uri)
+    if named is None:
+        yield Finding(
+            "image", "fault", f"{uri} is not in Amazon ECR, where SageMaker pulls from",
+            "push it to a repository of your account, or leave compute.image out",
+        )  # fmt: skip
+        return
+    if named.region != context.chain.target.region_name():
+        yield Finding(
+            "image", "fault", f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
+            "name the image of the job's region, or leave compute.image out",
+        )  # fmt: skip
+        return
+    try:
+        # What pulling needs too: the registries of AWS's own images allow this, and seldom DescribeImages.
+        told = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
+    except Absent:
+        yield Finding(
+            "image", "fault",
+            f"there is no repository {named.repository} in the registry {named.account} of {named.region}",
+            "choose a region that has it (compute.region), or set compute.image to a copy in your own registry",
+        )  # fmt: skip
+        return
+    if told.get("failures"):
+        failure = told["failures"][0]
+        if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest", "InvalidImageTag"):
+            raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
+        yield Finding(
+            "image", "fault", f"{uri} is not there ({failure.get('failureCode')})",
+            "leave compute.image out for the newest known image, or correct it",
+        )  # fmt: skip
+    else:
+        yield Finding("image", "ok", f"{uri} is there")

@@ -1,0 +1,90 @@
+"""What a job installs when it starts: what its image lacks, and how long that took the last time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from smtrain.client.launch import wheels
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config import STAGES, Stage
+from smtrain.core.facts.sagemaker import LOG_GROUP
+from smtrain.core.protocol import log_lines
+from smtrain.core.protocol.data_packages import WORDS
+
+if TYPE_CHECKING:
+    from smtrain.client.launch.image_inspect import Contents
+
+LOOKED_AT = 3
+"""Jobs whose logs are asked at most."""
+FIRST_HOURS_MS = 6 * 3600_000
+"""After its creation a job has started: later lines are not asked for."""
+
+
+def libraries(
+    contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = (), about: str = "libraries", it: str = "it"
+) -> Iterator[Finding]:
+    """What an image lacks of what stages import; `needs`: what the data needs (core/protocol/data_packages.py)."""
+    required, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
+    lacks = {
+        line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
+        for s in stages
+        for line in required[s]
+    }
+    for line, concerned in lacks.items():
+        which = "every stage needs" if len(concerned) == len(stages) else f"stage {', '.join(concerned)} needs"
+        yield Finding(about, "fault", f"{it} has no {line}, which {which}", remedy)
+    for need in needs:
+        for line in required[WORDS[need]]:
+            lacks[line] = []
+            yield Finding(about, "fault", f"{it} has no {line}, which {need} needs", remedy)
+    if late := travelling(contents, stages):
+        yield Finding(
+            about, "ok", f"{it} lacks {', '.join(late)}, which travel with the code, and every host installs them "
+            "at every start; `smtrain image build` puts them in",
+        )  # fmt: skip
+    if not lacks and not late:
+        yield Finding(about, "ok", f"{it} has every library of the stages: a job installs nothing when it starts")
+
+
+def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
+    """What these stages install from wheels that come with the code."""
+    lines = (line for stage in stages for line in contents.lacking["wheels"][stage])
+    return sorted({line.partition("==")[0] for line in lines})
+
+
+def last_time(context: Context) -> Iterator[Finding]:
+    """How long the newest job of the run that installed something took over it, by its log; nothing if none says so."""
+    try:
+        told = _newest(context)
+    except Unread:
+        return  # what is asked for here is a figure, not whether the run can work
+    if told:
+        job, what, seconds = told
+        yield Finding("image", "ok", f"{job} installed {what} when it started, in {seconds:.1f} s")
+
+
+def _newest(context: Context) -> tuple[str, str, float] | None:
+    name = context.config.name
+    listed = context.ask(
+        "sagemaker", "list_training_jobs", NameContains=f"{name}-", SortBy="CreationTime", SortOrder="Descending",
+        MaxResults=50,
+    )  # fmt: skip
+    starts = tuple(f"{name}-{stage}-" for stage in STAGES if wheels.names(stage))
+    jobs = [job for job in listed["TrainingJobSummaries"] if job["TrainingJobName"].startswith(starts)]
+    for job in jobs[:LOOKED_AT]:
+        created = int(job["CreationTime"].timestamp() * 1000)
+        try:
+            page = context.ask(
+                "logs", "filter_log_events", absent=["ResourceNotFoundException"], logGroupName=LOG_GROUP,
+                logStreamNamePrefix=f"{job['TrainingJobName']}/", filterPattern=log_lines.INSTALLED_PATTERN,
+                startTime=created, endTime=created + FIRST_HOURS_MS,
+            )  # fmt: skip
+        except Absent:
+            return None
+        told = [found for event in page["events"] if (found := log_lines.installed(event["message"].strip()))]
+        if told:
+            # The run goes on when the slowest host does.
+            return (job["TrainingJobName"], *max(told, key=lambda one: one[1]))
+    return None

@@ -1,0 +1,110 @@
+"""Service Quotas: enough instances of each type, for this use of it, and in one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.facts.sagemaker import (
+    ALL_JOBS,
+    ALL_SPOT_JOBS,
+    PER_JOB,
+    PER_SPOT_JOB,
+    RUN_TIME,
+    SPOT,
+    TRAINING,
+    VOLUME,
+    WARM_POOL,
+    quota_command,
+)
+from smtrain.core.protocol.requests import groups_of
+
+
+@dataclass(frozen=True)
+class QuotaNeed:
+    """How much of a quota a run takes."""
+
+    name: str
+    amount: int
+    key: str
+    """The config key to lower instead."""
+    general: bool = False
+    """Of the account, not of an instance type: where it is not listed, nothing is limited."""
+    spare: bool = False
+    """Of a fallback type: a job that is never asked for is not refused."""
+
+
+def quotas(context: Context) -> Iterator[Finding]:
+    """One finding a quota. A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept."""
+    needs = list(_needs(context))
+    found = _listed(context, {need.name for need in needs})
+    region = context.chain.target.region_name()
+    for need in needs:
+        if need.name not in found:
+            if not need.general:
+                yield Finding(
+                    "quotas", "warning", f"Service Quotas lists no {need.name!r} in {region}",
+                    "the type may not be offered there; look at the region's list in the Service Quotas console",
+                )  # fmt: skip
+            continue
+        code, value = found[need.name]
+        if value >= need.amount:
+            yield Finding("quotas", "ok", f"{need.name!r} is {value:,.10g}, {need.amount:,} needed")
+        else:
+            yield Finding(
+                "quotas", "warning" if need.spare else "fault",
+                f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
+                f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
+                f"{quota_command(code, need.amount, region)}",
+            )  # fmt: skip
+
+
+def _needs(context: Context) -> Iterator[QuotaNeed]:
+    compute = context.config.compute
+    done = set()
+    # Compile last: what it needs of the same type is part of what train does.
+    for stage, request in sorted(context.requests.items(), key=lambda item: item[0] == "compile"):
+        resources, train = request["ResourceConfig"], stage == "train"
+        (type_, count), *_ = groups_of(request)
+        spot = bool(request.get("EnableManagedSpotTraining"))
+        if (type_, count, spot) in done:
+            continue
+        done.add((type_, count, spot))
+        keys = {"train": "compute.instance_count", "compile": "compute.compile_ahead to false"}
+        if stage == "prepare" and count > 1:
+            keys["prepare"] = "data.machines"
+        key = keys.get(stage, "compute.cpu_instance_type")
+        yield QuotaNeed((SPOT if spot else TRAINING).format(type=type_), count, key)
+        if train:
+            for other in compute.fallback_instance_types:
+                yield QuotaNeed(TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True)
+            yield QuotaNeed(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
+            yield QuotaNeed(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
+            yield QuotaNeed(RUN_TIME, compute.max_run, "compute.max_run", general=True)
+            yield QuotaNeed(VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
+        if resources.get("KeepAlivePeriodInSeconds"):
+            yield QuotaNeed(WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
+
+
+def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
+    """Code and value by name. Values applied to the account first; where there is none, AWS's default holds."""
+    found: dict[str, tuple[str, float]] = {}
+    for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
+        token: dict[str, str] = {}
+        while names - found.keys():
+            try:
+                page = context.ask(
+                    "service-quotas", operation, absent=["NoSuchResourceException"], ServiceCode="sagemaker",
+                    MaxResults=100, **token,
+                )  # fmt: skip
+            except Absent:
+                raise Unread("Service Quotas knows nothing of sagemaker here") from None
+            for row in page["Quotas"]:
+                if row["QuotaName"] in names:
+                    found.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))
+            if not page.get("NextToken"):
+                break
+            token = {"NextToken": page["NextToken"]}
+    return found

@@ -1,0 +1,79 @@
+"""Where the run would go on: the newest whole checkpoint of its prefix, and what is wrong with newer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.jobs.checkpoints import saved_steps
+from smtrain.client.launch.ownership import look
+from smtrain.client.launch.request import checkpoint_uri
+from smtrain.client.preflight.context import Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.errors import JobError
+from smtrain.core.protocol.owner import OwnerError, owner_uri
+
+
+def resume(context: Context) -> Iterator[Finding]:
+    """The checkpoints of the run. SageMaker brings all of them to every host before training begins."""
+    if "train" not in context.stages:
+        return
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    uri = checkpoint_uri(context.config)
+    try:
+        steps = saved_steps(context.chain.target, uri)
+    except (JobError, ClientError, BotoCoreError) as error:
+        if "NoSuchBucket" in str(error):
+            return  # the check of the buckets says so
+        if isinstance(error, BotoCoreError):
+            raise context.unreached("s3", error) from None
+        raise Unread(f"{uri}: {error}") from None
+    if (taken := _taken(context)) is not None:
+        yield taken
+        return
+    if not steps:
+        yield Finding("resume", "ok", f"{uri} holds no checkpoint: the run begins")
+        return
+    whole = [step for step in steps if step.whole]
+    newest = steps[-1]
+    if not context.config.checkpoint.resume:
+        yield Finding(
+            "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
+            "set it to true to go on, or give the run another name to start over",
+        )  # fmt: skip
+    elif not whole:
+        yield Finding(
+            "resume", "fault", f"none of the {len(steps)} checkpoints in {uri} is whole: {newest.name} lacks "
+            f"{_names(newest.lacking)}",
+            "restore the missing files, or give the run another name to start over",
+        )  # fmt: skip
+    elif newest.whole:
+        yield Finding("resume", "ok", f"goes on from {newest.uri}")
+    else:
+        yield Finding(
+            "resume", "warning", f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): goes on from "
+            f"{whole[-1].name}",
+            "nothing needs to be done; the steps since then are trained again",
+        )  # fmt: skip
+
+
+def _taken(context: Context) -> Finding | None:
+    """Whether another job writes the checkpoints, which its record beside them says."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    chain = context.chain
+    try:
+        look(sagemaker(chain.target), context.config, chain.base_name("train"))
+    except OwnerError as error:
+        text, _, remedy = str(error).partition("; ")
+        return Finding("resume", "fault", text, remedy)
+    except BotoCoreError as error:
+        raise context.unreached("s3", error) from None
+    except (JobError, ClientError) as error:
+        raise Unread(f"{owner_uri(checkpoint_uri(context.config))}: {error}") from None
+    return None
+
+
+def _names(lacking: tuple[str, ...]) -> str:
+    return ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")

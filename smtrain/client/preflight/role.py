@@ -1,0 +1,99 @@
+"""The execution role: it exists, SageMaker may take it, and it may do what a job needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smtrain.client.iam.policy import role_statements
+from smtrain.client.iam.services import SCHEDULER, SERVICE
+from smtrain.client.iam.statement import Statement
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+
+
+def role(context: Context) -> Iterator[Finding]:
+    """The role as IAM knows it, then each permission of its least-privilege policy, simulated."""
+    arn = str(context.config.compute.role)
+    name = arn.rpartition("/")[2]
+    try:
+        told = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
+    except Absent:
+        yield Finding(
+            "role", "fault", f"there is no role {name}",
+            "create it with what `smtrain iam policy CONFIG --role` prints, or correct compute.role",
+        )  # fmt: skip
+        return
+    if told["Arn"] != arn:
+        yield Finding("role", "fault", f"the role {name} is {told['Arn']}", f"compute.role says {arn}; correct it")
+    if context.on_aws and context.beside.endpoint and not _trusted(told["AssumeRolePolicyDocument"], SCHEDULER):
+        yield Finding(
+            "role", "warning", f"{name} does not trust {SCHEDULER}, so `smtrain deploy --for` could not delete by it",
+            "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy with --schedule-role",
+        )  # fmt: skip
+    if _trusted(told["AssumeRolePolicyDocument"]):
+        yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
+    else:
+        yield Finding(
+            "role", "fault", f"{name} does not trust {SERVICE}, so no job can take it",
+            "give it the trust policy that `smtrain iam policy CONFIG --role` prints",
+        )  # fmt: skip
+
+
+def permissions(context: Context) -> Iterator[Finding]:
+    """IAM's simulator over what the role's jobs will do. Bucket and key policies of other accounts are not in it."""
+    if not context.on_aws:
+        yield Finding("permissions", "ok", "the local control plane lets every role do everything")
+        return
+    arn = str(context.config.compute.role)
+    lacking: list[str] = []
+    for statement in role_statements(context.config, context.requests, context.beside):
+        lacking += denied(context, arn, statement)
+    if lacking:
+        yield Finding(
+            "permissions", "fault", f"the role may not {', '.join(sorted(set(lacking)))}",
+            "give it the policy that `smtrain iam policy CONFIG --role` prints"
+            + (" with the same options" if context.beside.commands else ""),
+        )  # fmt: skip
+    else:
+        yield Finding("permissions", "ok", "the role may do all that its jobs need")
+
+
+def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
+    """What of a statement whoever has this ARN may not do."""
+    # The simulator takes no wildcards, so an object below the prefix stands for all of them.
+    resources = [resource.replace("*", "smtrain-check") if resource != "*" else "*" for resource in statement.resources]
+    entries: list[dict[str, Any]] = [
+        {"ContextKeyName": key, "ContextKeyValues": [values[0].replace("*", "")], "ContextKeyType": "string"}
+        for tests in statement.condition.values()
+        for key, values in tests.items()
+    ]
+    arguments: dict[str, Any] = {"ContextEntries": entries} if entries else {}
+    try:
+        told = context.ask(
+            "iam", "simulate_principal_policy", absent=["NoSuchEntity"], PolicySourceArn=arn,
+            ActionNames=list(statement.actions), ResourceArns=resources, **arguments,
+        )  # fmt: skip
+    except Absent:
+        raise Unread(f"there is no {arn.rpartition(':')[2]}") from None
+    for result in told["EvaluationResults"]:
+        if result["EvalDecision"] != "allowed":
+            yield f"{result['EvalActionName']} on {result.get('EvalResourceName', resources[0])}"
+
+
+def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
+    """Whether a trust policy lets a service assume the role."""
+    policy = json.loads(document) if isinstance(document, str) else document
+    statements = policy.get("Statement", [])
+    for statement in [statements] if isinstance(statements, dict) else statements:
+        actions, principal = _list(statement.get("Action")), statement.get("Principal")
+        services = _list(principal.get("Service")) if isinstance(principal, dict) else _list(principal)
+        allowed = statement.get("Effect") == "Allow" and {"sts:AssumeRole", "sts:*", "*"} & set(actions)
+        if allowed and {service, "*"} & set(services):
+            return True
+    return False
+
+
+def _list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])

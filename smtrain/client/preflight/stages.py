@@ -1,0 +1,60 @@
+"""The stages on CPU machines: whether the machine that each one gets holds it, on disk and in memory, and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.launch.request import takes_volume
+from smtrain.client.planner.preparing import reading_seconds
+from smtrain.client.planner.stages import USABLE, host_gib, need, volume_needed
+from smtrain.client.planner.workload import text_bytes
+from smtrain.client.preflight.context import Context
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config.units import spell
+from smtrain.core.facts import table
+from smtrain.core.machine import memory_here
+from smtrain.core.model.footprint import GIB
+from smtrain.core.protocol.requests import groups_of
+
+
+def stages(context: Context) -> Iterator[Finding]:
+    """Memory, disk and time of each; on this machine memory alone."""
+    config, described = context.chain.config, context.chain.resolved.described
+    for stage in context.stages:
+        wanted = need(config, stage, described)
+        if wanted is None:
+            continue
+        if not context.on_aws:
+            free = memory_here()
+            if free is not None and wanted.memory > free:
+                yield Finding(
+                    "stages", "fault", f"stage {stage} takes {wanted.memory / GIB:.1f} GiB of memory, and "
+                    f"{free / GIB:.1f} GiB are free here", "run the stage on AWS, or take a smaller model",
+                )  # fmt: skip
+            continue
+        resources = context.requests[stage]["ResourceConfig"]
+        (kind, _), *_ = groups_of(context.requests[stage])
+        volume = resources["VolumeSizeInGB"]
+        has = host_gib(kind)
+        takes = wanted.seconds + (
+            reading_seconds(config, kind, text_bytes(context.chain.given) or 0) if stage == "prepare" else 0
+        )
+        room, wants = (has or 0) * USABLE, wanted.memory / GIB
+        told = f"stage {stage} takes about {wants:.0f} GiB of memory"
+        if has is not None and wants > room:
+            types = table("instances")["cpu"]
+            fits = next((name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None)
+            remedy = f"set compute.cpu_instance_type: {fits}" if fits else "no type known to smtrain holds it"
+            yield Finding("stages", "fault", f"{told}, and {kind} has {has:.0f} GiB", remedy)
+        elif takes_volume(kind) and (disk := volume_needed(wanted)) > volume:
+            yield Finding(
+                "stages", "fault", f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
+                f"set compute.volume_gb: {-(-int(disk) // 50) * 50}",
+            )  # fmt: skip
+        elif takes > config.compute.max_run:
+            yield Finding(
+                "stages", "warning", f"stage {stage} is expected to take {spell(takes)}, longer than "
+                f"compute.max_run of {spell(config.compute.max_run)}", "raise compute.max_run",
+            )  # fmt: skip
+        else:
+            yield Finding("stages", "ok", f"{told} of {kind}, and about {spell(takes)}")

@@ -1,0 +1,95 @@
+"""Buckets and what lies in them: reachable, in the job's region, not empty, and fit for FastFile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.preflight.context import Absent, Context
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.protocol.uris import split_uri
+
+GIB = 2**30
+# FastFile lists a channel when the job starts and opens one stream per file that is read; both cost per object, not per
+# byte (SageMaker guide, "best practices for choosing data source": fewer and larger files, read in sequence).
+MANY, SMALL = 100_000, 2**20
+LISTED = 200_000
+"""Objects looked at per channel; more than MANY is told as "more than"."""
+
+
+def buckets(context: Context) -> Iterator[Finding]:
+    """Every bucket that the requests name: there, yours to use, in the job's region."""
+    region = context.chain.target.region_name()
+    for bucket in sorted(_buckets(context)):
+        try:
+            told = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
+        except Absent:
+            yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
+            continue
+        where = told.get("BucketRegion") or region
+        if where != region:
+            yield Finding(
+                "buckets", "fault", f"{bucket} is in {where}, and the job runs in {region}",
+                "SageMaker reads buckets of its own region only: set compute.region, or copy the data",
+            )  # fmt: skip
+        else:
+            yield Finding("buckets", "ok", f"{bucket} is there, in {region}")
+
+
+def inputs(context: Context) -> Iterator[Finding]:
+    """What s3:// inputs of the config's own hold: neither nothing nor a great many tiny objects."""
+    config = context.config
+    given = context.chain.given
+    key = "data.sources" if given.data.sources else "data.path"
+    texts = [(key, source.path) for source in given.data.all_sources] if "prepare" in context.stages else []
+    model = [("model.path", given.model.path), ("model.weights", given.model.weights)]
+    for key, uri in [*texts, *model, ("data.prepared", config.data.prepared)]:
+        if not uri or not uri.startswith("s3://"):
+            continue
+        sizes = list(sizes_by_name(context, uri).values())
+        total = sum(sizes)
+        about = f"{uri} holds {len(sizes):,} objects, {total / GIB:.1f} GiB"
+        small = sum(size < SMALL for size in sizes)
+        if not sizes or not total:
+            yield Finding(
+                "inputs", "fault", f"{key}: {uri} is empty", "correct the URI, or upload what should be there"
+            )
+        elif len(sizes) > MANY:
+            yield Finding(
+                "inputs", "warning", f"{key}: {about}; FastFile lists them all before the job begins",
+                "pack them into fewer files of 100 MiB or more",
+            )  # fmt: skip
+        elif small > max(1000, len(sizes) // 2):
+            yield Finding(
+                "inputs", "warning", f"{key}: {about}, {small:,} of them below 1 MiB; each costs a request to read",
+                "pack them into fewer files of 100 MiB or more",
+            )  # fmt: skip
+        else:
+            yield Finding("inputs", "ok", f"{key}: {about}")
+
+
+def _buckets(context: Context) -> set[str]:
+    uris = [request["OutputDataConfig"]["S3OutputPath"] for request in context.requests.values()]
+    for request in context.requests.values():
+        sources = [channel["DataSource"].get("S3DataSource") for channel in request["InputDataConfig"]]
+        uris += [source["S3Uri"] for source in sources if source]
+        uris += [request["CheckpointConfig"]["S3Uri"]] if "CheckpointConfig" in request else []
+    return {split_uri(uri)[0] for uri in uris}
+
+
+def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
+    """Bytes of the objects under a prefix by their keys, as many as are looked at."""
+    bucket, prefix = split_uri(uri)
+    sizes: dict[str, int] = {}
+    token: dict[str, str] = {}
+    looked = 0
+    while looked < LISTED:
+        try:
+            page = context.ask("s3", "list_objects_v2", absent=["NoSuchBucket"], Bucket=bucket, Prefix=prefix, **token)
+        except Absent:
+            return {}
+        looked += max(1, len(page.get("Contents", [])))
+        sizes |= {item["Key"]: item["Size"] for item in page.get("Contents", [])}
+        if not page.get("IsTruncated"):
+            break
+        token = {"ContinuationToken": page["NextContinuationToken"]}
+    return sizes

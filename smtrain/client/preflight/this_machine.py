@@ -1,0 +1,52 @@
+"""A local run against this machine: its processor cores, the memory that is free, and what fp16 needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.planner.machines import GIB
+from smtrain.client.planner.this_machine import memory_of, what_fits
+from smtrain.client.preflight.context import Context
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.facts import instance
+from smtrain.core.machine import cores_here, gpu_here, memory_here
+
+CROWD = 4
+"""Processes for every core from which on they hinder each other more than a run is worth: refused."""
+
+
+def machine(context: Context) -> Iterator[Finding]:
+    """Whether this machine can hold the training processes that a local run starts on it."""
+    if "train" not in context.stages:
+        return
+    if context.chain.given.train.precision == "fp16":
+        yield from _of_fp16(context)
+    if context.on_aws:
+        return
+    config, cores, free = context.chain.given, cores_here(), memory_here()
+    started = f"{config.compute.instance_count} x {config.processes_per_instance} = {config.world_size} processes"
+    need = memory_of(config)
+    offer = what_fits(config, cores, free)
+    remedy = f"what fits: {offer}" if offer else "take a smaller model, a shorter train.seq_len or a smaller batch"
+    if need is not None and free is not None and need > free:
+        text = (
+            f"training here takes about {need / GIB:.1f} GiB in {started}, and {free / GIB:.1f} GiB of memory are free"
+        )
+        yield Finding("machine", "fault", text, remedy)
+    elif config.world_size > CROWD * cores:
+        yield Finding("machine", "fault", f"training here starts {started} on {cores} cores", remedy)
+    elif config.world_size > cores:
+        yield Finding("machine", "warning", f"training here starts {started} on {cores} cores, which slows it", remedy)
+    else:
+        yield Finding("machine", "ok", f"training here starts {started} on {cores} cores")
+
+
+def _of_fp16(context: Context) -> Iterator[Finding]:
+    """Who has bf16 gains nothing by fp16, and the training itself refuses to run in it on a CPU."""
+    type_ = context.chain.given.compute.instance_type
+    if context.on_aws and instance(type_):
+        text = f"train.precision is fp16, which may skip steps, and {type_} has bf16, which needs no loss scaling"
+        yield Finding("machine", "warning", text, "set train.precision: bf16")
+    elif not context.on_aws and not gpu_here():
+        text = "train.precision: fp16 is for GPUs, and this machine has none"
+        yield Finding("machine", "fault", text, "set train.precision: bf16 or fp32")

@@ -1,0 +1,41 @@
+"""SageMaker's managed MLflow: it exists, and it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config.track import MLFLOW_ARN
+
+_GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
+
+
+def tracker(context: Context) -> Iterator[Finding]:
+    """Nothing for any other tracker: a server of one's own may be reachable from where the job is alone."""
+    arn = context.config.track.mlflow
+    if not context.on_aws or not arn or not MLFLOW_ARN.fullmatch(arn):
+        return
+    name, region = arn.rpartition("/")[2], arn.split(":")[3]
+    if region != context.config.compute.region:
+        raise Unread(f"{name} is in {region}", "look there")
+    app = ":mlflow-app/" in arn
+    kind = "MLflow app" if app else "MLflow tracking server"
+    try:
+        if app:
+            status = str(context.ask("sagemaker", "describe_mlflow_app", absent=_GONE, Arn=arn)["Status"])
+            active = not status.endswith("Failed") and not status.startswith("Delet")
+        else:
+            told = context.ask("sagemaker", "describe_mlflow_tracking_server", absent=_GONE, TrackingServerName=name)
+            status, active = str(told["TrackingServerStatus"]), told.get("IsActive") == "Active"
+    except Absent:
+        yield Finding("tracker", "fault", f"there is no {kind} {name} in {region}", "correct track.mlflow")
+        return
+    if active:
+        yield Finding("tracker", "ok", f"the {kind} {name} is {status}")
+    else:
+        start = f"aws sagemaker start-mlflow-tracking-server --tracking-server-name {name} --region {region}"
+        yield Finding(
+            "tracker", "warning", f"the {kind} {name} is {status}: what is sent to it waits for it",
+            "see what became of it in SageMaker Studio" if app else f"start it: {start}",
+        )  # fmt: skip

@@ -1,0 +1,75 @@
+"""The SageMaker Python SDKs: which is installed, which is used, and our request as their own training-job object.
+
+The request is made once, in client/launch/request.py. v3.py and v2.py turn it into a `sagemaker.train.ModelTrainer` or
+a `sagemaker.pytorch.PyTorch` that sends exactly this request, and that a user can alter and run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, Literal
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.extras import collector_paused, install
+
+Generation = Literal["v3", "v2"]
+
+
+def installed() -> Generation | None:
+    """The SageMaker SDK that can be imported here; nothing is imported to find out."""
+    for generation, distribution in (("v3", "sagemaker-train"), ("v2", "sagemaker")):
+        try:
+            major = metadata.version(distribution).partition(".")[0]
+        except metadata.PackageNotFoundError:
+            continue
+        if generation == "v3":
+            return "v3"
+        if major == "2":
+            return "v2"
+    return None
+
+
+def chosen(target: Target, config: JobConfig) -> Generation | None:
+    """The SDK that sends this config's requests to this target; None for plain boto3.
+
+    `auto` takes the installed SDK on AWS. Locally it takes boto3, as importing an SDK takes two seconds of the few
+    that a local job takes. Raises `ConfigError` where the SDK that the config names is not installed.
+    """
+    asked = config.compute.sdk
+    if asked == "boto3":
+        return None
+    if asked == "auto":
+        return installed() if target.name == "aws" else None
+    if (found := installed()) != asked:
+        extra = {"v3": "aws", "v2": "sdk-v2"}[asked]
+        raise ConfigError(
+            [f"compute.sdk: is {asked}, and {found or 'no SageMaker SDK'} is installed; run `{install(extra)}`"]
+        )
+    return asked
+
+
+def build(
+    generation: Generation, target: Target, request: dict[str, Any], prepare: Callable[[], None] | None = None
+) -> Any:
+    """The SDK's object for a request: `ModelTrainer` under v3, `PyTorch` under v2.
+
+    `prepare` is called before the request is sent: it uploads what the job reads.
+    """
+    with collector_paused():
+        if generation == "v3":
+            from smtrain.client.sdk.v3 import trainer as make
+        else:
+            from smtrain.client.sdk.v2 import pytorch as make
+    return make(target, request, prepare)
+
+
+def submit(generation: Generation, target: Target, request: dict[str, Any]) -> None:
+    """Send a request through an SDK's object and do not wait. Raises botocore's errors as they are."""
+    job = build(generation, target, request)
+    if generation == "v3":
+        job.train(wait=False, logs=False)
+    else:
+        job.fit(wait=False, logs="None")

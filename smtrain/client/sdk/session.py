@@ -1,0 +1,104 @@
+"""What both SDKs' sessions are given, so that they ask nobody and send nothing on their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.jobs.job import Job
+from smtrain.client.sdk.lost_answer import answer_was_lost
+from smtrain.core.config.secrets import is_secret
+from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import split_uri
+
+# What a session's defaults file becomes once it is made: the file has been read
+# (client/backends/sagemaker/defaults.py), so that the SDK has nothing to add, and its telemetry, which sends the text
+# of errors, is off. Given to the constructor, it would be validated three times over.
+CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+
+
+class Later:
+    """A client that is made when it is first used: the SDKs make four that starting a job never touches."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = self.__dict__.setdefault("_made", None) or self._make()
+        self.__dict__["_made"] = made
+        return getattr(made, name)
+
+
+def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the SDK's `Session`.
+
+    The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
+    the SDKs would ask an STS endpoint of their own making for it.
+    """
+
+    def later(service: str) -> Later:
+        return Later(lambda: target.client(service))
+
+    # The same session, whose clients for S3 and IAM are made when they are used: starting a job has no need of them.
+    session: Any = copy.copy(target.session)
+    session.resource = lambda *a, **k: Later(lambda: target.session.resource(*a, **k))
+    make: Any = target.session.client
+    session.client = lambda service, *a, **k: (
+        Later(lambda: make(service, *a, **k)) if service in ("s3", "iam") else make(service, *a, **k)
+    )
+    return {
+        "boto_session": session,
+        "sagemaker_client": target.sagemaker,
+        "sagemaker_runtime_client": later("sagemaker-runtime"),
+        "sagemaker_featurestore_runtime_client": later("sagemaker-featurestore-runtime"),
+        "sagemaker_metrics_client": later("sagemaker-metrics"),
+        "default_bucket": split_uri(request["OutputDataConfig"]["S3OutputPath"])[0],
+    }
+
+
+def refuse_secrets(request: dict[str, Any]) -> None:
+    """Raise `ConfigError` where an altered object would show a secret to whoever may describe its job."""
+    faults = []
+    for section in ("Environment", "HyperParameters"):
+        for name, value in (request.get(section) or {}).items():
+            if is_secret(name):
+                faults.append(f"{section} has a name that looks like a secret")
+            elif isinstance(value, str) and is_secret(value, name):  # else a pipeline's variable
+                faults.append(f"{section}[{name!r}] looks like a secret")
+    faults += [
+        f"tag {number} looks like a secret"
+        for number, tag in enumerate(request.get("Tags") or [], 1)
+        if any(isinstance(text, str) and is_secret(text) for text in tag.values())
+        or (isinstance(value := tag.get("Value"), str) and is_secret(value, str(tag.get("Key"))))
+    ]
+    if faults:
+        remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"
+        raise ConfigError([f"{fault}, {remedy}" for fault in faults])
+
+
+def send(target: Target, name: str, call: Callable[[], Any]) -> None:
+    """One CreateTrainingJob; it has gone well, too, where a repetition of it finds what the first call has made."""
+    from botocore.exceptions import ClientError
+
+    try:
+        call()
+    except ClientError as error:
+        if error.response["Error"].get("Code") != "ResourceInUse":
+            raise
+        if not answer_was_lost(error, Job(name, target).describe()):
+            raise
+
+
+def watch(target: Target, name: str, *, lines: bool) -> None:
+    """What `train()` and `fit()` wait with. Raises `JobError` with the cause where the job does not end well.
+
+    The SDKs' own waits end with the first call that is throttled beyond botocore's retries, while the job runs on; they
+    lose lines that come late or out of order, and v2's never passes a second page of log streams (hosts beyond 50).
+    """
+    job = Job(name, target).follow(lines=lines)
+    if not job.known_running:  # else Ctrl-C has left it
+        job.check()

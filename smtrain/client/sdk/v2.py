@@ -1,0 +1,177 @@
+"""SageMaker SDK v2: a `PyTorch` estimator that sends our request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sagemaker.estimator import EstimatorBase, _TrainingJob
+from sagemaker.inputs import FileSystemInput, TrainingInput
+from sagemaker.instance_group import InstanceGroup
+from sagemaker.pytorch import PyTorch
+from sagemaker.session import Session
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
+
+
+class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
+    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them as they are.
+
+    `fit()` sends what the attributes say at that moment. A second `fit()` needs another `job_name`: the same name is
+    refused by SageMaker rather than run twice.
+    """
+
+    def __init__(
+        self, target: Target, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
+        **arguments: Any,
+    ) -> None:  # fmt: skip
+        # PyTorch insists on a script, and would tar and upload it anew for every job; the code is a channel here.
+        super().__init__(entry_point="launch.py", **arguments)
+        self.entry_point = None
+        self._target = target
+        self.job_name, self.channels, self._prepare = job_name, channels, prepare
+
+    def fit(
+        self,
+        inputs: Any = None,
+        wait: bool = True,
+        logs: Any = "All",
+        job_name: str | None = None,
+        experiment_config: dict[str, str] | None = None,
+    ) -> Any:
+        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
+
+        The SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None while the
+        job runs on). `logs` "None" or False waits without lines. Raises `JobError` with the cause where a job that is
+        waited for does not end well.
+        """
+        refuse_secrets({"Environment": self.environment, "HyperParameters": self.hyperparameters(), "Tags": self.tags})
+        if self._prepare:
+            self._prepare()
+        name, fit = job_name or self.job_name, getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
+        with _without_config(self.sagemaker_session):
+            send(
+                self._target,
+                name,
+                lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config),
+            )
+        # Also where a first call's answer was lost, and the SDK knows of no job.
+        self.latest_training_job = _TrainingJob(self.sagemaker_session, name)
+        if wait:
+            watch(self._target, name, lines=logs not in (False, None, "None"))
+
+    def hyperparameters(self) -> dict[str, str]:
+        """As plain text; the framework's own are quoted as JSON, for a toolkit that does not run here."""
+        return {str(key): str(value) for key, value in self._hyperparameters.items()}
+
+    def set_hyperparameters(self, **values: Any) -> None:
+        """Change what the console shows."""
+        self._hyperparameters.update(values)
+
+
+def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Estimator:
+    """The PyTorch estimator that sends `request` to `target`."""
+    session = Session(**session_arguments(target, request))
+    session.sagemaker_config = CONFIG
+    with _without_config(session):
+        return _estimator(target, session, request, prepare)
+
+
+def _estimator(
+    target: Target, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
+) -> Estimator:
+    algorithm, resources, limits = (
+        request["AlgorithmSpecification"],
+        request["ResourceConfig"],
+        request["StoppingCondition"],
+    )
+    output, vpc, checkpoints = (
+        request["OutputDataConfig"],
+        request.get("VpcConfig", {}),
+        request.get("CheckpointConfig", {}),
+    )
+    return Estimator(
+        target,
+        request["TrainingJobName"],
+        {channel["ChannelName"]: _input(channel) for channel in request["InputDataConfig"]},
+        prepare,
+        sagemaker_session=session,
+        role=request["RoleArn"],
+        base_job_name=request["TrainingJobName"],
+        image_uri=algorithm["TrainingImage"],
+        input_mode=algorithm["TrainingInputMode"],
+        container_entry_point=list(algorithm["ContainerEntrypoint"]),
+        container_arguments=list(algorithm["ContainerArguments"]),
+        metric_definitions=algorithm.get("MetricDefinitions"),
+        hyperparameters=dict(request["HyperParameters"]),
+        environment=dict(request["Environment"]),
+        output_path=output["S3OutputPath"],
+        output_kms_key=output.get("KmsKeyId"),
+        disable_output_compression=output["CompressionType"] == "NONE",
+        instance_type=resources.get("InstanceType"),
+        instance_count=resources.get("InstanceCount"),
+        instance_groups=_groups(resources),
+        volume_size=resources["VolumeSizeInGB"],
+        volume_kms_key=resources.get("VolumeKmsKeyId"),
+        keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
+        use_spot_instances=request.get("EnableManagedSpotTraining", False),
+        max_run=limits["MaxRuntimeInSeconds"],
+        max_wait=limits.get("MaxWaitTimeInSeconds"),
+        checkpoint_s3_uri=checkpoints.get("S3Uri"),
+        checkpoint_local_path=checkpoints.get("LocalPath"),
+        subnets=vpc.get("Subnets"),
+        security_group_ids=vpc.get("SecurityGroupIds"),
+        enable_network_isolation=request.get("EnableNetworkIsolation"),
+        encrypt_inter_container_traffic=request.get("EnableInterContainerTrafficEncryption"),
+        training_plan=resources.get("TrainingPlanArn"),
+        enable_infra_check=request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),
+        max_retry_attempts=request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
+        enable_session_tag_chaining=request.get("SessionChainingConfig", {}).get("EnableSessionTagChaining"),
+        tags=[dict(tag) for tag in request["Tags"]],
+        # Both default hooks have broken Neuron jobs.
+        disable_profiler=request["ProfilerConfig"]["DisableProfiler"],
+        debugger_hook_config=False,
+        tensorboard_output_config=_curves(request.get("TensorBoardOutputConfig")),
+    )
+
+
+def _curves(told: dict[str, str] | None) -> Any:
+    from sagemaker.debugger import TensorBoardOutputConfig
+
+    return TensorBoardOutputConfig(told["S3OutputPath"], told["LocalPath"]) if told else None
+
+
+@contextmanager
+def _without_config(session: Session) -> Iterator[None]:
+    """With a defaults file of even one line the SDK validates it anew for each of twenty settings, 0.1 s each time."""
+    config, session.sagemaker_config = session.sagemaker_config, {}
+    try:
+        yield
+    finally:
+        session.sagemaker_config = config
+
+
+def _input(channel: dict[str, Any]) -> Any:
+    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+        made = FileSystemInput(
+            mounted["FileSystemId"],
+            mounted["FileSystemType"],
+            mounted["DirectoryPath"],
+            mounted["FileSystemAccessMode"],
+        )
+        made.config["InputMode"] = channel["InputMode"]
+        return made
+    source = channel["DataSource"]["S3DataSource"]
+    return TrainingInput(
+        source["S3Uri"],
+        distribution=source["S3DataDistributionType"],
+        s3_data_type=source["S3DataType"],
+        input_mode=channel["InputMode"],
+    )
+
+
+def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
+    groups = resources.get("InstanceGroups", ())
+    return [InstanceGroup(g["InstanceGroupName"], g["InstanceType"], g["InstanceCount"]) for g in groups] or None

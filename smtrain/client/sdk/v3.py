@@ -1,0 +1,234 @@
+"""SageMaker SDK v3: a `ModelTrainer` that sends our request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import PrivateAttr
+from sagemaker.core.helper.session_helper import Session
+from sagemaker.core.resources import TrainingJob
+from sagemaker.core.shapes import InstanceGroup
+from sagemaker.core.training.configs import (
+    Channel,
+    CheckpointConfig,
+    Compute,
+    DataSource,
+    FileSystemDataSource,
+    InfraCheckConfig,
+    MetricDefinition,
+    Networking,
+    OutputDataConfig,
+    RetryStrategy,
+    S3DataSource,
+    SessionChainingConfig,
+    StoppingCondition,
+    Tag,
+    TensorBoardOutputConfig,
+)
+from sagemaker.core.workflow.pipeline_context import PipelineSession
+from sagemaker.train import ModelTrainer
+
+from smtrain.client.backends.sagemaker.retry import Patience
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
+
+
+class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
+    """A ModelTrainer with the four things of a request that ModelTrainer has no attribute for.
+
+    `train()` sends what the attributes say at that moment. A second `train()` needs another `job_name`: the same name
+    is refused by SageMaker rather than run twice.
+    """
+
+    job_name: str
+    """The training job's whole name; ModelTrainer's own are stamped to the second, so that two of them collide."""
+    container_entrypoint: list[str] | None = None
+    container_arguments: list[str] | None = None
+    """Used unless `source_code` is set: PID 1 becomes our launcher, so that SIGTERM reaches the training processes."""
+    profiler_config: dict[str, Any] | None = None
+
+    _prepare: Callable[[], None] | None = PrivateAttr(default=None)
+    _target: Target = PrivateAttr()
+
+    def train(
+        self, input_data_config: Any = None, wait: bool | None = True, logs: bool | None = True, dry_run: bool = False
+    ) -> Any:
+        """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
+
+        ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None while the job runs
+        on), sends through clients of its own, and describes the job at once: a throttled description there looks like
+        a failed creation. Raises `JobError` with the cause where a job that is waited for does not end well.
+        """
+        if isinstance(self.sagemaker_session, PipelineSession):
+            return super().train(input_data_config, wait, logs, dry_run)
+        request = self._create_training_job_args(input_data_config, boto3=True)
+        if dry_run:
+            return None
+        if self._prepare:
+            self._prepare()
+        name = request["TrainingJobName"]
+        send(self._target, name, lambda: self.sagemaker_session.sagemaker_client.create_training_job(**request))
+        job = TrainingJob(training_job_name=name)
+        job._set_client_context(session=self.sagemaker_session.boto_session)
+        self._latest_training_job = job
+        if wait:
+            from smtrain.client.follow.follower import PACES
+
+            watch(self._target, name, lines=bool(logs))
+            Patience(PACES[self._target.name].limit).call(_refresh, job=job)
+        return None
+
+    def _create_training_job_args(self, input_data_config: Any = None, boto3: bool = False) -> dict[str, Any]:
+        made: dict[str, Any] = super()._create_training_job_args(input_data_config, boto3=True)
+        if "TrainingJobName" in made:  # a pipeline names its jobs itself
+            made["TrainingJobName"] = self.job_name
+        if self.source_code is None:
+            made["AlgorithmSpecification"] |= {
+                "ContainerEntrypoint": self.container_entrypoint,
+                "ContainerArguments": self.container_arguments,
+            }
+        if self.profiler_config is not None:
+            made["ProfilerConfig"] = self.profiler_config
+        refuse_secrets(made)
+        return made
+
+    def _populate_intelligent_defaults(self) -> None:
+        """The defaults file has been read: client/backends/sagemaker/defaults.py, for every way to send a request
+        alike."""
+
+
+def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Trainer:
+    """The ModelTrainer that sends `request` to `target`."""
+    session = Session(**session_arguments(target, request))
+    session.sagemaker_config = CONFIG
+    algorithm, resources, limits = (
+        request["AlgorithmSpecification"],
+        request["ResourceConfig"],
+        request["StoppingCondition"],
+    )
+    output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
+    with _role_taken_as_given():
+        made = Trainer(
+            sagemaker_session=session,
+            role=request["RoleArn"],
+            base_job_name=request["TrainingJobName"],
+            job_name=request["TrainingJobName"],
+            training_image=algorithm["TrainingImage"],
+            training_input_mode=algorithm["TrainingInputMode"],
+            container_entrypoint=algorithm["ContainerEntrypoint"],
+            container_arguments=algorithm["ContainerArguments"],
+            hyperparameters=dict(request["HyperParameters"]),
+            environment=dict(request["Environment"]),
+            input_data_config=[_channel(channel) for channel in request["InputDataConfig"]],
+            output_data_config=OutputDataConfig(
+                s3_output_path=output["S3OutputPath"],
+                compression_type=output["CompressionType"],
+                kms_key_id=output.get("KmsKeyId"),
+            ),
+            compute=Compute(
+                instance_type=resources.get("InstanceType"),
+                instance_count=resources.get("InstanceCount"),
+                instance_groups=_groups(resources),
+                volume_size_in_gb=resources["VolumeSizeInGB"],
+                volume_kms_key_id=resources.get("VolumeKmsKeyId"),
+                keep_alive_period_in_seconds=resources.get("KeepAlivePeriodInSeconds"),
+                training_plan_arn=resources.get("TrainingPlanArn"),
+                enable_managed_spot_training=request.get("EnableManagedSpotTraining"),
+            ),
+            networking=Networking(
+                subnets=vpc.get("Subnets"),
+                security_group_ids=vpc.get("SecurityGroupIds"),
+                enable_network_isolation=request.get("EnableNetworkIsolation"),
+                enable_inter_container_traffic_encryption=request.get("EnableInterContainerTrafficEncryption"),
+            ),
+            stopping_condition=StoppingCondition(
+                max_runtime_in_seconds=limits["MaxRuntimeInSeconds"],
+                **(
+                    {"max_wait_time_in_seconds": limits["MaxWaitTimeInSeconds"]}
+                    if "MaxWaitTimeInSeconds" in limits
+                    else {}
+                ),
+            ),
+            tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
+            profiler_config=request["ProfilerConfig"],
+        )
+    if checkpoints := request.get("CheckpointConfig"):
+        made.checkpoint_config = CheckpointConfig(s3_uri=checkpoints["S3Uri"], local_path=checkpoints["LocalPath"])
+    if metrics := algorithm.get("MetricDefinitions"):
+        made.with_metric_definitions([MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
+    if retries := request.get("RetryStrategy"):
+        made.with_retry_strategy(RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
+    if curves := request.get("TensorBoardOutputConfig"):
+        made.with_tensorboard_output_config(
+            TensorBoardOutputConfig(s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"])
+        )
+    if "InfraCheckConfig" in request:
+        made.with_infra_check_config(InfraCheckConfig(enable_infra_check=True))
+    if chaining := request.get("SessionChainingConfig"):
+        made.with_session_chaining_config(
+            SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
+        )
+    made._prepare, made._target = prepare, target
+    return made
+
+
+def _refresh(job: TrainingJob) -> dict[str, Any]:
+    """Fill in what the SDK's job says of itself."""
+    job.refresh()
+    return {}
+
+
+def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
+    return [
+        InstanceGroup(
+            instance_group_name=group["InstanceGroupName"],
+            instance_type=group["InstanceType"],
+            instance_count=group["InstanceCount"],
+        )
+        for group in resources.get("InstanceGroups", ())
+    ] or None
+
+
+def _channel(channel: dict[str, Any]) -> Channel:
+    """A whole `Channel`: given an s3:// string, ModelTrainer would make it File and so defeat FastFile."""
+    if mounted := channel["DataSource"].get("FileSystemDataSource"):
+        folder = FileSystemDataSource(
+            file_system_id=mounted["FileSystemId"],
+            file_system_type=mounted["FileSystemType"],
+            file_system_access_mode=mounted["FileSystemAccessMode"],
+            directory_path=mounted["DirectoryPath"],
+        )
+        return Channel(
+            channel_name=channel["ChannelName"],
+            input_mode=channel["InputMode"],
+            data_source=DataSource(file_system_data_source=folder),
+        )
+    source = channel["DataSource"]["S3DataSource"]
+    return Channel(
+        channel_name=channel["ChannelName"],
+        input_mode=channel["InputMode"],
+        data_source=DataSource(
+            s3_data_source=S3DataSource(
+                s3_data_type=source["S3DataType"],
+                s3_uri=source["S3Uri"],
+                s3_data_distribution_type=source["S3DataDistributionType"],
+            )
+        ),
+    )
+
+
+@contextmanager
+def _role_taken_as_given() -> Iterator[None]:
+    """ModelTrainer would simulate the role's policies through IAM, and refuse roles that it may not look at."""
+    name = "SAGEMAKER_VALIDATE_ROLE"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)

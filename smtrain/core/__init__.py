@@ -1,0 +1,1 @@
+"""What both halves use: errors, text, config, facts, model families, and the protocol of a job."""

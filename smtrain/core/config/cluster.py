@@ -1,0 +1,55 @@
+"""The section `cluster`: a Slurm cluster, and how its nodes are asked for (target slurm)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from smtrain.core.config.section import Section
+from smtrain.core.config.units import Seconds
+
+_WORD = r"^[^\s'\"]+$"
+
+
+class Cluster(Section):
+    """A Slurm cluster: where its head node is, which folder its nodes share, how nodes are asked for."""
+
+    host: str | None = Field(None, pattern=r"^[^\s'\"-][^\s'\"]*$")
+    """The head node as your ssh knows it, such as me@head; default: this machine can run sbatch itself."""
+    shared: str | None = Field(None, pattern=r"^/[^\s'\"\\$`%]*[^\s'\"\\$`%/]$")
+    """A folder that all nodes see under the same path, such as /fsx/smtrain: inputs, logs, checkpoints and results."""
+    partition: str | None = Field(None, pattern=_WORD)
+    """Partition of the stages compile and train; default: the cluster's."""
+    cpu_partition: str | None = Field(None, pattern=_WORD)
+    """Partition of all other stages; default: the same."""
+    account: str | None = Field(None, pattern=_WORD)
+    """Account that is charged (sbatch --account)."""
+    qos: str | None = Field(None, pattern=_WORD)
+    """Quality of service (sbatch --qos)."""
+    reservation: str | None = Field(None, pattern=_WORD)
+    """Reservation to use (sbatch --reservation)."""
+    constraint: str | None = Field(None, pattern=_WORD)
+    """Features that nodes must have (sbatch --constraint)."""
+    time: Seconds | None = Field(None, ge=60, le=365 * 86400)
+    """Time limit of one attempt, as 4h; a train job saves before it and requeues itself until its steps are done.
+    Default: compute.max_run."""
+    save_before: Seconds = Field(300, ge=30, le=3600)
+    """How long before the time limit a job is told to save."""
+    restarts: int = Field(3, ge=0, le=100)
+    """How often a train job that fails is started again; never when it fails at the same step twice."""
+    venv: str | None = Field(None, pattern=_WORD)
+    """A virtual environment on the nodes, which holds smtrain[train]; default: the nodes' python3."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load (module load)."""
+    setup: tuple[str, ...] = ()
+    """Shell lines that run on the first node before the stage starts; what they export reaches all nodes."""
+    container: str | None = Field(None, pattern=_WORD)
+    """Image that the stage runs in: a .sif file for Apptainer, anything else for Pyxis (srun --container-image)."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, such as ["--mail-type=END"]. --export=NAME passes a variable of the shell on."""
+    cpu_sbatch: tuple[str, ...] = ()
+    """Options of sbatch that ask for a part of a node, such as ["--cpus-per-task=8", "--mem=64G"], for all stages but
+    compile and train. Default: whole nodes (--exclusive, --mem=0)."""
+    srun: tuple[str, ...] = ()
+    """Further options of srun, such as ["--cpu-bind=none"]."""
+    hyperpod: bool = False
+    """SageMaker HyperPod: srun replaces faulty nodes and goes on (--auto-resume=1)."""

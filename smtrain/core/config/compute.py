@@ -1,0 +1,94 @@
+"""Sections of a config: the machines of a run, their network, and hosts on this machine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from smtrain.core.config.section import Section
+from smtrain.core.config.units import Seconds
+
+
+class Compute(Section):
+    """The machines, and for how long."""
+
+    instance_type: str = Field("ml.trn1.32xlarge", pattern=r"^(ml\.[a-z0-9-]+\.[a-z0-9]+|[a-z][a-z0-9-]{0,39})$")
+    """Instance type of the train stage, such as ml.trn1.32xlarge; on a Slurm cluster also one of `machines` by name."""
+    instance_count: int = Field(1, ge=1, le=10_000)
+    """Number of instances of the train stage."""
+    instance_group: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Request the train stage's instances as one instance group of this name (InstanceGroups)."""
+    processes_per_instance: int | None = Field(None, ge=1, le=1024)
+    """Training processes per host; default: the instance's Neuron cores or GPUs, else 1. On this machine, without an
+    instance_type: one replica of the model for each GPU here, on the CPU one."""
+    cpu_instance_type: str = Field("ml.m5.4xlarge", pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")
+    """Instance type of the stages that need no accelerator: prepare, convert, export, generate. Default: ml.m5.4xlarge,
+    or for a stage that its 64 GiB do not hold the smallest type that does."""
+    volume_gb: int = Field(256, ge=1, le=16384)
+    """Disk of each instance, in GiB; AWS ignores it for types that have NVMe disks of their own."""
+    max_run: Seconds = Field(86400, ge=1, le=28 * 86400)
+    """Longest time a job may run, in seconds or as 90m, 12h, 3d; at most 28 days. It is then stopped."""
+    compile_ahead: bool = False
+    """Engine nxd on AWS: a run compiles its graphs on one instance (stage compile) before all of them train."""
+    keep_alive: Seconds = Field(0, le=21600)
+    """Keep the train stage's machines this long afterwards, billed (warm pool); AWS documents an hour as the most."""
+    spot: bool = False
+    """Use spot machines for the train stage: cheaper, and AWS may take them back at any time."""
+    max_wait: Seconds | None = Field(None, ge=1, le=28 * 86400)
+    """With spot: longest time from creation to end, waiting included; default: twice max_run."""
+    training_plan: str | None = Field(None, pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$")
+    """ARN of a SageMaker training plan, whose reserved machines the train stage uses (TrainingPlanArn)."""
+    infra_check: bool = False
+    """SageMaker tests hardware and network of the train stage's machines before it starts (InfraCheckConfig)."""
+    retries: int | None = Field(None, ge=1, le=30)
+    """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
+    session_tag_chaining: bool = False
+    """Let the job use the session tags of whoever starts it (attribute-based access control)."""
+    sdk: Literal["auto", "v3", "v2", "boto3"] = "auto"
+    """What sends the request: SageMaker SDK v3 or v2, or boto3; `auto`: the SDK installed on AWS, boto3 locally."""
+    capacity_wait: Seconds = 0
+    """Try again for this long, from the first attempt on, when AWS has no machines (CapacityError); 0: do not."""
+    fallback_instance_types: tuple[str, ...] = ()
+    """Types for the train stage when there are no machines of instance_type, in this order; each must fit the mesh."""
+    quota_wait: Seconds = 0
+    """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: say what to ask for, and end."""
+    pool_wait: Seconds = 0
+    """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
+    price_limit: float | None = Field(None, ge=0)
+    """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""
+    image: str | None = None
+    """Container image URI; default: the newest training image of the region for these machines (`smtrain images`)."""
+    role: str | None = None
+    """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
+    region: str | None = Field(None, pattern=r"^[a-z]{2,}(-[a-z]+)+-\d+$")
+    """AWS region, such as us-west-2; default: that of the environment or profile, as boto3 finds it."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the container. Never put a secret here."""
+
+
+class Network(Section):
+    """VPC and isolation."""
+
+    subnets: tuple[str, ...] = ()
+    """IDs of the VPC subnets that jobs run in; needs security_group_ids too."""
+    security_group_ids: tuple[str, ...] = ()
+    """IDs of the security groups of the jobs' machines; needs subnets too."""
+    encrypt_inter_container_traffic: bool = False
+    """Encrypt the traffic between the machines of a job; slower."""
+    isolation: bool = False
+    """Give containers no network but that between the machines of the job."""
+
+
+class Local(Section):
+    """The hosts of jobs on this machine; AWS does not look at it."""
+
+    run_in: Literal["sandbox", "docker", "auto"] = "sandbox"
+    """What a host is: `sandbox`, a process with this machine's Python; `docker`, a container of the image; `auto`, a
+    container where Docker answers and has the image."""
+    image: str | None = Field(None, min_length=1)
+    """The image of containers here, in place of compute.image."""
+    memory: str | None = Field(None, pattern=r"^([0-9]+[bkmg]?|instance)$")
+    """Memory of each container as Docker writes it, 512m or 8g, or `instance`: as much as compute.instance_type has."""
+    cpus: float | None = Field(None, gt=0, le=4096)
+    """Processor cores of each container."""

@@ -1,0 +1,134 @@
+"""The section `data`: the text, and how it is read."""
+
+from __future__ import annotations
+
+import codecs
+from encodings.aliases import aliases
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from smtrain.core.config.section import Section
+from smtrain.core.model.hf_folder import folder_of
+from smtrain.core.near import nearest
+
+Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
+"""Our names of the columns of instruction data."""
+
+
+class TextSource(Section):
+    """One source of a mixture."""
+
+    path: str
+    """Text of this source, in every form that data.path takes."""
+    weight: float | None = Field(None, gt=0)
+    """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
+
+
+class NearDuplicatesAsked(Section):
+    """Documents that are nearly like an earlier one, found by MinHash and locality-sensitive hashing."""
+
+    similarity: float = Field(0.8, ge=0.3, lt=1)
+    """Jaccard similarity of the sets of word runs from which on documents count as near duplicates: nine of ten pairs
+    of just this similarity are found, more of those above it, fewer below."""
+    words: int = Field(5, ge=1, le=50)
+    """Length of the word runs; scripts without spaces go by characters."""
+    permutations: int = Field(128, ge=16, le=1024)
+    """Numbers of a signature: more cut sharper, and take time and memory."""
+    documents: int = Field(20_000_000, ge=1)
+    """How many documents are remembered; later ones are compared with those alone."""
+
+
+class Data(Section):
+    """The text, and how it is read."""
+
+    path: str | None = None
+    """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT][#REVISION], demo://python-stdlib,
+    demo://python-questions or demo://python-help; on AWS also fsx://fs-ID/FOLDER (FSx for Lustre) and
+    efs://fs-ID/FOLDER."""
+    sources: tuple[TextSource, ...] = Field((), max_length=15)
+    """Instead of `path`: several sources, mixed by weight."""
+    prepared: str | None = None
+    """A dataset that `prepare` wrote earlier, as an s3:// URI or a folder, on AWS also fsx:// or efs://; the
+    prepare stage is then skipped."""
+    format: Literal[
+        "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc",
+        "tar", "alpaca", "messages",
+    ] = "auto"  # fmt: skip
+    """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
+    unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""
+    text_column: str = "text"
+    """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
+    `{title} {text}`."""
+    columns: dict[Column, str] = Field(default_factory=dict)
+    """sft: what the records call these, as {instruction: question, output: chosen}; MindSpeed's --map-keys."""
+    encoding: str | None = None
+    """What the text is in where it is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is seen by itself."""
+    separator: str | None = Field(None, min_length=1)
+    """What stands between documents in plain text files; default: a file is a document."""
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+    """Unicode normalization of the text."""
+    strip_control: bool = False
+    """Remove control and zero-width characters and the carriage returns of line ends."""
+    min_characters: int = Field(0, ge=0)
+    """Leave out documents with fewer characters; the log says how many."""
+    deduplicate: bool = False
+    """Leave out documents that are exactly like an earlier one; the first 25 million are remembered."""
+    filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
+    """Quality filters of datatrove, with its settings, in this order; c4 also takes lines out of documents that it
+    keeps. They are made for English."""
+    near_duplicates: NearDuplicatesAsked | None = None
+    """Leave out documents that are nearly like an earlier one."""
+    pii: Literal["mask", "drop", "count"] | None = None
+    """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""
+    phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")
+    """For data.pii: the country (US, DE...) whose phone numbers are found without their country code too."""
+    document_mask: bool = False
+    """Pre-training: keep attention and positions within each document; sft always keeps its samples apart."""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out."""
+    max_bad: int = Field(0, ge=0)
+    """How many unreadable records to skip, each reported, before the job gives up."""
+    workers: int | None = Field(None, ge=1)
+    """Threads that tokenize; default: one per CPU core."""
+
+    machines: int = Field(1, ge=1)
+    """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
+    spot: bool = True
+    """Whether several machines are spot instances; what they have done outlives an interruption."""
+
+    @field_validator("prepared")
+    @classmethod
+    def _prepared_folder(cls, value: str | None) -> str | None:
+        return None if value is None else folder_of(value)
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None:
+            try:
+                codecs.lookup(name)
+            except LookupError:
+                near = nearest(name, [*aliases, *aliases.values()], cutoff=0.7)
+                meant = f"did you mean {near}?" if near else "name one such as cp1252"
+                raise ValueError(f"{name!r} is not an encoding that Python knows; {meant}") from None
+        return name
+
+    @field_validator("filters")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"{twice} is named twice; name each filter once")
+        return names
+
+    @property
+    def all_sources(self) -> tuple[TextSource, ...]:
+        """`sources`, or `path` as the only one."""
+        return self.sources or ((TextSource(path=self.path),) if self.path else ())
+
+    @property
+    def weights(self) -> list[float] | None:
+        """One for each source; None where there are none."""
+        found = [source.weight for source in self.sources if source.weight is not None]
+        return found or None

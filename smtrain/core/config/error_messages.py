@@ -1,0 +1,191 @@
+"""What pydantic finds in a config, as one sentence a fault: the key, what was given, the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+from smtrain.core.config.section import section_in
+from smtrain.core.facts import table
+from smtrain.core.facts.names import instance_meant, region_meant
+from smtrain.core.near import nearest
+from smtrain.core.protocol.uris import meant
+
+_LONGEST = 200
+
+# What a pattern of the schema means, by the key's last part.
+_PATTERNS = {
+    "name": "use letters, digits and single hyphens, at most 36 in all",
+    "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    "region": "give the name of an AWS region, such as us-west-2",
+    "s3_uri": "give an s3://bucket/prefix URI",
+    "instance_type": "give a SageMaker instance type, such as ml.trn1.32xlarge, or the name of one of `machines`",
+    "[key]": "a machine's name begins with a small letter, and has small letters, digits and hyphens only",
+    "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
+}
+
+# What pydantic says in its own words ("Input should be ..."), by the kind of fault; the names are those of its context.
+_WORDS = {
+    "string_type": "text is needed; write it in quotes",
+    "int_type": "a whole number is needed",
+    "int_parsing": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool_type": "it is true or false",
+    "bool_parsing": "it is true or false",
+    "tuple_type": "a list is needed, such as [a, b]",
+    "list_type": "a list is needed, such as [a, b]",
+    "less_than_equal": "it must be at most {le:,}",
+    "less_than": "it must be below {lt:,}",
+    "greater_than_equal": "it must be at least {ge:,}",
+    "greater_than": "it must be above {gt:,}",
+    "literal_error": "it is {expected}",
+}
+
+
+def shown(text: str) -> str:
+    """A value as it was given, on one line and short enough for a sentence."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
+
+
+def key_of(detail: Any) -> tuple[list[str], str]:
+    """Where pydantic found a fault: the keys on the way, and the key as it is written in a config."""
+    way = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
+    return way, ".".join(way) or "config"
+
+
+def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
+    """A fault that pydantic found in `root`, a whole config or one section: the key, what was given, the remedy."""
+    kind, given = detail["type"], detail.get("input")
+    if kind == "missing" and isinstance(detail["loc"][-1], int):
+        return (
+            f"{key}: got {shown(repr(given))}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+        )
+    if kind == "missing":
+        key = "model.path" if key == "model" else key
+        return f"{key}: is missing; set it in the config or with --set {key}=..."
+    if kind == "extra_forbidden":
+        return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: got {shown(repr(given))}; it is a section with keys of its own{_keys_of(root, key, given)}"
+    last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
+    if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
+        return f"{key}: got {shown(repr(given))}; {_pattern_meant(last, str(given))}{words}"
+    return f"{key}: got {shown(repr(given))}; {in_words(detail)}{_choice_meant(detail)}"
+
+
+def _keys_of(root: type[BaseModel], key: str, given: Any) -> str:
+    """The keys of a section that was given as one value; for `model` and `data` the key that the value is for."""
+    if key == "parallel":
+        return ", or the word auto"
+    names = _siblings(root, f"{key}.x")
+    if "path" in names and isinstance(given, str):
+        return f"; did you mean {key}.path: {shown(given)}?"
+    return f", such as {key}.{names[0]}" if names else ""
+
+
+def _choice_meant(detail: Any) -> str:
+    """The choice that an unknown one was meant to be; empty if no choice is like it."""
+    if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
+        return ""
+    known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+    near = nearest(detail["input"], known, table("word_names")["values"])
+    return f"; did you mean {near}?" if near else ""
+
+
+def _pattern_meant(last: str, given: str) -> str:
+    """The instance type or region that was meant by what cannot be one; empty if none is like it."""
+    if last in ("instance_type", "cpu_instance_type"):
+        near = instance_meant(given)
+    elif last == "region":
+        near = region_meant(given)
+    elif last == "s3_uri":
+        near = meant(given) or (f"s3://{given}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", given) else None)
+        near = near if near and near.startswith("s3://") else None
+    else:
+        near = None
+    return f"did you mean {near}? " if near else ""
+
+
+def unknown_key(meant: str | None, known: Iterable[str]) -> str:
+    """Say of a key that it is unknown, with the one that was meant, else with all that are known."""
+    return f"unknown key; did you mean {meant}?" if meant else f"unknown key; known: {', '.join(known)}"
+
+
+def in_words(detail: Any) -> str:
+    """What is wrong with a value, without its key, from what pydantic found."""
+    if words := _WORDS.get(detail["type"]):
+        return words.format(**detail.get("ctx", {}))
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
+
+
+def _default(root: type[BaseModel], key: str) -> Any:
+    section, _, field = key.rpartition(".")
+    if not section:
+        return root.model_fields[field].get_default()
+    return getattr(root.model_fields[section].get_default(), field)
+
+
+def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | None:
+    """The key that an unknown one stands for: one of another section, another tool's name for it, or one like it.
+
+    The section that was named goes first. close: also a key whose name is only a little like it.
+    """
+    head, _, last = key.rpartition(".")
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
+    whole = "train" in root.model_fields  # aliases and other sections make sense for a whole config alone
+    keys = [known for known in every_key(root) if "." in known] if whole else []
+    siblings = _siblings(root, key)
+    names = table("key_names")
+    if not whole:
+        names = {
+            known.rpartition(".")[2]: words for known, words in names.items() if known.rpartition(".")[2] in siblings
+        }
+    aliases = [known for known in names if word in names[known] or key.lower() in names[known]]
+    if here := next((known for known in aliases if head and known.startswith(f"{head}.")), None):
+        return here
+    if near := nearest(last, siblings, cutoff=0.85):
+        return f"{head}.{near}" if head else near
+    others = [known for known in keys if known.rpartition(".")[2] == word]
+    if len(others) == 1:
+        return others[0]
+    if aliases:
+        return aliases[0]
+    slips = {name: known for known, words in names.items() for name in words}
+    if near := nearest(word, slips, cutoff=0.85):
+        return slips[near]
+    if not close:
+        return None
+    if near := nearest(last, siblings):
+        return f"{head}.{near}" if head else near
+    near = nearest(word, [known.rpartition(".")[2] for known in keys], cutoff=0.8)
+    return next((known for known in keys if near and known.rpartition(".")[2] == near), None)
+
+
+def every_key(model: Any, head: str = "") -> Iterator[str]:
+    """Every key of a config with a value of its own, and every section, as they are written."""
+    for name, field in model.model_fields.items():
+        yield f"{head}{name}"
+        if section := section_in(field.annotation):
+            yield from every_key(section, f"{head}{name}.")
+
+
+def _siblings(root: type[BaseModel], key: str) -> list[str]:
+    model: Any = root
+    parts = iter(key.split(".")[:-1])
+    for part in parts:
+        field = model.model_fields.get(part)
+        model = section_in(field.annotation) if field else None
+        if model is None and field and get_origin(field.annotation) is dict:  # sections by names of one's own
+            model = section_in(get_args(field.annotation)[1])
+            next(parts, None)
+        if model is None:
+            return []
+    return list(model.model_fields)

@@ -1,0 +1,262 @@
+"""YAML, keyword arguments and `--set key=value` become one typed draft of a config, with every fault in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from smtrain.core.config.checks import combination_faults, model_faults, secret_faults
+from smtrain.core.config.cluster_paths import place_on_cluster
+from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, shown
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.secrets import hide
+from smtrain.core.config.section import kinds, section_in
+from smtrain.core.config.yaml_file import read_yaml
+from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import meant
+from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
+
+Source = JobConfig | Mapping[str, Any] | str | Path
+_DIGITS = 100
+_LARGEST = 10**_DIGITS
+_MOST_FAULTS = 50
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+_LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("data", "prepared"), ("evaluate", "data"))
+
+
+@dataclass
+class Draft:
+    """A config as it was given: typed, but for what its machines decide, and with the faults found until here."""
+
+    config: JobConfig | None
+    """None where no typed config could be made of it."""
+    faults: list[str]
+    left_out: set[str]
+    """Keys that are wrong by themselves: nothing is said about what depends on them."""
+    auto: bool
+    """Whether `parallel` was the word auto."""
+
+
+def draft(
+    source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
+) -> Draft:
+    """Merge the sources of a config: the file, then the sections, then `set_`, as `load_config` says."""
+    raw = _read(source)
+    _merge(raw, _absolute(_plain(sections), Path.cwd()))
+    faults: list[str] = []
+    for text in set_:
+        faults += _assign(raw, text)
+    known = get_args(JobConfig.model_fields["target"].annotation)
+    if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
+        raw["target"] = target
+    if told := [*_text_faults(raw), *_name_faults(raw)]:
+        raise ConfigError([" ".join(fault.splitlines()) for fault in told[:_MOST_FAULTS]])
+    place_on_cluster(raw, _paths(raw))
+    auto = raw.get("parallel") == "auto"
+    config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
+    return Draft(config, faults + more, removed, auto)
+
+
+def faults_of(config: JobConfig, left_out: set[str], *, shape_alone: bool = False) -> Iterator[str]:
+    """What is wrong with a whole config, but for what depends on the keys left out; `shape_alone`: the model's folder
+    needs no more than its config.json."""
+    yield from (text for keys, text in combination_faults(config) if not left_out & keys)
+    yield from (text for _, text in secret_faults(config))
+    yield from (text for keys, text in model_faults(config, shape_alone=shape_alone) if not left_out & keys)
+
+
+def _read(source: Source | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    if isinstance(source, JobConfig):
+        return source.model_dump(mode="json", exclude_unset=True)
+    if isinstance(source, Mapping):
+        return _absolute(_plain(source), Path.cwd())
+    if not str(source):
+        raise ConfigError(["the config file is an empty name; name a YAML file"])
+    path = Path(source)
+    loaded = read_yaml(path)
+    if loaded is None:
+        raise ConfigError([f"{path}: is empty; a config needs at least model.path"])
+    if not isinstance(loaded, dict):
+        raise ConfigError([f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}"])
+    if loaded and not loaded.keys() & JobConfig.model_fields.keys():
+        known = ", ".join(JobConfig.model_fields)
+        near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
+        hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
+        raise ConfigError([f"{path}: holds none of a config's keys ({known}); {hint}"])
+    return _absolute(loaded, path.resolve().parent)
+
+
+def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
+    """Sections given as models become mappings, so that every source merges alike. Raises `ConfigError` for what no
+    file of settings can hold: a value within itself, a key that is no text, a number of a hundred digits."""
+    where = f"{key}: " if key else ""
+    if depth > MOST_DEPTH:
+        raise ConfigError([f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain values"])
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, Mapping):
+        found = {}
+        for name, item in value.items():
+            if not isinstance(name, str | int | float | NoneType):
+                raise ConfigError([f"{where}the key {shown(repr(name))} is a {type(name).__name__}; a key is text"])
+            found[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
+        return found
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, key, depth + 1) for item in value]
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        raise ConfigError([f"{where}a number has over {_DIGITS} digits; give a smaller one"])
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text_faults(value: Any, key: str = "") -> Iterator[str]:
+    """Faults of texts that no file name, variable or request can hold."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = f"{key}.{name}" if key else name
+            yield from _text_faults(name, f"{key}: the key {name!r}" if key else f"the key {name!r}")
+            yield from _text_faults(item, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _text_faults(item, key)
+    elif isinstance(value, str) and not value.isprintable():
+        if "\0" in value and key != "data.separator":
+            yield f"{key}: holds the character U+0000; take it out"
+        elif any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield f"{key}: holds a byte that is not UTF-8; write the text in UTF-8"
+
+
+def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
+    """Faults of paths that no file system takes."""
+    for given, field in _paths(raw):
+        value = given.get(field) if isinstance(given, dict) else None
+        if isinstance(value, str) and (
+            len(value.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/"))
+        ):
+            section = next((f"{name}." for name, section in raw.items() if section is given), "")
+            yield (
+                f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between "
+                f"two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
+            )
+
+
+def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
+    """Sections, each with the key that holds a path."""
+    places = [(raw.get(section), field) for section, field in _LOCAL_PATHS]
+    data = raw.get("data")
+    sources = data.get("sources") if isinstance(data, dict) else None
+    places += [(source, "path") for source in sources] if isinstance(sources, list) else []
+    train = raw.get("train")
+    return [*places, (train.get("validation") if isinstance(train, dict) else None, "path")]
+
+
+def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
+    for given, field in _paths(raw):
+        value = given.get(field) if isinstance(given, dict) else None
+        if isinstance(given, dict) and isinstance(value, str) and value and not _is_address(value, base):
+            given[field] = str((base / _home_of(value)).absolute())
+    return raw
+
+
+def _is_address(value: str, base: Path) -> bool:
+    """True for a URI, and for what was meant as one and is no path here."""
+    return "://" in value or (meant(value) is not None and not (base / value).exists())
+
+
+def _home_of(text: str) -> Path:
+    """A path with `~` as the home folder that it stands for; as it is if there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
+def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _assign(raw: dict[str, Any], text: str) -> list[str]:
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [f"--set {shown(text)}: must look like train.lr=2e-4"]
+    if len(parts) > MOST_DEPTH:
+        return [f"--set {shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4"]
+    text_key = _is_text(parts)
+    try:
+        parsed = parse(value)
+    except YamlError as error:
+        told = unfilled([value]) or (
+            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.told
+        )
+        if told:
+            return [hide(f"--set {shown(text)}: {told}")]
+        parsed = value
+    here = raw
+    for part in parts[:-1]:
+        child = here.setdefault(part, {})
+        if not isinstance(child, dict):
+            return [
+                f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it, or set {part} itself"
+            ]
+        here = child
+    here[parts[-1]] = value if isinstance(parsed, int | float) and text_key else parsed
+    _absolute(raw, Path.cwd())
+    return []
+
+
+def _is_text(parts: list[str]) -> bool:
+    """Whether a key takes nothing but text, as `name` does: `--set name=123` means the characters."""
+    model: Any = JobConfig
+    for part in parts[:-1]:
+        field = model.model_fields.get(part) if model else None
+        model = section_in(field.annotation) if field else None
+    if not model or parts[-1] not in model.model_fields:
+        return False
+    return kinds(model, parts[-1]) <= {str, NoneType}
+
+
+def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str]]:
+    """The config, the keys that had to be left out to build it, and the faults of those keys.
+
+    Faulty keys are dropped until the rest is valid, so that the checks of combinations see what can be seen.
+    """
+    raw = json.loads(json.dumps(raw, default=str))
+    removed: set[str] = set()
+    faults: list[str] = []
+    for _ in range(3):
+        try:
+            return JobConfig.model_validate(raw), removed, faults
+        except ValidationError as error:
+            for number, detail in enumerate(error.errors()):
+                loc, key = key_of(detail)
+                if number >= _MOST_FAULTS:
+                    _drop(raw, loc)
+                    continue
+                if key not in removed:
+                    faults.append(sentence_of(JobConfig, key, detail))
+                removed.add(key)
+                _drop(raw, loc)
+                if detail["type"] == "missing" and key in ("model", "model.path"):
+                    raw["model"] = {**(raw.get("model") or {}), "path": "demo://tiny-llama"}
+                    removed.add("model.path")
+    return None, removed, faults
+
+
+def _drop(raw: dict[str, Any], loc: list[str]) -> None:
+    here: Any = raw
+    for part in loc[:-1]:
+        here = here.get(part) if isinstance(here, dict) else None
+    if isinstance(here, dict) and loc:
+        here.pop(loc[-1], None)

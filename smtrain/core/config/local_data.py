@@ -1,0 +1,170 @@
+"""Faults of text and prepared data on this machine, found from the files themselves before any of them is sent."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.config.checks_data import Fault
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind
+from smtrain.core.protocol.container import PREPARED_FORMAT
+
+_HEAD = 1 << 16
+_MAGIC = {
+    "gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ", "zstd": b"\x28\xb5\x2f\xfd", "lz4": b"\x04\x22\x4d\x18",
+}  # fmt: skip
+
+
+def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
+    """What is wrong with the local files that `data` names; `described` is the model's config.json, if it is here.
+
+    Raises OSError where a file may not be read.
+    """
+    if config.data.prepared is not None:
+        if "://" not in config.data.prepared:
+            yield from _prepared_faults(config, Path(config.data.prepared), described)
+        return
+    for source in config.data.all_sources:
+        if "://" not in source.path:
+            key = "data.sources" if config.data.sources else "data.path"
+            yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, source.path))
+    held_out = config.train.validation.path if config.train.validation else None
+    if held_out and "://" not in held_out:
+        key = "train.validation.path"
+        yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, held_out))
+
+
+def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
+    form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
+    path = Path(given)
+    remedy = "give one that does, or set data.format: text to read every file as one document"
+    if path.is_dir():
+        choice, _ = choose_in(path, form)
+        if not choice.read:
+            why = "; ".join(choice.sentences()) or "it is empty"
+            yield f"{path} holds no file of text that can be read ({why}); {remedy}"
+        files = [(path / name, known) for name, known in choice.read]
+    else:
+        found = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(given, recursive=True))
+        files = [(file, form if form != "auto" else kind(file.name) or "text") for file in found if file.is_file()]
+        if not files:
+            yield f"no file matches {given}; correct the pattern"
+        elif lone := next((f for f, known in files if known == "megatron" and not _is_pair(f)), None):
+            yield (
+                f"{lone} is half of an indexed dataset, and {lone.parent} holds no "
+                f"{lone.with_suffix('.bin' if lone.suffix == '.idx' else '.idx').name}; copy that there too"
+            )
+        elif not any(file.stat().st_size for file, _ in files):
+            yield f"{given} is empty; give a file with text"
+    for file, _ in files:
+        if fault := _no_archive(file):
+            yield fault
+    binary = [
+        file
+        for file, known in files
+        if known in ("jsonl", "text") and not compression(file.name) and _binary(file, config.data.encoding)
+    ]
+    if binary and (config.data.max_bad == 0 or len(binary) == len(files)):
+        more = f" and {len(binary) - 1} more" if len(binary) > 1 else ""
+        named = config.data.encoding or "UTF-8"
+        remedy = encoding_remedy(_head(binary[0]), binary[0])
+        yield f"{binary[0]}{more} is not text in {named}; {remedy}"
+
+
+def _no_archive(file: Path) -> str | None:
+    """Say of a file whose ending names a compression that it does not begin as one."""
+    packed = compression(file.name)
+    if (mark := _MAGIC.get(packed or "")) is None:
+        return None
+    head = _head(file, len(mark))
+    if not head or head.startswith(mark):
+        return None
+    bare = file.with_suffix("").name
+    return (
+        f"{file} is not compressed by {packed}, by its first bytes; if it is plain, name it {bare}, else write it again"
+    )
+
+
+def _head(file: Path, size: int = _HEAD) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(size)
+
+
+def _is_pair(file: Path) -> bool:
+    return all(file.with_suffix(end).is_file() for end in (".bin", ".idx"))
+
+
+def _binary(file: Path, encoding: str | None = None) -> bool:
+    """True if its beginning is not of the encoding (UTF-8, or that of its byte order mark), or has a byte that no text
+    has."""
+    head = _head(file)
+    marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if encoding or marked:
+        try:
+            text = codecs.getincrementaldecoder(encoding or encoding_like(head))().decode(head)
+        except UnicodeError:
+            return True
+        return "\0" in text
+    if b"\0" in head:
+        return True
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return not (len(head) == _HEAD and error.start > len(head) - 4)  # a character that the cut went through
+    return False
+
+
+def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] | None) -> Iterator[Fault]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict) or manifest.get("format_version") != PREPARED_FORMAT:
+        yield {"data.prepared"}, f"data.prepared: {folder} is not a dataset that this smtrain reads; prepare it again"
+        return
+    if config.train.validation and not manifest.get("validation"):
+        yield (
+            {"data.prepared", "train.validation"},
+            f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
+            "--validation-fraction or --validation-path, or leave train.validation out",
+        )
+    tokenizer = Path(config.model.path) / "tokenizer.json" if "://" not in config.model.path else None
+    for fault in mismatches(config, manifest, described, tokenizer):
+        yield {"data.prepared"}, f"data.prepared: {folder}: {fault}; prepare the text again"
+    files = manifest.get("files")
+    for name, row in files.items() if isinstance(files, dict) else ():
+        file = folder / name
+        size = file.stat().st_size if file.is_file() else "no"
+        if size != row.get("bytes"):
+            yield {"data.prepared"}, f"data.prepared: {file} has {size} bytes, not {row.get('bytes')}; copy it again"
+
+
+def mismatches(
+    config: JobConfig, manifest: dict[str, Any], described: dict[str, Any] | None, tokenizer: Path | None
+) -> Iterator[str]:
+    """Where a prepared dataset was made for another config, model or tokenizer."""
+    objective = manifest.get("objective", "pretrain")
+    if objective != config.train.objective:
+        yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"
+    if manifest.get("seq_len") != config.train.seq_len:
+        yield (
+            f"the data was prepared for sequences of {manifest.get('seq_len')}, and train.seq_len is "
+            f"{config.train.seq_len}"
+        )
+    if not manifest.get("samples"):
+        yield "the data does not hold one whole sample"
+    vocabulary = (described or {}).get("vocab_size")
+    end = manifest.get("eos_id")
+    ids = max(manifest.get("vocab_size", 0), -1 if end is None else end + 1)
+    if isinstance(vocabulary, int) and ids > vocabulary:
+        yield f"the data has token ids up to {ids - 1}, and the model's vocabulary is {vocabulary}"
+    wanted = manifest.get("tokenizer_sha256")
+    here = tokenizer is not None and tokenizer.is_file()
+    if tokenizer and here and wanted and hashlib.sha256(tokenizer.read_bytes()).hexdigest() != wanted:
+        yield "the data was prepared with another tokenizer than the model's"

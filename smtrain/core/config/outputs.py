@@ -1,0 +1,81 @@
+"""Sections of a config: what a run keeps, and what is made of the trained model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from smtrain.core.config.section import Section
+
+
+class Checkpoint(Section):
+    """Where training state is kept."""
+
+    s3_uri: str | None = Field(None, pattern=r"^s3://.+")
+    """s3:// prefix of the checkpoints; default: <output.s3_uri>/<name>/checkpoints/."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest checkpoints are kept; the only whole one is never deleted."""
+    form: Literal["pt", "xser"] = "pt"
+    """Engine nxd: one file per rank (pt), or one per tensor, written by all data-parallel ranks (xser)."""
+    asynchronous: bool = False
+    """Engine nxd: write in the background; a checkpoint is finished when the next one begins, or at the end."""
+    resume: bool = True
+    """Go on from the newest whole checkpoint of this run, if there is one."""
+    verify: Literal["full", "size"] = "full"
+    """Before the first step: compare the hash of every file that is read with the one written, or its size only."""
+    step: int | None = Field(None, ge=0)
+    """Resume from the checkpoint of this step and abandon later ones; default: the newest."""
+
+
+class Output(Section):
+    """Where results go."""
+
+    s3_uri: str | None = Field(None, pattern=r"^s3://.+")
+    """s3:// prefix of everything that runs write; default: s3://<SageMaker's default bucket>/smtrain."""
+    kms_key: str | None = None
+    """ID or ARN of the KMS key that encrypts results; default: the bucket's own encryption."""
+    volume_kms_key: str | None = None
+    """ID or ARN of the KMS key of the instances' disks; no effect on types with NVMe disks. Default: kms_key."""
+
+
+class Export(Section):
+    """What the export stage writes."""
+
+    checkpoint: Literal["newest", "best"] = "newest"
+    """Which checkpoint: the newest, or that with the lowest validation loss, which train.validation.keep_best keeps."""
+    merge: bool = False
+    """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
+    megatron: bool = False
+    """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` beside the Hugging Face files."""
+
+
+class Generate(Section):
+    """What the generate stage asks the exported model."""
+
+    prompts: tuple[str, ...] = ("Once upon a time",)
+    """Prompts to complete, one completion each; with train.objective sft, questions to answer."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Longest completion, in tokens."""
+    temperature: float = Field(0.0, ge=0)
+    """Randomness of the text: 0 takes the likeliest token each time, 1 follows the model's probabilities."""
+
+
+class Evaluate(Section):
+    """What the evaluate stage asks the exported model and the base model (lm-evaluation-harness)."""
+
+    tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
+    """Tasks or groups by name, such as mmlu; without any there is no stage evaluate."""
+    data: str | None = None
+    """A folder or s3:// URI of task YAMLs with their data, or of MMLU (the hub's Parquet, or CSV folders), for which no
+    network is needed; default: the data sets of the hub."""
+    num_fewshot: int | None = Field(None, ge=0, le=100)
+    """Worked examples before each question; default: what the task says (mmlu: 0; published numbers use 5)."""
+    limit: int | None = Field(None, ge=1)
+    """Questions of each task, of a group's each; default: all."""
+    chat_template: bool = False
+    """Put the questions in the tokenizer's chat template."""
+    batch_size: int = Field(8, ge=1, le=4096)
+    """Requests that the model takes at a time."""
+    base: bool = True
+    """Also evaluate the model that training started from, and compare the two question by question."""

@@ -1,0 +1,137 @@
+"""A first config for a model, a text and machines: a few keys, each with its description from the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.section import descriptions
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
+from smtrain.core.facts.models import positions
+from smtrain.core.model.hf_config import positions_named
+
+HERE = "here"
+_MACHINES = re.compile(r"(ml\.[a-z0-9-]+\.[a-z0-9]+)(?:[:x](\d{1,5}))?")
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where a config is for: this machine, or so many instances of a type."""
+
+    instance_type: str | None
+    """None: this machine."""
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Machines:
+        """`here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for anything else."""
+        if text.strip().lower() in (HERE, "local", ""):
+            return cls(None)
+        match = _MACHINES.fullmatch(text.strip())
+        if not match or match[2] == "0":
+            raise ConfigError([f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
+                               "ml.trn1.32xlarge:2"])  # fmt: skip
+        return cls(match[1], int(match[2] or 1))
+
+
+def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str, Any]:
+    """The keys of the config. What follows from the machines, so that it changes with them, is left out.
+
+    That is the engine and, where the planner knows the model and the machines (`mesh`), the mesh and the batch.
+    """
+    here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
+    cores = row.get("cores", 1)
+    tp = min(8, cores)
+    guessed: dict[str, Any] = {}
+    batch: dict[str, int] = {}
+    if here:
+        batch = {"global_batch_size": 4}
+    elif not (mesh and row):
+        copies = machines.count * cores // (tp if row else 1)
+        batch = {"global_batch_size": -(-64 // copies) * copies}
+    if row and not mesh:
+        guessed = {"parallel": {"tp": tp, "sequence_parallel": tp > 1, "activation_checkpointing": "full"}}
+    length = min(512 if here else 4096, _positions(model))
+    compute: dict[str, Any] = {"instance_type": machines.instance_type, "instance_count": machines.count}
+    return {
+        "name": name_of(model),
+        "target": "local" if here else "aws",
+        "model": {"path": model},
+        "data": {"path": data},
+        **guessed,
+        "train": {
+            "steps": 100 if here else 1000,
+            **batch,
+            "seq_len": length,
+            "lr": 1e-4,
+            "warmup_steps": 0.1,
+            "precision": "fp32" if here else "bf16",
+            "save_interval": 50 if here else 100,
+        },
+        **({} if here else {"compute": {**compute, "max_run": "1d"}}),
+    }  # fmt: skip
+
+
+def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
+    """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, put there as comments."""
+    lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
+    if content["target"] == "local":
+        lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]
+    lines += [""]
+    for key, value in content.items():
+        lines += _described(JobConfig, key, "")
+        if not isinstance(value, dict):
+            lines += [f"{key}: {_scalar(value)}", ""]
+            continue
+        lines.append(f"{key}:")
+        section = JobConfig.model_fields[key].annotation
+        assert isinstance(section, type)
+        assert issubclass(section, BaseModel)
+        for field, inner in value.items():
+            lines += [*_described(section, field, "  "), f"  {field}: {_scalar(inner)}"]
+        for open_key, example in left_open.items():
+            if open_key.startswith(f"{key}."):
+                field = open_key.removeprefix(f"{key}.")
+                lines += [*_described(section, field, "  "), f"  # {field}: {example}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def name_of(model: str) -> str:
+    """A name for the run of a model: `llama-3-2-1b` for `hf://meta-llama/Llama-3.2-1B@main`."""
+    last = model.partition("@")[0].rstrip("/").replace("\\", "/").rpartition("/")[2]
+    return re.sub(r"[^a-z0-9]+", "-", last.lower())[:36].strip("-") or "run"
+
+
+def _positions(model: str) -> int:
+    """The longest sequence of a model of this machine or of a published one; where it is not known, no limit."""
+    try:
+        described = json.loads((Path(model).expanduser() / "config.json").read_text("utf-8"))
+        return positions_named(described) or 1 << 30
+    except (OSError, ValueError, AttributeError):
+        return 512 if model.startswith("demo://") else positions(model) or 1 << 30
+
+
+def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
+    # a wheel has no docs folder
+    text = re.sub(r" \(docs/[^)]*\)", "", " ".join(descriptions(section)[field].split()))
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+    )
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        # with its point: YAML 1.1 reads 1e-4 as text
+        return f"{value:.1e}" if value < 1e-3 else f"{value:g}"
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")

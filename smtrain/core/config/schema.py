@@ -1,0 +1,185 @@
+"""`JobConfig`, whose sections lie in modules of their own: typed, frozen, closed to unknown keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import Field
+
+from smtrain.core.config.cluster import Cluster
+from smtrain.core.config.compute import Compute, Local, Network
+from smtrain.core.config.data import Data
+from smtrain.core.config.machine import MachineEntry, MachineName
+from smtrain.core.config.notify import Notify
+from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, Output
+from smtrain.core.config.section import Section
+from smtrain.core.config.track import Track
+from smtrain.core.config.training import Model, Parallel, Train
+from smtrain.core.facts import instance
+
+Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate"]
+STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
+# In a cache of compiled graphs: written when all graphs of a config are in it.
+GRAPHS_COMPLETE = "smtrain-complete.json"
+TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compile sees the graphs
+
+
+def _or_auto(schema: dict[str, Any]) -> None:
+    """In a file `parallel` may also be the word auto, which it is on AWS where it is left out: loading puts the
+    planner's mesh in its place."""
+    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
+
+
+class JobConfig(Section):
+    """A run from text to a trained model: every stage reads the part that concerns it."""
+
+    name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
+    """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
+    target: Literal["local", "aws", "slurm"] = "local"
+    """Where jobs run: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
+    overrides it."""
+    model: Model
+    """The model that training starts from."""
+    data: Data = Data()
+    """The text, and how it is read."""
+    parallel: Parallel = Field(Parallel(), json_schema_extra=_or_auto)
+    """How the model is cut over processes; the word `auto` lets the planner choose the fastest cut that fits."""
+    train: Train = Train()
+    """The training itself: how long, how large, how fast it learns."""
+    compute: Compute = Compute()
+    """The machines, and for how long."""
+    cluster: Cluster = Cluster()
+    """A Slurm cluster, for target slurm."""
+    checkpoint: Checkpoint = Checkpoint()
+    """Where training state is kept, and what a resume reads."""
+    output: Output = Output()
+    """Where results go."""
+    export: Export = Export()
+    """What the export stage writes."""
+    generate: Generate = Generate()
+    """What the generate stage asks the exported model."""
+    evaluate: Evaluate = Evaluate()
+    """What the evaluate stage asks the exported model and the base model."""
+    track: Track = Track()
+    """Where curves go while a job trains: TensorBoard, MLflow, Weights & Biases."""
+    notify: Notify = Notify()
+    """Who is told when the run ends."""
+    network: Network = Network()
+    """VPC and isolation."""
+    machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
+    """Machines of one's own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
+    local: Local = Local()
+    """What the hosts of jobs are on this machine."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of every job, as key: value. Everyone who may describe the job can read them."""
+
+    @property
+    def processes_per_instance(self) -> int:
+        """Training processes on each host of the train stage."""
+        row, own = instance(self.compute.instance_type), self.own_machine
+        return self.compute.processes_per_instance or (own.devices if own else row["cores"] if row else 1)
+
+    @property
+    def own_machine(self) -> MachineEntry | None:
+        """The entry of `machines` that `compute.instance_type` names; None where it is one of SageMaker's types."""
+        return self.machines.get(self.compute.instance_type)
+
+    @property
+    def world_size(self) -> int:
+        """Training processes in all."""
+        return self.compute.instance_count * self.processes_per_instance
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))
+
+    def for_stage(self, stage: Stage) -> dict[str, Any]:
+        """The keys that decide what a stage does inside its container: its config file, and its identity.
+
+        A stage whose keys are unchanged need not run again, so nothing else may go in: changing `train.lr` must
+        not tokenize the text anew.
+        """
+        full = self.model_dump(mode="json")
+        keys: dict[Stage, list[str]] = {
+            "fetch": ["model.path", "model.token"],
+            "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
+            "convert": ["model.path", "parallel.tp", "parallel.pp"],
+            "compile": ["name", "model.path", "data.sources", "data.document_mask", "parallel", "train"],
+            "train": [
+                "name",
+                "model.path",
+                "model.init",
+                "data.sources",
+                "data.document_mask",
+                "parallel",
+                "train",
+                "checkpoint",
+            ],
+            "export": ["model.path"],
+            "generate": ["model.path", "generate", "train.objective"],
+            "evaluate": ["model.path", "evaluate"],
+        }
+        kept: dict[str, Any] = {}
+        for key in keys[stage]:
+            section, _, field = key.partition(".")
+            if field:
+                kept.setdefault(section, {})[field] = full[section][field]
+            else:
+                kept[section] = full[section]
+        if stage in ("fetch", "convert", "train") and self.model.weights is not None:
+            kept["model"]["weights"] = self.model.weights
+        for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
+            kept.get("train", {}).pop(key, None)
+        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
+            kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
+            for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines
+                del kept["data"][key]
+            for key in ("encoding", "columns", "filters", "near_duplicates", "pii", "phone_region"):
+                if not kept["data"][key]:  # as jobs were called before there was the key
+                    del kept["data"][key]
+        held_out = self.train.validation
+        if held_out is None or stage == "compile":  # no graph of a step depends on it
+            kept.get("train", {}).pop("validation", None)
+        if stage == "prepare" and held_out and held_out.chosen:
+            kept["train"]["validation"] = held_out.chosen
+        if stage == "compile":  # no weight changes a graph
+            kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
+        if stage == "train":  # a default takes no part in the identity of jobs begun before there was the key
+            for key, default in (("verify", "full"), ("step", None)):
+                if kept["checkpoint"][key] == default:
+                    del kept["checkpoint"][key]
+        if "train" in kept and kept["train"].get("adapter", 0) is None:
+            del kept["train"]["adapter"]
+        for key, usual in (("compile", False), ("deterministic", True)):
+            if kept.get("train", {}).get(key) is usual:
+                del kept["train"][key]
+        if stage in ("export", "generate"):  # defaults take no part in the identity of jobs made before the keys
+            given = {"merge": self.export.merge and bool(self.train.adapter), "checkpoint": self.export.checkpoint}
+            given["megatron"] = self.export.megatron
+            written = {key: value for key, value in given.items() if value not in (False, "newest")}
+            kept |= {"export": written} if written else {}
+        if stage in ("compile", "train"):
+            kept["parallel"]["dp"] = self.dp
+            kept["compute"] = {
+                "instance_count": self.compute.instance_count,
+                "instance_type": self.compute.instance_type,
+                "processes_per_instance": self.processes_per_instance,
+            }
+        return kept
+
+
+VALIDATION_CHANNEL = "validation"
+"""The prepare stage's input channel of `train.validation.path`."""
+
+
+def text_channels(config: JobConfig) -> list[str]:
+    """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of several."""
+    return [f"text_{i}" for i in range(len(config.data.sources))] or ["text"]
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of a JSON value in its one canonical spelling."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

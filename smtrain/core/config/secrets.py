@@ -1,0 +1,184 @@
+"""What a secret written out looks like: by its issuer's pattern, by the name it stands under, or by its randomness.
+
+Our own rules hold everywhere. Where detect-secrets is installed, as on every machine that sends jobs, the patterns it
+keeps of issuers' tokens are added; a container has it not, and `hide` does there with ours. Rates: docs/secrets.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from smtrain.core.config.entropy import drawn, is_random
+from smtrain.core.config.secret_names import is_special_token, telling
+from smtrain.core.extras import collector_paused
+
+HIDDEN = "<hidden: looks like a secret>"
+# Prefixes that issuers give their tokens so that they can be found: Hugging Face, AWS, GitHub, GitLab, OpenAI and
+# Anthropic, Slack, npm, PyPI, Google, Stripe, SendGrid, Twilio, Telegram, Docker, Databricks, Square, Mailchimp; JSON
+# web tokens; private keys.
+_ISSUED = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"hf_[A-Za-z0-9]{30,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
+    r"|sk-[\w-]{0,40}?[A-Za-z0-9]{20,200}[\w-]{0,200}|xox[abeprs]-[\w-]{10,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|AIza[\w-]{35}"
+    r"|[rs]k_(?:live|test)_[A-Za-z0-9]{20,}|SG\.[\w-]{20,30}\.[\w-]{30,60}|(?:SK|AC)[0-9a-f]{32}|\d{8,10}:AA[\w-]{33}"
+    r"|dckr_pat_[\w-]{20,}|dapi[0-9a-f]{32}|sq0[a-z]{3}-[\w-]{22,}|[0-9a-f]{32}-us\d{1,2}"
+    r"|eyJ[\w-]{8,1000}\.eyJ[\w-]{8,}\.[\w-]{8,}"
+    r")(?![A-Za-z0-9])|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
+)
+# Parts of longer texts, each with the secret in a group of its own: a password in a URL of any scheme; what signs a
+# URL; what makes a web hook; the token of an Authorization header; a password among settings, options or JSON.
+_PARTS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@]{0,100}:(?P<secret>[^\s/@]{1,300})@",
+        r"(?i)[?&;](?:x-(?:amz|goog)-signature|x-amz-security-token|signature|sig|access_token|api_key|token)="
+        r"(?P<secret>[^&\s\"']{16,})",
+        r"(?i)https://hooks\.\S{1,100}?/(?:services|workflows|triggers|hooks?(?:/catch)?)/(?P<secret>[^\s\"']{8,})",
+        r"(?i)https://[^\s\"']{0,200}?(?:/api/webhooks|\.webhook\.office\.com/\w+|/webhooks?)/(?P<secret>[^\s\"']{12,})",
+    )
+)
+_HEADER = re.compile(r"(?i)\b(?:bearer|basic|token)[ =:]+(?P<secret>[A-Za-z0-9+/=._~-]{16,})")
+_SETTING = re.compile(
+    r"(?i)(?<![:\w.-])(?P<name>[\w.-]*(?:auth|pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|credentials?"
+    r"|authorization|wandb_key|(?:account|access|secret|private|auth|signing|encryption)[_-]?key))"
+    r"[\"']?(?:\s*[=:]\s*|(?<=key)\s+)[\"']?(?P<secret>[^\s\"',;<>]{3,})"
+)
+_PLAIN = re.compile(
+    r"-?[\d.,:]+|true|false|yes|no|on|off|none|null|auto|\W.{0,3}|<.*>|\$\{[\w.]+\}|\$[A-Z_]{3,}|\*+", re.IGNORECASE
+)
+# What names something elsewhere is no secret, however random it looks; a secret's own name may stand here.
+_POINTER = re.compile(r"[a-z][a-z0-9+.-]*://|arn:aws|\d{12}\.dkr\.ecr\.|[~.]{0,2}/[\w.-]+(/|$)")
+_WORD = re.compile(r"[a-z]+([-_ ][a-z]+)*")
+_RUN = re.compile(r"[A-Za-z0-9+/]{20,}")
+# Detectors of the library that know an issuer's pattern. Keywords and entropies are ours to judge, and Artifactory's
+# pattern takes in ordinary words (AP, a letter, eight more).
+_DETECTORS = {
+    "aws": "AWSKeyDetector", "azure_storage_key": "AzureStorageKeyDetector", "basic_auth": "BasicAuthDetector",
+    "discord": "DiscordBotTokenDetector", "github_token": "GitHubTokenDetector", "gitlab_token": "GitLabTokenDetector",
+    "jwt": "JwtTokenDetector", "mailchimp": "MailchimpDetector", "npm": "NpmDetector", "openai": "OpenAIDetector",
+    "private_key": "PrivateKeyDetector", "pypi_token": "PypiTokenDetector", "sendgrid": "SendGridDetector",
+    "slack": "SlackDetector", "square_oauth": "SquareOAuthDetector", "stripe": "StripeDetector",
+    "telegram_token": "TelegramBotTokenDetector", "twilio": "TwilioKeyDetector",
+}  # fmt: skip
+
+
+def is_secret(value: str, name: str = "") -> bool:
+    """Whether `value`, which stands under the key `name`, is likely to be a secret itself."""
+    if not value or _PLAIN.fullmatch(value):
+        return False
+    if any(True for _ in _issued(value)) or any(_real(match) for match in _HEADER.finditer(value)):
+        return True
+    if any(not _WORD.fullmatch(match["secret"]) for match in _settings(value)):
+        return True
+    pointer = _POINTER.match(value)
+    how = telling(name)
+    if how == "certain" and not pointer and not is_special_token(value):
+        return True
+    if how and drawn(value):
+        return True
+    if pointer and not value.startswith("/"):
+        return False
+    return any(map(is_random, _RUN.findall(value))) or any(_library(value))
+
+
+def hide(text: str) -> str:
+    """The text without what looks like a secret in it: for error messages, which repeat what they were given."""
+    for part in {*_issued(text), *_library(text)}:
+        text = text.replace(part, HIDDEN)
+    for pattern in (_HEADER, _SETTING):
+        text = pattern.sub(_without, text)
+    return " ".join(_hidden_runs(word) for word in text.split(" "))
+
+
+def _hidden_runs(word: str) -> str:
+    """A word of a text without the random runs in it; those in an address of something are its own business."""
+    if re.search(r"\w://", word):
+        return word
+    return _RUN.sub(lambda run: HIDDEN if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))), word)
+
+
+def _piece(part: str) -> str:
+    return HIDDEN if len(part) >= 20 and is_random(part) else part
+
+
+def _issued(text: str) -> Iterator[str]:
+    """The parts of a text that are secrets by their form alone."""
+    for match in _ISSUED.finditer(text):
+        yield match[0]
+    for pattern in _PARTS:
+        for match in pattern.finditer(text):
+            if not _PLAIN.fullmatch(match["secret"]):
+                yield match["secret"]
+
+
+def _settings(text: str) -> Iterator[re.Match[str]]:
+    for match in _SETTING.finditer(text):
+        if _shown(match):
+            yield match
+
+
+def _shown(match: re.Match[str]) -> bool:
+    """Whether a setting's value is written out: no number, switch, address or token of a tokenizer."""
+    value = match["secret"]
+    named = match.re is _HEADER or telling(match["name"])
+    return bool(named) and not (_PLAIN.fullmatch(value) or _POINTER.match(value) or is_special_token(value))
+
+
+def _real(match: re.Match[str]) -> bool:
+    return _shown(match) and drawn(match["secret"])
+
+
+def _without(match: re.Match[str]) -> str:
+    value = match["secret"]
+    # "model.token: must name..." is prose
+    prose = match.re is _SETTING and match[0].endswith(f": {value}") and _WORD.fullmatch(value)
+    hidden = _real(match) if match.re is _HEADER else _shown(match) and not prose
+    return match[0].replace(value, HIDDEN) if hidden and HIDDEN not in match[0] else match[0]
+
+
+_LINES, _LENGTH = 200, 2000  # what the library is given of a text: its patterns are not ours to bound
+_with_library = True
+
+
+def use_library(wanted: bool) -> None:
+    """Without it the rules are those of a container: for scripts/bench leaks."""
+    global _with_library
+    _with_library = wanted
+
+
+def has_library() -> bool:
+    """Whether detect-secrets is installed here."""
+    return bool(_detectors())
+
+
+def _library(text: str) -> list[str]:
+    """What the library knows. It is loaded when there is something that our own rules know nothing of."""
+    if not _with_library or not _unknown(text):
+        return []
+    lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
+    found = (found for line in lines for detector in _detectors() for found in detector.analyze_string(line))
+    return [str(part) for part in found if len(str(part)) > 3]
+
+
+def _unknown(text: str) -> bool:
+    """Whether a pattern of the library's can match: each takes a run that is not words alone, or a login in a URL."""
+    if "_authToken" in text or re.search(r"://\S*@", text):
+        return True
+    return any(not _WORD.fullmatch(run) for run in re.findall(r"[\w-]{16,}", text))
+
+
+@cache
+def _detectors() -> tuple[Any, ...]:
+    from importlib import import_module
+
+    try:
+        with collector_paused():
+            return tuple(
+                getattr(import_module(f"detect_secrets.plugins.{module}"), name)()
+                for module, name in _DETECTORS.items()
+            )
+    except (ImportError, AttributeError, OSError):
+        return ()

@@ -1,0 +1,126 @@
+"""What every section of a config is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from functools import cache
+from itertools import pairwise
+from math import inf
+from types import NoneType
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
+
+from smtrain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+_HUGE = 2**63
+_POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
+
+
+class _Called(ModelMetaclass):
+    """What a section answers to who makes one by hand: the sentences of `smtrain.load_config`, not pydantic's report.
+
+    `model_validate`, which loading uses, does not come this way.
+    """
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        section = cast("type[BaseModel]", self)
+        if args:
+            words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
+            raise ConfigError([f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping"])
+        if not values and not any(field.is_required() for field in section.model_fields.values()):
+            # Defaults are not validated; where JobConfig has whole sections as its own, each one's validator would
+            # be built for nothing else.
+            return section.model_construct()
+        try:
+            return super().__call__(**values)
+        except ValidationError as error:
+            from smtrain.core.config.error_messages import key_of, sentence_of
+
+            found = error.errors()
+        raise ConfigError([sentence_of(section, key_of(detail)[1], detail) for detail in found])
+
+
+class Section(BaseModel, metaclass=_Called):
+    """Base of every section: numbers are finite, and true and false are no numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            [f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another"]
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # pydantic 2.9 writes a default section with that section's own serializer, not built yet (defer_build).
+        for field in cls.model_fields.values():
+            if isinstance(field.default, BaseModel):
+                type(field.default).model_rebuild()
+        made = handler(core)
+        keys = handler.resolve_ref_schema(made).get("properties", {})
+        for key, text in descriptions(cls).items():
+            keys[key]["description"] = text
+        return made
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        wanted = kinds(cls, info.field_name or "")
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        if wanted & {int, float} and bool not in wanted and any(isinstance(item, bool) for item in items):
+            raise ValueError("a number is needed here, not true or false")
+        if wanted & {int, float} and any(isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items):
+            raise ValueError("the number is too large to mean anything")
+        # YAML 1.1 reads `1e4` as text, and so does a keyword argument; for a whole number it is 10000.
+        if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
+            return float(value)
+        return value
+
+
+@cache
+def descriptions(section: type[BaseModel]) -> dict[str, str]:
+    """What the text under each key of a section says.
+
+    pydantic's `use_attribute_docstrings` would read the source of every section whenever a config is loaded.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section) or base is Section:
+            continue
+        (whole,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for one, after in pairwise(cast("ast.ClassDef", whole).body):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
+                found[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+    return found
+
+
+@cache
+def is_section(annotation: Any) -> bool:
+    """Whether a field's type is a section of keys. (Python 3.10 takes dict[str, str] for a class.)"""
+    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
+
+
+def section_in(annotation: Any) -> Any:
+    """The section that a field holds, by itself or unless it is None; None where it holds another value."""
+    inner = [one for one in get_args(annotation) if one is not NoneType]
+    annotation = inner[0] if len(inner) == 1 and NoneType in get_args(annotation) else annotation
+    return annotation if is_section(annotation) else None
+
+
+def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
+    """The plain types that a field takes, by itself or as items."""
+
+    def within(annotation: Any) -> set[Any]:
+        found = get_args(annotation)
+        return set().union(*map(within, found)) if found else {annotation}
+
+    return frozenset(within(section.model_fields[field].annotation))

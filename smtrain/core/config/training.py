@@ -1,0 +1,180 @@
+"""Sections of a config: the model, how it is cut, and how it is trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Section
+from smtrain.core.config.units import Count
+from smtrain.core.config.validation import Validation
+from smtrain.core.model.hf_folder import folder_of
+from smtrain.core.model.precision import Precision
+
+MOST_STEPS = 10**9
+
+
+def _chosen(schema: dict[str, Any]) -> None:
+    """The default of a field that loading chooses, by the machines, is not a fixed value."""
+    schema.pop("default", None)
+
+
+def _or_one(schema: dict[str, Any]) -> None:
+    """A list of names may be one name."""
+    names = {key: schema.pop(key) for key in ("type", "items")}
+    schema["anyOf"] = [names, {"type": "string"}]
+
+
+class Model(Section):
+    """The model that training starts from."""
+
+    path: str
+    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
+    modelscope://organization/model@revision, demo://smollm2 or demo://tiny-llama."""
+    weights: str | None = None
+    """Where the weights are, if not in `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
+    Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
+    token: Secret | None = None
+    """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
+    init: Literal["weights", "scratch"] = "weights"
+    """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
+
+    @field_validator("path", "weights")
+    @classmethod
+    def _folder(cls, value: str | None) -> str | None:
+        return None if value is None else folder_of(value)
+
+
+class Parallel(Section):
+    """How the model is cut over processes."""
+
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel degree: how many processes share every layer."""
+    pp: int = Field(1, ge=1)
+    """Pipeline-parallel degree: into how many stages the layers are cut."""
+    dp: int | None = Field(None, ge=1)
+    """Data-parallel degree: how many copies of the model train, each on other data; default: processes / (tp x pp)."""
+    micro_batch_size: int = Field(1, ge=1)
+    """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
+    sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
+    """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect.
+    Default: true where engine nxd must (bf16)."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` recomputes only
+    attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
+    zero1: bool = True
+    """Split the optimizer's state over the copies of the model; only engine nxd can do without."""
+    pipeline_cuts: tuple[int, ...] = ()
+    """Engine nxd: the last layer of every pipeline stage but the last; default: even stages, the remainder last."""
+    virtual_stages: int = Field(1, ge=1)
+    """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
+
+
+class AdapterSection(Section):
+    """LoRA: the model's weights stay as they are, and two small matrices beside each linear layer are trained."""
+
+    type: Literal["lora"] = "lora"
+    """The kind of adapter: lora."""
+    rank: int = Field(16, ge=1, le=65536)
+    """Rank of the two matrices (peft's r): more can learn more, and takes more memory."""
+    alpha: float = Field(32.0, gt=0)
+    """What the adapters add is multiplied by alpha / rank (peft's lora_alpha)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd takes 0 only."""
+    targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
+    """Which linear layers, by the last part of their names, such as [q_proj, v_proj]; `all-linear`: all in the decoder
+    layers (peft's target_modules)."""
+    rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead, for high ranks (peft's use_rslora)."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class Profile(Section):
+    """A trace of a few steps, and which part of a step takes how long, early in a job."""
+
+    steps: int = Field(3, ge=1, le=100)
+    """How many steps are traced for a viewer; as many more are timed by their parts."""
+    skip: int = Field(2, ge=0, le=10**6)
+    """Steps of the job before those: the first ones compile, allocate and read what later ones find."""
+
+
+class Train(Section):
+    """The training run itself."""
+
+    engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
+    """What does the parallel work: torch alone, or neuronx-distributed (docs/nxd.md); default: what the machines run,
+    nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine."""
+    objective: Literal["pretrain", "sft"] = "pretrain"
+    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
+    adapter: AdapterSection | None = None
+    """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
+    steps: int = Field(1000, ge=0, le=MOST_STEPS)
+    """Optimizer steps of the whole run; one that resumes goes on up to this number."""
+    tokens: Count | None = Field(None, ge=1, le=10**17)
+    """Train on at least so many tokens (300000000, 2e9, `2B`), in place of steps: as many steps as they take."""
+    global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
+    """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
+    from 8 on, or, on AWS where `parallel` is left out too, the least that keeps the machines busy."""
+    max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
+    """Choose the global batch up to this one at which the machines train most tokens a second, in place of
+    global_batch_size; with a mesh that is given, the largest that it can cut."""
+    seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
+    """Tokens per sequence, at most what the model has positions for; default: 4096, or as many as a model in a local
+    folder has."""
+    lr: float = Field(1.5e-4, gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(0.0, ge=0)
+    """Learning rate at the end of a cosine or linear schedule."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """How the learning rate falls after warm-up: not at all, along a cosine, or in a straight line."""
+    warmup_steps: int | float = Field(0, ge=0, le=10**9)
+    """Steps of linear warm-up from 0 to `lr`; below 1 the share of train.steps, such as 0.1."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    weight_decay: float = Field(0.1, ge=0, json_schema_extra=_chosen)
+    """Decoupled weight decay; norms and biases are exempt. Default: 0.1, or 0 with train.adapter."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of the data order and of a start from scratch."""
+    precision: Precision = "bf16"
+    """Number format of weights and activations; optimizer state and master weights are always fp32. `fp16`, for GPUs
+    without bf16 and engine native, scales the loss and skips steps whose gradients overflow (docs/gpus.md)."""
+    stochastic_rounding: bool = False
+    """Engine nxd, bf16: the Neuron cores round at random instead of to the nearest."""
+    compile: bool = False
+    """Engine native: compile each layer (torch.compile). The first step takes a minute or more longer, the others less;
+    numbers differ in the last digits from those that are not compiled."""
+    deterministic: bool = True
+    """Engine native on accelerators: only kernels that give the same bits each time, as CPUs do anyway. `false` is
+    faster, and a run that resumes goes on with losses that differ in the last digits."""
+    stall_minutes: float = Field(30, ge=0, le=100_000)
+    """Minutes without a finished step after which the job ends, saying where each rank stands; 0: never."""
+    log_interval: int = Field(1, ge=1)
+    """Steps between log lines."""
+    save_interval: int = Field(100, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    profile: Profile | None = None
+    """Trace some steps and time their parts (engine native); default: no."""
+    validation: Validation | None = None
+    """Hold out part of the text and log the loss on it; default: none."""
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _steps_or_a_share(cls, value: float) -> int | float:
+        if value >= 1 and value != int(value):
+            raise ValueError("whole steps, or below 1 the share of train.steps, are needed")
+        return value if 0 < value < 1 else int(value)
+
+    @property
+    def warmup(self) -> int:
+        """Steps of the warm-up, also if it is given as a share of `steps`."""
+        return int(self.warmup_steps) if self.warmup_steps >= 1 else round(self.warmup_steps * self.steps)

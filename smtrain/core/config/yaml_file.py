@@ -1,0 +1,83 @@
+"""Files of settings that a user names (YAML, TOML): read within bounds, and every fault as one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.config.secrets import hide
+from smtrain.core.errors import ConfigError, first_line
+from smtrain.core.facts import parse as parse_toml
+from smtrain.core.near import near_path
+from smtrain.core.yaml_text import MOST_BYTES, YamlError, parse
+
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def read_yaml(path: Path, what: str = "config", remedy: str = "name the YAML file of the config") -> Any:
+    """The value of a YAML file; None of an empty one.
+
+    Args:
+        path: The file, in UTF-8, of at most `MOST_BYTES`.
+        what: What the file holds, for sentences.
+        remedy: What to do about a file that is not of the kind, as an order.
+
+    Raises:
+        ConfigError: It is not there, cannot be read, is no text or not the YAML of settings: with line and key.
+    """
+    text = read_settings(path, what, remedy)
+    try:
+        return parse(text)
+    except YamlError as error:
+        raise ConfigError([f"{path}: {hide(' '.join(str(error).splitlines()))}"]) from None
+
+
+def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
+    """The tables of a TOML file. Raises `ConfigError` as `read_yaml` does."""
+    text = read_settings(path, what, remedy)
+    try:
+        return parse_toml(text)
+    except RecursionError:
+        raise ConfigError([f"{path}: its values are nested too deeply; close the brackets earlier"]) from None
+    except ValueError as error:
+        raise ConfigError([f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML"]) from None
+
+
+def read_settings(path: Path, what: str, remedy: str) -> str:
+    """The text of a file of settings. Raises `ConfigError`: it is not there, too long, or not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        if what == "config" and isinstance(error, FileNotFoundError):
+            raise ConfigError(
+                [f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one"]
+            ) from None
+        why = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror
+        near = near_path(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([f"{path}: {what} cannot be read ({why}); {near}{remedy}"]) from None
+    except ValueError:
+        raise ConfigError([f"{str(path)!r}: cannot be a file's name; {remedy}"]) from None
+    if len(content) > MOST_BYTES:
+        raise ConfigError([f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}"])
+    return decoded(content, str(path), remedy)
+
+
+def _new_name(path: Path) -> str:
+    """The name with which `smtrain init` would write this config; empty if it writes no such file."""
+    return f" {path}" if path.suffix in (".yaml", ".yml") and path.parent.is_dir() else ""
+
+
+def decoded(content: bytes, name: str, remedy: str) -> str:
+    """The text of bytes in UTF-8. Raises `ConfigError`, with the line, for others."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+    if kind := _MARKS.get(content[:2]):
+        seen = f"it begins as {kind} does; save it as UTF-8, or {remedy}"
+    elif b"\0" in content:
+        seen = remedy
+    else:
+        seen = f"line {line} holds the byte 0x{byte:02x}, which is not UTF-8; save it as UTF-8"
+    raise ConfigError([f"{name}: is not a text file; {seen}"])

@@ -1,0 +1,151 @@
+"""`demo://` inputs: the Python standard library's own source as text, questions about it with its documentation for
+answers, a small Llama with a tokenizer and a chat template, and SmolLM2-135M."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.demo import smollm2
+from smtrain.core.demo.documentation import documentation
+from smtrain.core.doing import doing
+from smtrain.core.errors import ConfigError
+from smtrain.core.home import home
+from smtrain.core.text import Say
+
+TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo://python-help"
+MODEL, SMOLLM2 = "demo://tiny-llama", "demo://smollm2"
+VOCABULARY = 512
+END = "<|endoftext|>"
+# alpaca's headings, which need no token of their own; the end of text ends an answer
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}### Response:\n{{ m.content }}{{ eos_token }}"
+    "{% elif m.role == 'user' %}### Instruction:\n{{ m.content }}\n\n"
+    "{% else %}{{ m.content }}\n\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}### Response:\n{% endif %}"
+)
+# 9.4 M parameters: 8 layers of 8 query and 4 key-value heads. The usual initializer_range of 0.02 stays at the
+# frequencies of single tokens for the 100 steps that the demo has; 1/sqrt(hidden_size) gets beyond them.
+LLAMA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 320,
+    "intermediate_size": 864,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def materialise(uri: str, say: Say = lambda _: None) -> Path:
+    """The folder that a demo:// URI stands for, made on first use below $SMTRAIN_HOME/demo.
+
+    Raises `ConfigError` for an unknown name, its `UnavailableError` for what this machine cannot fetch.
+    """
+    makers: dict[str, Callable[[Path], None]] = {
+        TEXT: _write_text,
+        QUESTIONS: _write_questions,
+        HELP: _write_help,
+        MODEL: _write_model,
+        SMOLLM2: lambda folder: smollm2.write(folder, say),
+    }
+    if uri not in makers:
+        raise ConfigError([f"{uri}: no such demo input; there are {', '.join(makers)}"])
+    folder = home() / "demo" / uri.removeprefix("demo://")
+    if not folder.is_dir():
+        part = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        try:
+            with doing(f"making {uri}"):
+                makers[uri](part)
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process made it meanwhile; its content is the same
+                raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def described(uri: str = MODEL) -> dict[str, Any] | None:
+    """What config.json says of a demo:// model, which need not be there yet; None for what is no model."""
+    return {MODEL: {"model_type": "llama", **LLAMA}, SMOLLM2: smollm2.CONFIG}.get(uri)
+
+
+def _write_text(folder: Path) -> None:
+    """One JSON line per source file of the standard library, its tests left out."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+    with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
+        for path in sorted(library.rglob("*.py")):
+            if skipped.isdisjoint(path.relative_to(library).parts):
+                text = path.read_text("utf-8", errors="replace")
+                out.write(json.dumps({"path": path.relative_to(library).as_posix(), "text": text}) + "\n")
+
+
+def _write_questions(folder: Path) -> None:
+    """What each function and class of the library's top modules is for, as alpaca's records."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    with (folder / "questions.jsonl").open("w", encoding="utf-8") as out:
+        for path in sorted(library.glob("*.py")):
+            try:
+                tree = ast.parse(path.read_text("utf-8", errors="replace"))
+            except SyntaxError:
+                continue
+            for node in tree.body:
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (said := ast.get_docstring(node)):
+                    what = "class" if isinstance(node, ast.ClassDef) else "function"
+                    asked = f"What is the {what} {path.stem}.{node.name} for?"
+                    out.write(json.dumps({"instruction": asked, "output": said.split("\n\n")[0]}) + "\n")
+
+
+def _write_help(folder: Path) -> None:
+    """What `help()` says here, as alpaca's records."""
+    with (folder / "help.jsonl").open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(record) + "\n" for record in documentation())
+
+
+def _write_model(folder: Path) -> None:
+    """A byte-level BPE tokenizer trained on the text, and a Llama with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    with (materialise(TEXT) / "python-stdlib.jsonl").open(encoding="utf-8") as lines:
+        save_tokenizer((json.loads(line)["text"] for line in lines), folder, vocabulary=VOCABULARY, end=END)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder)
+
+
+def save_tokenizer(documents: Iterable[str], folder: Path, *, vocabulary: int, end: str) -> None:
+    """Train a byte-level BPE on `documents` and save it as transformers does; `end` (id 0) ends a document."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[end],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
+    wrapped(tokenizer_object=tokenizer, eos_token=end, bos_token=end).save_pretrained(folder)

@@ -1,0 +1,132 @@
+"""No command is silent: after half a second without a word, a person at a terminal reads what is being done.
+
+`say` (smtrain/core/text.py) counts as a word. Files, pipes and notebooks get nothing from here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+SILENT_S = 0.5
+"""Longest silence."""
+_EVERY_S = 0.5
+"""Between two states of the line."""
+_SHOWN_S = 2.0
+"""From when on the line tells how long it has taken."""
+
+
+@dataclass
+class _Task:
+    """A task, told in a line that changes; or once, in a line that stays."""
+
+    what: str | Callable[[], str]
+    once: bool
+    began: float
+    told: bool = False
+
+    def line(self) -> str:
+        text = self.what if isinstance(self.what, str) else self.what()
+        seconds = time.monotonic() - self.began
+        return text if self.once or seconds < _SHOWN_S else f"{text}, {seconds:.0f} s"
+
+
+_tasks: list[_Task] = []
+_lock = threading.RLock()
+_last_word = time.monotonic()
+_drawn = False
+"""Whether the line stands on the terminal."""
+_last_drawn = 0.0
+_watching = False
+
+
+@contextmanager
+def doing(what: str | Callable[[], str], *, once: bool = False) -> Iterator[None]:
+    """Within, `what` is shown after half a second of silence, and goes again with the next word or at the end.
+
+    `what` may be a function, for a line that changes. `once`: one line that stays, if nothing at all has been said; it
+    may stand around output that does not go through `say`, such as a live panel.
+    """
+    if not _person():
+        yield
+        return
+    task = _Task(what, once, time.monotonic())
+    with _lock:
+        _tasks.append(task)
+        _watch()
+    try:
+        yield
+    finally:
+        with _lock:
+            _tasks.remove(task)
+            _wipe()
+
+
+def word() -> None:
+    """Note that something is about to be said; the line makes way for it."""
+    global _last_word
+    if not _tasks:
+        return
+    with _lock:
+        _last_word = time.monotonic()
+        _heard()
+
+
+def _person() -> bool:
+    """Whether a person sees what is written on standard error."""
+    return sys.stderr is not None and sys.stderr.isatty() and threading.current_thread() is threading.main_thread()
+
+
+def _watch() -> None:
+    global _watching
+    if not _watching:
+        _watching = True
+        threading.Thread(target=_look, name="doing", daemon=True).start()
+
+
+def _look() -> None:
+    global _watching
+    while True:
+        time.sleep(0.1)
+        with _lock:
+            if not _tasks:
+                _watching = False
+                return
+            task, now = _tasks[-1], time.monotonic()
+            quiet = now - max(_last_word, task.began) if not _drawn else now - _last_drawn
+            if quiet >= (_EVERY_S if _drawn else SILENT_S) and not task.told:
+                _draw(task)
+
+
+def _draw(task: _Task) -> None:
+    global _drawn, _last_drawn
+    _heard()
+    columns = shutil.get_terminal_size().columns or 80
+    if task.once or os.environ.get("TERM") in ("dumb", "unknown"):
+        task.told = True
+        sys.stderr.write(task.line() + "\n")
+    else:
+        sys.stderr.write(task.line()[: columns - 1])
+        _drawn, _last_drawn = True, time.monotonic()
+    sys.stderr.flush()
+
+
+def _heard() -> None:
+    """Something is said: the line makes way, and those that are said only into silence are not said any more."""
+    for task in _tasks:
+        task.told = task.told or task.once
+    _wipe()
+
+
+def _wipe() -> None:
+    global _drawn
+    if _drawn:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+        _drawn = False

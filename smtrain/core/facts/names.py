@@ -1,0 +1,38 @@
+"""Names of AWS that were meant by words that are none: instance types and regions."""
+
+from __future__ import annotations
+
+from smtrain.core.facts import table
+from smtrain.core.near import nearest
+
+
+def instance_meant(word: str) -> str | None:
+    """The instance type with facts that a word stands for: one without `ml.`, misspelled, or the name of its chip."""
+    facts = table("instances")
+    rows, plain = facts["instances"], word.strip().lower()
+    known = [*rows, *facts["cpu"]]
+    for one in (plain, f"ml.{plain}"):
+        if one in known:
+            return str(one)
+    chips: dict[str, str] = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
+    chips |= {"trainium": "ml.trn1.32xlarge", "trainium1": "ml.trn1.32xlarge", "trainium2": "ml.trn2.48xlarge"}
+    if chip := next(
+        (one for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", "")) if one in chips), ""
+    ):
+        return chips[chip]
+    if family := [kind for kind in rows if kind.startswith((f"{plain}.", f"ml.{plain}."))]:
+        return str(family[-1])
+    return nearest(plain if plain.startswith("ml.") else f"ml.{plain}", known, cutoff=0.85)
+
+
+def region_meant(word: str) -> str | None:
+    """The region that a word stands for: `us-west2`, `us-west-2a`, `uswest2`."""
+    images = table("images")
+    regions = {*images["accounts"], *images["default_regions"]}
+    squeezed: dict[str, str] = {name.replace("-", ""): name for name in sorted(regions)}
+    plain = word.strip().lower().replace("-", "").replace("_", "").replace(" ", "")
+    for one in (plain, plain[:-1]):
+        if one in squeezed:
+            return squeezed[one]
+    near = nearest(plain, squeezed, cutoff=0.75)
+    return squeezed[near] if near else None

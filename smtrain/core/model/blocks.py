@@ -1,0 +1,103 @@
+"""The parameters of one decoder layer, family by family: name, role and shape of each; pure Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smtrain.core.model.families import ModelShape
+
+
+class Role(Enum):
+    """What a parameter is to tensor parallelism: along which dimension, and in which unit, it is cut."""
+
+    VOCAB = "rows by vocabulary"
+    Q = "rows by query head"
+    KV = "rows by key/value head"
+    QKV = "rows by head, each head's q, k and v together (GPT-NeoX)"
+    THIRDS = "rows by head in each third: all of q, then k, then v (GPT-2)"
+    O = "columns by query head"  # noqa: E741
+    COLUMN = "rows by intermediate unit"
+    ROW = "columns by intermediate unit"
+    HEAD_NORM = "whole on every rank, which sees its own heads only"
+    FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
+    WHOLE = "whole on every rank"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One parameter of a model: its name in Hugging Face files, its role and its whole shape."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    turned: bool = False
+    """Stored with its inputs first (GPT-2's Conv1D): what the role calls rows are columns."""
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def upright(self) -> Spec:
+        """As others store it: with its outputs first."""
+        return replace(self, shape=self.shape[::-1], turned=False) if self.turned else self
+
+
+def block(shape: ModelShape) -> Iterator[Spec]:
+    """Those of a layer, by their names within it, in the order of the forward pass."""
+    return {"gpt_neox": _neox_block, "gpt2": _gpt2_block}.get(shape.family, _llama_block)(shape)
+
+
+def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
+    """The one or two vectors of a norm."""
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return [Spec(f"{name}.{kind}", Role.WHOLE, (hidden,)) for kind in kinds]
+
+
+def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
+    yield Spec(f"{name}.weight", role, (out, into))
+    if bias:
+        # The bias of a linear whose columns are cut is added once, after the sum: every rank holds it whole.
+        yield Spec(f"{name}.bias", Role.WHOLE if role in (Role.O, Role.ROW) else role, (out,))
+
+
+def _llama_block(s: ModelShape) -> Iterator[Spec]:
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    yield from norm("input_layernorm", s.hidden)
+    yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
+    yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    if s.family == "qwen3":
+        yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+        yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+    yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
+    yield from norm("post_attention_layernorm", s.hidden)
+    yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
+
+
+def _neox_block(s: ModelShape) -> Iterator[Spec]:
+    yield from norm("input_layernorm", s.hidden, bias=True)
+    yield from _linear("attention.query_key_value", Role.QKV, 3 * s.heads * s.head_dim, s.hidden, s.qkv_bias)
+    yield from _linear("attention.dense", Role.O, s.hidden, s.heads * s.head_dim, s.o_bias)
+    yield from norm("post_attention_layernorm", s.hidden, bias=True)
+    yield from _linear("mlp.dense_h_to_4h", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    yield from _linear("mlp.dense_4h_to_h", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
+
+
+def _gpt2_block(s: ModelShape) -> Iterator[Spec]:
+    def conv1d(name: str, role: Role, out: int, into: int) -> Iterator[Spec]:
+        for spec in _linear(name, role, out, into, bias=True):
+            yield Spec(spec.name, spec.role, spec.shape[::-1], turned=len(spec.shape) == 2)
+
+    yield from norm("ln_1", s.hidden, bias=True)
+    yield from conv1d("attn.c_attn", Role.THIRDS, 3 * s.hidden, s.hidden)
+    yield from conv1d("attn.c_proj", Role.O, s.hidden, s.hidden)
+    yield from norm("ln_2", s.hidden, bias=True)
+    yield from conv1d("mlp.c_fc", Role.COLUMN, s.intermediate, s.hidden)
+    yield from conv1d("mlp.c_proj", Role.ROW, s.hidden, s.intermediate)

@@ -1,0 +1,78 @@
+"""The model card: README.md of a model's folder, whose front matter the Hugging Face hub reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+README = "README.md"
+_FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_HUB = re.compile(r"(?:hf://)?([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@.+)?")
+_CARRIED = ("license", "license_name", "license_link", "language")
+"""What of the base model's front matter is as true of what was trained from it."""
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    """The metadata at the head of a README; empty where there is none, or none that can be read."""
+    from smtrain.core.yaml_text import YamlError, parse
+
+    match = _FRONT.match(text)
+    try:
+        found = parse(match[1]) if match else None
+    except YamlError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def hub_name(path: str | None) -> str | None:
+    """`organization/name` of an hf:// path or of a name of the hub; None for a folder or a URI."""
+    match = _HUB.fullmatch(path or "")
+    return match[1] if match and not (path or "").startswith(("/", ".")) else None
+
+
+def metadata(base: str | None, readme: str, *, adapter: bool, legal: Iterable[str] = ()) -> dict[str, Any]:
+    """The front matter of a model that was trained from `base` (a name of the hub, or None).
+
+    `readme` is the base model's, whose licence and languages go along, and `legal` the names of licence files beside
+    the weights: where the base says no licence but has such a file, the hub is pointed to it.
+    """
+    theirs = front_matter(readme)
+    found: dict[str, Any] = {key: theirs[key] for key in _CARRIED if theirs.get(key)}
+    files = sorted(legal)
+    if "license" not in found and files:
+        chosen = next((name for name in files if name.upper().startswith(("LICEN", "COPYING"))), files[0])
+        found |= {"license": "other", "license_name": "see-file", "license_link": chosen}
+    if base:
+        found |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
+    found["library_name"] = "peft" if adapter else "transformers"
+    found["pipeline_tag"] = "text-generation"
+    found["tags"] = ["smtrain", *(["lora"] if adapter else [])]
+    return found
+
+
+def card(title: str, about: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
+    """A whole README.md: front matter (JSON values are YAML's too), a title and paragraphs of Markdown."""
+    head = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in about.items())
+    return f"---\n{head}---\n\n# {title}\n\n" + "\n\n".join(paragraphs) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def usage(name: str, *, adapter: bool) -> str:
+    """How the model is loaded."""
+    load = (
+        f'from peft import AutoPeftModelForCausalLM\n\nmodel = AutoPeftModelForCausalLM.from_pretrained("{name}")'
+        if adapter
+        else f'from transformers import AutoModelForCausalLM\n\nmodel = AutoModelForCausalLM.from_pretrained("{name}")'
+    )
+    return (
+        f"## Use\n\n```python\nfrom transformers import AutoTokenizer\n{load}\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n```'
+    )

@@ -1,0 +1,34 @@
+"""Bytes of memory that text generation takes: what the planner counts for a machine, and a chat for this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES, ModelShape
+
+GIB = 2**30
+PROCESS = 0.6 * GIB
+"""Of Python with torch and transformers, before anything is loaded."""
+CONTEXT = 4096
+"""Tokens of prompt and answer that memory is counted for."""
+
+
+def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, tokens: int = CONTEXT) -> float:
+    """Bytes of keys and values of one text; `width` is the bytes of a number."""
+    return 2.0 * layers * kv_heads * head_dim * width * tokens
+
+
+def cache_of(described: Mapping[str, Any]) -> float:
+    """`cache_bytes` of the model with this config.json in bf16; 0 where it does not tell."""
+    try:
+        if described.get("model_type") in FAMILIES:
+            shape = ModelShape.from_config(described)
+            return cache_bytes(shape.layers, shape.kv_heads, shape.head_dim)
+        heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
+        kv = int(described.get("num_key_value_heads") or heads)
+        size = int(described.get("head_dim") or hidden // heads)
+        return cache_bytes(int(described["num_hidden_layers"]), kv, size)
+    except (CheckpointError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return 0.0

@@ -1,0 +1,189 @@
+"""Tokenizer folders of either generation of transformers: 4 reads no tokenizer_config.json that 5 wrote.
+
+Every tokenizer of smtrain gives the same ids for the same text each time, and all of them: what a folder switches on
+that draws them at random, cuts or pads them is switched off (`settle`), and named.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.model.families import ModelShape
+
+Say = Callable[[str], None]
+_DRAWN = ("dropout", "alpha", "nbest_size")
+"""Attributes of a model of `tokenizers` with which it draws: BPE dropout, and sampling of Unigram."""
+_SWITCHES: dict[str, Any] = {"enable_sampling": False, "dropout": None, "truncation": False, "padding": False}
+"""Settings of tokenizer_config.json, and what each is when it is off."""
+_SAMPLING = ("enable_sampling", "nbest_size", "alpha")
+"""Settings that sentencepiece takes from `sp_model_kwargs`."""
+_told: set[Path] = set()
+_GENERIC = "PreTrainedTokenizerFast"  # what transformers 5 writes TokenizersBackend for; both read this one
+
+
+def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
+    """The contents of a tokenizer_config.json, with the class and the special tokens named as both know them."""
+    out = dict(config)
+    if out.get("tokenizer_class") == "TokenizersBackend":
+        out["tokenizer_class"] = _GENERIC
+    if isinstance(out.get("extra_special_tokens"), list):
+        more = out.get("additional_special_tokens") or []
+        out["additional_special_tokens"] = list(dict.fromkeys([*more, *out.pop("extra_special_tokens")]))
+    return out
+
+
+def load(folder: Path, say: Say | None = None) -> Any:
+    """The tokenizer of a folder, in transformers' class, settled. Raises what transformers raises where it cannot.
+
+    What was switched off is named to `say`, or once a process on stderr.
+    """
+    tokenizer = _loaded(folder)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    name_switches(folder, settle(backend) if backend is not None else [], say)
+    return tokenizer
+
+
+def _loaded(folder: Path) -> Any:
+    import transformers
+
+    said = _said(folder)
+    off, _ = _settled(said)
+    changed = {key: value for key, value in for_everyone(said).items() if said.get(key) != value}
+    if not changed or int(transformers.__version__.split(".")[0]) >= 5:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **off)
+    generic = changed.pop("tokenizer_class", None) is not None
+    if "additional_special_tokens" in changed:
+        changed["extra_special_tokens"] = {}
+    loader: Any = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
+    return loader.from_pretrained(folder, local_files_only=True, **changed, **off)
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    said = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return said if isinstance(said, dict) else {}
+
+
+def settle(tokenizer: Any) -> list[str]:
+    """Switch off what makes a `tokenizers.Tokenizer` draw, cut or pad; the settings of its file that were on."""
+    found = []
+    for name in _DRAWN:
+        if value := getattr(tokenizer.model, name, None):
+            setattr(tokenizer.model, name, None)
+            found.append(f"{name} {value:g}")
+    if tokenizer.truncation:
+        found.append(f"truncation to {tokenizer.truncation.get('max_length')} tokens")
+    if tokenizer.padding:
+        found.append("padding")
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return found
+
+
+def name_switches(folder: Path, found: list[str], say: Say | None) -> None:
+    """Name the settings of a folder's files that were on: to `say`, or on stderr once a process and folder.
+
+    Worker processes and all ranks but the first stay silent, as each of them loads the same folder.
+    """
+    try:
+        found = [*found, *_settled(_said(folder))[1]]
+    except ValueError:
+        pass  # no JSON, which its reader says
+    folder = folder.resolve()
+    first = folder not in _told and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    if found and (say is not None or first):
+        sentence = f"tokenizer: {', '.join(found)} is switched off, as every text is to get all of its tokens, always"
+        (say or _to_stderr)(sentence)
+    _told.add(folder)
+
+
+def _to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What to load a tokenizer with in place of a tokenizer_config.json's own settings, and those that were on."""
+    off = {name: value for name, value in _SWITCHES.items() if said.get(name)}
+    found = [f"{name} {said[name]}" for name in off]
+    inner = said.get("sp_model_kwargs")
+    if isinstance(inner, dict) and inner.get("enable_sampling"):
+        off["sp_model_kwargs"] = {key: value for key, value in inner.items() if key not in _SAMPLING}
+        found.append("sp_model_kwargs.enable_sampling True")
+    return off, found
+
+
+def vocabulary_of(config: Mapping[str, Any]) -> int | None:
+    """How many ids a model has by its config.json; None if the file does not say."""
+    try:
+        return ModelShape.from_config(config).vocab
+    except SmtrainError:
+        size = config.get("vocab_size")
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+
+def vocab_in(folder: Path) -> dict[str, int]:
+    """The tokens and ids of a folder by its JSON files alone; empty if they are in another form, or damaged."""
+    try:
+        if (folder / "tokenizer.json").is_file():
+            about = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+            listed = about["model"]["vocab"]
+            vocab = dict(listed) if isinstance(listed, dict) else {entry[0]: i for i, entry in enumerate(listed)}
+            return vocab | {token["content"]: token["id"] for token in about.get("added_tokens") or ()}
+        return dict(json.loads((folder / "vocab.json").read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return {}
+
+
+def id_faults(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Ids that text prepared with a folder's tokenizer would get and its model does not have, by its files alone."""
+    vocab, vocabulary = vocab_in(folder), vocabulary_of(config)
+    try:
+        eos_id = end_of_document(_said(folder), config, vocab.get)
+    except (OSError, ValueError):
+        eos_id = None
+    return [fault for fault in (vocabulary_fault(vocab, vocabulary), eos_fault(eos_id, vocabulary)) if fault]
+
+
+def end_of_document(
+    said: Mapping[str, Any], config: Mapping[str, Any], id_of: Callable[[str], int | None]
+) -> int | None:
+    """The id that ends a document: that of tokenizer_config.json's eos_token, else config.json's (first) eos_token_id.
+
+    `id_of` gives a token's id. None if nothing names one, or the tokenizer does not know the token.
+    """
+    token = said.get("eos_token")
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is not None:
+        return id_of(token) if isinstance(token, str) else None
+    ids = config.get("eos_token_id")
+    first = ids[0] if isinstance(ids, list) and ids else ids
+    return first if isinstance(first, int) and not isinstance(first, bool) else None
+
+
+def eos_fault(eos_id: int | None, vocabulary: int | None) -> str:
+    """Why a model does not have the id that would end its documents, and the remedy; "" if it has."""
+    if eos_id is None or vocabulary is None or 0 <= eos_id < vocabulary:
+        return ""
+    return (
+        f"eos_token_id is {eos_id} and the model has the ids 0 to {vocabulary - 1} (vocab_size {vocabulary}); name the "
+        "token that ends its texts as eos_token in tokenizer_config.json, or correct eos_token_id in config.json"
+    )
+
+
+def vocabulary_fault(vocab: Mapping[str, int], vocabulary: int | None) -> str:
+    """Why a model lacks ids of a tokenizer's `vocab`, added tokens included, and the remedy; "" if it has them all."""
+    token = max(vocab, key=lambda name: vocab[name], default=None)
+    if token is None or vocabulary is None or vocab[token] < vocabulary:
+        return ""
+    return (
+        f"config.json has vocab_size {vocabulary} and the tokenizer has ids up to {vocab[token]} ({token!r}); use the "
+        "tokenizer of this very model, without the tokens that were added to it, or a model with a larger vocabulary"
+    )

@@ -1,0 +1,204 @@
+"""Which slice of which Hugging Face parameter lives on which (tp, pp) rank: pure data, no torch.
+
+The engines cut by it, checkpoints are read by it, converters rename and fuse on top of it, the planner counts with it.
+Cuts agree with neuronx-distributed's: rows by vocabulary, heads and intermediate units in contiguous blocks,
+contiguous pipeline blocks whose remainder goes to the last stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+from math import prod
+from typing import Literal, Protocol
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+
+KvOrder = Literal["grouped", "tiled"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tensor-parallel rank's part of one parameter.
+
+    `dim` None means the whole tensor. Else the part is the concatenation of `ranges` (start, stop) along `dim`, in
+    this order, padded with zeros to `size`.
+    """
+
+    dim: int | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+    size: int = 0
+    copies: int = 1
+    """How often each of its elements is held in the tensor-parallel group, this one included."""
+    partial: bool = False
+    """Held whole, but each rank's gradient is only its share: that of its own heads, or of its part of a linear."""
+
+
+@dataclass(frozen=True)
+class FlatTable:
+    """Where each parameter of a (tp, pp) rank lies in its flat buffer; the same on every tp rank of a stage."""
+
+    entries: tuple[tuple[str, int, int], ...]
+    """(name, start, numel), those that weight decay touches first."""
+    decayed: int
+    """Numbers before this offset are decayed: the parameters of two dimensions."""
+    size: int
+
+
+class Sharding(Protocol):
+    """What a writer asks of a cut."""
+
+    def shard(self, name: str, tp_rank: int) -> Shard: ...
+
+
+class Layout:
+    """The cut of one model over `tp` tensor-parallel and `pp` pipeline ranks.
+
+    KV heads are held `kv_multiplier` times (default: as often as tp needs, once where tp divides them). Slot j of the
+    resulting heads x multiplier slots is head `j // m` with order `grouped` (K0 K0 K1 K1; queries stay in natural
+    order; the native engine, and NxD on trn2), and head `j % heads` with `tiled` (K0 K1 K0 K1; queries follow their
+    key; NxD on trn1). `cuts` name the last layer of every stage but the last one, as NxD's pipeline_cuts do.
+
+    Raises `ConfigError` with every reason why the model cannot be cut so.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        tp: int = 1,
+        pp: int = 1,
+        kv_order: KvOrder = "grouped",
+        cuts: Sequence[int] | None = None,
+        kv_multiplier: int | None = None,
+    ) -> None:
+        faults = shape.mesh_faults(tp, pp)
+        if faults:
+            raise ConfigError(faults)
+        self.shape, self.tp, self.pp, self.kv_order = shape, tp, pp, kv_order
+        self.kv_multiplier = kv_multiplier or max(1, tp // shape.kv_heads)
+        group = shape.heads // shape.kv_heads
+        if shape.kv_heads * self.kv_multiplier % tp or group % self.kv_multiplier:
+            raise ConfigError(
+                [
+                    f"kv_multiplier = {self.kv_multiplier} does not fit: {shape.kv_heads} key/value heads times it "
+                    f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head"
+                ]
+            )
+        self._starts = _stage_starts(shape.layers, pp, cuts)
+
+    def spec(self, name: str) -> Spec:
+        return self._specs[name]
+
+    def stages(self, name: str) -> tuple[int, ...]:
+        """The pipeline ranks that hold parameter `name`; two only for a tied embedding, first and last."""
+        if m := LAYER.search(name):
+            layer = int(m[1])
+            return (next(p for p in range(self.pp) if layer in self.layers(p)),)
+        if name == self.shape.embed_name:
+            return (0, self.pp - 1) if self.shape.tied and self.pp > 1 else (0,)
+        if name == self.shape.positions_name:
+            return (0,)
+        return (self.pp - 1,)
+
+    def layers(self, pp_rank: int) -> range:
+        """The decoder layers of a stage, by their index in the whole model."""
+        return range(self._starts[pp_rank], self._starts[pp_rank + 1])
+
+    def names(self, pp_rank: int) -> list[str]:
+        """The parameters that a stage holds, in the model's order."""
+        return [s.name for s in self.shape.specs if pp_rank in self.stages(s.name)]
+
+    def kv_slots(self, tp_rank: int) -> tuple[tuple[int, int], ...]:
+        """The (key/value head, copy) pairs that a rank holds, in its local order."""
+        kv, m = self.shape.kv_heads, self.kv_multiplier
+        per = kv * m // self.tp
+        slots = range(tp_rank * per, (tp_rank + 1) * per)
+        return tuple((j // m, j % m) if self.kv_order == "grouped" else (j % kv, j // kv) for j in slots)
+
+    def query_heads(self, tp_rank: int) -> tuple[int, ...]:
+        """The query heads that a rank holds, in its local order: those beside each of its key/value slots."""
+        group = self.shape.heads // self.shape.kv_heads
+        part = group // self.kv_multiplier
+        return tuple(h * group + c * part + i for h, c in self.kv_slots(tp_rank) for i in range(part))
+
+    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Sets of tensor-parallel ranks that hold copies of the same key/value heads; singletons without copies."""
+        held: dict[frozenset[int], list[int]] = {}
+        for t in range(self.tp):
+            held.setdefault(frozenset(h for h, _ in self.kv_slots(t)), []).append(t)
+        return tuple(tuple(ranks) for ranks in held.values())
+
+    def shard(self, name: str, tp_rank: int) -> Shard:
+        """What tensor-parallel rank `tp_rank` holds of `name` on each of its stages."""
+        spec = self.spec(name)
+        shard = self._shard(spec.role, tp_rank)
+        return replace(shard, dim=1 - shard.dim) if spec.turned and shard.dim is not None else shard
+
+    def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
+        shard = self.shard(name, tp_rank)
+        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(self.spec(name).shape))
+
+    def flat_table(self, pp_rank: int) -> FlatTable:
+        """The flat buffer of a stage's rank: matrices first, because weight decay touches them only."""
+        names = sorted(self.names(pp_rank), key=lambda n: len(self.spec(n).shape) == 1)
+        entries, at, decayed = [], 0, 0
+        for name in names:
+            local = self.local_shape(name, 0)
+            entries.append((name, at, prod(local)))
+            at += prod(local)
+            decayed = at if len(local) > 1 else decayed
+        return FlatTable(tuple(entries), decayed, at)
+
+    @cached_property
+    def _specs(self) -> dict[str, Spec]:
+        return {s.name: s for s in self.shape.specs}
+
+    @cache  # noqa: B019 - a layout is small, and lives as long as its engine
+    def _shard(self, role: Role, t: int) -> Shard:
+        s = self.shape
+        if role is Role.WHOLE:
+            return Shard(copies=self.tp)
+        if role in (Role.HEAD_NORM, Role.FACTOR):
+            return Shard(copies=self.tp, partial=self.tp > 1)
+        if role is Role.VOCAB:
+            size = -(-s.vocab // self.tp)
+            start, stop = min(t * size, s.vocab), min((t + 1) * size, s.vocab)
+            return Shard(0, ((start, stop),), size)
+        if role is Role.COLUMN or role is Role.ROW:
+            return _units(0 if role is Role.COLUMN else 1, [t], s.intermediate // self.tp)
+        if role is Role.QKV:
+            return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
+        if role is Role.THIRDS:
+            heads = s.heads // self.tp
+            return _units(0, [i * self.tp + t for i in range(3)], heads * s.head_dim)
+        if role is Role.KV:
+            return _units(0, [h for h, _ in self.kv_slots(t)], s.head_dim, self.kv_multiplier)
+        return _units(0 if role is Role.Q else 1, self.query_heads(t), s.head_dim)
+
+
+def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:
+    if cuts is None:
+        each, extra = divmod(layers, pp)
+        sizes = [each + (p >= pp - extra) for p in range(pp)]
+        return tuple(sum(sizes[:p]) for p in range(pp + 1))
+    starts = (0, *(c + 1 for c in cuts), layers)
+    if len(starts) != pp + 1 or any(a >= b for a, b in pairwise(starts)):
+        raise ConfigError(
+            [f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}"]
+        )
+    return starts
+
+
+def _units(dim: int, units: Sequence[int], width: int, copies: int = 1) -> Shard:
+    """A shard made of `units` of `width` rows or columns each, neighbours joined into one range."""
+    ranges: list[tuple[int, int]] = []
+    for u in units:
+        start, stop = u * width, (u + 1) * width
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], stop)
+        else:
+            ranges.append((start, stop))
+    return Shard(dim, tuple(ranges), len(units) * width, copies)

@@ -1,0 +1,161 @@
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): which linears are adapted, and the two factors that are trained for each.
+
+A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A x. Pure data: a
+model's adapters are described as a shape of their own, so that layout, optimizer, checkpoints and planner treat them as
+they treat a whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import sqrt
+from typing import Any, Literal
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+"""Every linear of the decoder layers, in peft's word."""
+A, B = ".lora_A.weight", ".lora_B.weight"
+_ROWS_CUT = (Role.Q, Role.KV, Role.QKV, Role.COLUMN)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """What is adapted, and how strongly."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+    """Names of a decoder layer's linears, in the model's order."""
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
+
+
+def linears(shape: ModelShape) -> tuple[str, ...]:
+    """The names of a decoder layer's linears, in the model's order: `q_proj`, `k_proj`..."""
+    layer = replace(shape, layers=1).specs
+    found = (s for s in layer if LAYER.search(s.name) and len(s.shape) == 2 and not s.turned)
+    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in found)
+
+
+def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
+    """The linears that `asked` names, in the model's order. Raises `ConfigError` for a name that matches none."""
+    known = linears(shape)
+    if not known:
+        raise ConfigError(
+            [
+                f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
+                "beside which smtrain puts no adapters; leave train.adapter out"
+            ]
+        )
+    if tuple(asked) == (ALL_LINEAR,):
+        return known
+    lost = [name for name in asked if name not in known]
+    if lost or not asked:
+        shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
+        raise ConfigError(
+            [
+                f"train.adapter.targets: {shown} of a {shape.family} model; take {ALL_LINEAR} or some of "
+                f"{', '.join(known)}"
+            ]
+        )
+    return tuple(name for name in known if name in asked)
+
+
+@dataclass(frozen=True)
+class AdapterShape(ModelShape):
+    """The adapters of a model: its parameters are the factors of every adapted linear, `<module>.lora_A.weight`..."""
+
+    lora: Lora = Lora(1, 1.0)
+
+    @classmethod
+    def of(cls, shape: ModelShape, lora: Lora) -> AdapterShape:
+        """The adapters of a model of `shape`."""
+        return cls(**{f.name: getattr(shape, f.name) for f in fields(ModelShape)}, lora=lora)
+
+    @property
+    def base(self) -> ModelShape:
+        """The shape of the model itself."""
+        return ModelShape(**{f.name: getattr(self, f.name) for f in fields(ModelShape)})
+
+    @cached_property
+    def _layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Both factors of every adapted linear of a decoder layer, in the order of the forward pass.
+
+        Where tensor parallelism cuts the linear's rows, B is cut like it and every rank holds A; where it cuts the
+        columns, A is cut like it and every rank holds B.
+        """
+        out = []
+        for spec in self.base._layer:
+            module = spec.name.removesuffix(".weight")
+            if len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
+                rows, (width, into) = spec.role in _ROWS_CUT, spec.shape
+                out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
+                out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))
+        return tuple(out)
+
+    @cached_property
+    def _ends(self) -> tuple[list[Spec], list[Spec]]:  # type: ignore[override]
+        """No adapters: embedding and output matrix have none."""
+        return [], []
+
+    def weight_of(self, factor: str) -> str:
+        """The base parameter that a factor adapts."""
+        return f"{factor.removesuffix(A).removesuffix(B)}.weight"
+
+
+def described(lora: Lora) -> dict[str, Any]:
+    """As JSON, for a checkpoint's manifest."""
+    return {
+        "type": "lora", "rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout,
+        "targets": list(lora.targets), "rslora": lora.rslora,
+    }  # fmt: skip
+
+
+def from_described(told: dict[str, Any]) -> Lora:
+    """What `described` gave. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    if told["type"] != "lora" or not all(isinstance(name, str) for name in told["targets"]):
+        raise ValueError(told["type"])
+    return Lora(
+        int(told["rank"]), float(told["alpha"]), float(told["dropout"]), tuple(told["targets"]), bool(told["rslora"])
+    )
+
+
+def is_described(told: Any) -> bool:
+    """Whether `from_described` takes it."""
+    try:
+        from_described(told)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
+
+
+def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
+    """Why a checkpoint with adapter `there` cannot be gone on from with `here`; None if it can. Dropout may change."""
+    if there is None or here is None:
+        if there == here:
+            return None
+        return (
+            "holds a LoRA adapter, and train.adapter is not set: set it as it was, or give the run another name"
+            if here is None
+            else "holds a whole model, and train.adapter is set: give the run another name, and the exported model as "
+            "model.path"
+        )
+    was, now = described(there), described(here)
+    changed = [
+        f"{key} {was[key]} there and {now[key]} here" for key in was if key != "dropout" and was[key] != now[key]
+    ]
+    return (
+        f"holds another adapter than train.adapter asks for ({', '.join(changed)}): set it as it was, or give the "
+        "run another name"
+        if changed
+        else None
+    )

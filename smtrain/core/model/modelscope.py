@@ -1,0 +1,140 @@
+"""Models of ModelScope: what a repository holds at a commit, and its files onto the disk.
+
+Standard library only, as no image of AWS has ModelScope's own client and two requests are all that is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from smtrain.core.errors import SmtrainError
+
+SITE = "https://modelscope.cn"
+BRANCH = "master"
+_TRIES = 6
+_PAUSE_S = 2.0
+_QUIET_S = 60
+"""Seconds without a byte after which a connection counts as broken."""
+_BLOCK = 4 << 20
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class RepositoryFile:
+    """A file as ModelScope lists it."""
+
+    path: str
+    size: int
+    sha256: str | None
+    commit: str
+    """The one that last changed it, at which it is downloaded."""
+
+
+def site() -> str:
+    """ModelScope's address, or the one that MODELSCOPE_ENDPOINT names."""
+    found = os.environ.get("MODELSCOPE_ENDPOINT", "").strip().rstrip("/") or SITE
+    return found if "://" in found else f"https://{found}"
+
+
+def listed(name: str, revision: str | None = None, token: str | None = None) -> tuple[str, list[RepositoryFile]]:
+    """The newest commit of a branch, a tag or a commit (None: the main branch), and the files that it has.
+
+    Raises SmtrainError where ModelScope refuses, cannot be reached, or answers something else.
+    """
+    asked = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
+    try:
+        with _opened(f"{site()}/api/v1/models/{quote(name)}/repo/files?{asked}", token) as answer:
+            found = json.load(answer)["Data"]["Files"]
+        blobs = [item for item in found if item.get("Type") != "tree"]
+        files = [
+            RepositoryFile(str(i["Path"]), int(i["Size"]), str(i.get("Sha256") or "") or None, str(i["Revision"]))
+            for i in blobs
+        ]
+        commit = str(max(blobs, key=lambda item: int(item.get("CommittedDate") or 0))["Revision"])
+    except urllib.error.HTTPError as error:
+        raise SmtrainError(
+            f"{site()} refuses {name} at {revision or BRANCH} ({error.code} {error.reason}); check its name and "
+            "revision, and for a private model its token (model.token)"
+        ) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise SmtrainError(
+            f"{site()} cannot be reached ({type(error).__name__}); try again, or name another (MODELSCOPE_ENDPOINT)"
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError):  # ValueError: no JSON, or no files at all
+        raise SmtrainError(
+            f"{site()} lists no files of {name} at {revision or BRANCH}; check its name and revision"
+        ) from None
+    return commit, files
+
+
+def fetch(name: str, files: Iterable[RepositoryFile], folder: Path, token: str | None = None) -> None:
+    """Write the files into a folder, each as it was at its commit. Raises SmtrainError for one that does not arrive
+    whole."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(lambda file: _one(name, file, folder / file.path, token), files):
+            pass
+
+
+def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> None:
+    asked = urlencode({"Revision": file.commit, "FilePath": file.path})
+    part = target.with_name(f"{target.name}.part")
+    part.unlink(missing_ok=True)
+    reason = "it was cut short"
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_PAUSE_S * attempt)
+        have = part.stat().st_size if part.exists() else 0
+        try:
+            with _opened(f"{site()}/api/v1/models/{quote(name)}/repo?{asked}", token, have) as answer:
+                _append(answer, part, have)
+        except urllib.error.HTTPError as error:
+            reason = f"{error.code} {error.reason}"
+            if error.code < 500 and error.code != 429:
+                break
+        except (OSError, http.client.HTTPException) as error:  # what has come so far is kept
+            reason = type(error).__name__
+        if part.exists() and part.stat().st_size >= file.size:
+            if part.stat().st_size == file.size and file.sha256 in (None, _sha256(part)):
+                part.replace(target)
+                return
+            reason = "it is not what ModelScope lists"
+            part.unlink()
+    part.unlink(missing_ok=True)
+    raise SmtrainError(f"{file.path} of {name} did not arrive from {site()} ({reason}); try again")
+
+
+def _append(answer: Any, part: Path, have: int) -> None:
+    """What came, behind what was there; in its place, if all of it came again."""
+    with part.open("ab" if have and answer.status == 206 else "wb") as out:
+        while block := answer.read(_BLOCK):
+            out.write(block)
+
+
+def _opened(url: str, token: str | None, start: int = 0) -> Any:
+    request = urllib.request.Request(url, headers={"User-Agent": "smtrain"})  # noqa: S310 - ModelScope's, or the user's own
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    if token:  # not to whom a download is redirected
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+        request.add_unredirected_header("Cookie", f"m_session_id={token}")
+    return urllib.request.urlopen(request, timeout=_QUIET_S)  # noqa: S310
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""Rotary position embeddings as config.json describes them, whichever generation of transformers wrote it.
+
+transformers 4 writes `rope_theta` and `rope_scaling` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`), transformers 5 writes
+`rope_parameters`; each ignores what it does not know. Pure Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+
+# Of each type: what it must name, and what it may.
+_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+_OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
+_NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and of the share of a head that turns, elsewhere
+KEYS = ("rope_parameters", "rope_scaling", "original_max_position_embeddings", *_NAMES, *_OLD_NAMES["gpt_neox"])
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which numbers of a head turn, and how fast; equal for two files that mean the same."""
+
+    kind: str
+    theta: float
+    share: float
+    """The part of a head that turns, above 0 and at most 1."""
+    turned: int
+    """How many of a head's numbers that is."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the type needs beside these, under transformers' names; what config.json leaves out is filled in."""
+
+    def frequencies(self) -> list[float]:
+        """Radians a position, of each pair of numbers of a head; type `dynamic`: within the model's positions."""
+        plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
+        if self.kind == "linear":
+            return [f / self.settings["factor"] for f in plain]
+        if self.kind == "llama3":
+            return [self._llama3(f) for f in plain]
+        if self.kind == "yarn":
+            return self._yarn(plain)
+        return plain
+
+    def attention_scaling(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.kind != "yarn":
+            return 1.0
+        s = self.settings
+        if (given := s.get("attention_factor")) is not None:
+            return float(given)
+
+        def scale(weight: float) -> float:
+            return 1.0 if s["factor"] <= 1 else 0.1 * weight * math.log(s["factor"]) + 1.0
+
+        if s.get("mscale") and s.get("mscale_all_dim"):
+            return scale(s["mscale"]) / scale(s["mscale_all_dim"])
+        return scale(1.0)
+
+    def written(self, model_type: str) -> dict[str, Any]:
+        """The keys of config.json, in the spelling of transformers 4 and in that of 5; both read both."""
+        base, part = _OLD_NAMES.get(model_type, _NAMES)
+        share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES else {}
+        return {
+            base: self.theta,
+            **({part: self.share} if share else {}),
+            "rope_scaling": None if self.kind == "default" else {"rope_type": self.kind, **self.settings},
+            "rope_parameters": {"rope_theta": self.theta, "rope_type": self.kind, **self.settings, **share},
+        }
+
+    def _llama3(self, f: float) -> float:
+        s = self.settings
+        turns = s["original_max_position_embeddings"] * f / (2 * math.pi)
+        low, high = s["low_freq_factor"], s["high_freq_factor"]
+        if turns > high:
+            return f
+        if turns < low:
+            return f / float(s["factor"])
+        smooth = (turns - low) / (high - low)
+        return float((1 - smooth) * f / s["factor"] + smooth * f)
+
+    def _yarn(self, plain: list[float]) -> list[float]:
+        s, last = self.settings, self.turned - 1
+
+        def dimension(turns: float) -> float:
+            """The dimension that turns this often over the original positions."""
+            span = math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi))
+            return self.turned * span / (2 * math.log(self.theta))
+
+        low, high = dimension(s.get("beta_fast") or 32), dimension(s.get("beta_slow") or 1)
+        if s.get("truncate", True):
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, last)
+        high += 0.001 if high == low else 0
+        ramp = [min(1.0, max(0.0, (i - low) / (high - low))) for i in range(len(plain))]
+        return [f / s["factor"] * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)]
+
+
+def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positions: int) -> Rope:
+    """The rotary embedding that a config.json describes, `positions` being its max_position_embeddings.
+
+    Raises `CheckpointError` where its two spellings say different things, the type is unknown, or a setting is missing
+    or no number.
+    """
+    new, old = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
+    named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
+    kind = str(named.get("rope_type") or "default")
+    if kind not in _KINDS:
+        raise CheckpointError(
+            f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know: "
+            f"it knows {', '.join(_KINDS)}"
+        )
+    base, part = _OLD_NAMES.get(model_type, _NAMES)
+    theta = _agreed("rope_theta", ("rope_parameters", named), (base, _beside(config, base, "rope_theta")))
+    key = "partial_rotary_factor"
+    share = _agreed(key, ("rope_parameters", named), (part, _beside(config, part, key)))
+    whole = 0.25 if model_type in _OLD_NAMES else 1.0
+    share = _number(key, whole if share is None else share)
+    if model_type not in _OLD_NAMES and share != 1:
+        raise CheckpointError(
+            f"config.json has partial_rotary_factor = {share:g}, but a {model_type} model turns whole heads: remove it"
+        )
+    if share > 1:
+        raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")
+    settings = _settings(kind, named, config, positions)
+    theta = _number("rope_theta", 10000.0 if theta is None else theta)
+    return Rope(kind, theta, share, int(head_dim * share), settings)
+
+
+def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int) -> dict[str, Any]:
+    needed, optional = _KINDS[kind]
+    key = "original_max_position_embeddings"
+    given = {name: value for name, value in named.items() if name in needed + optional and value is not None}
+    if key in needed:
+        found = _agreed(key, ("rope_parameters", given), ("config.json", _beside(config, key, key)))
+        given[key] = positions if found is None else found
+    if kind == "yarn":
+        given.setdefault("factor", positions / _number(key, given[key]))
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise CheckpointError(
+            f"config.json asks for rotary embeddings of type {kind} and lacks {' and '.join(missing)}: add what the "
+            "model was trained with to rope_parameters, or to rope_scaling"
+        )
+    for name, value in given.items():
+        if name != "truncate":
+            given[name] = _number(name, value)
+    if key in given:
+        given[key] = int(given[key])
+    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+        raise CheckpointError("config.json has a high_freq_factor that is not above its low_freq_factor")
+    return given
+
+
+def _mapping(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or any(isinstance(v, Mapping) for v in value.values()):
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}: smtrain takes one set of settings for all layers, not one per kind"
+        )
+    out = dict(value)
+    named = _agreed("rope_type", (f"{key}.rope_type", out), (f"{key}.type", _beside(out, "type", "rope_type")))
+    return {**out, "rope_type": named} if out else {}
+
+
+def _beside(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
+    return {key: config[name]} if config.get(name) is not None else {}
+
+
+def _agreed(key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> Any:
+    """The value of `key` in whichever has it. Raises `CheckpointError` where they say different things."""
+    a, b = one[1].get(key), other[1].get(key)
+    if a is not None and b is not None and a != b:
+        raise CheckpointError(
+            f"config.json says {key} = {a!r} ({one[0]}) and {b!r} ({other[0]}), so transformers 4 and 5 would build "
+            "different models of it: keep what the model was trained with"
+        )
+    return b if a is None else a
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json has {name} = {value!r} for its rotary embeddings: it must be above 0")
+    return float(value)

@@ -1,0 +1,113 @@
+"""transformers' config and model of a config.json, and whether what it built is what the file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.hf_config import ACTIVATIONS, HFConfig, explicit
+from smtrain.core.model.rope import Rope
+
+_POINTS = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)  # where activations are compared
+_TOLERANCE = 1e-5  # of the same number in single and in double precision
+
+
+def transformers_config(config: Mapping[str, Any]) -> Any:
+    """The installed transformers' config object of a config.json of any. Raises `CheckpointError` where it refuses."""
+    written = explicit(config)
+    try:
+        return AutoConfig.for_model(**written)
+    except Exception as error:  # its validation errors have no common class
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"transformers does not take this config.json: {reason}") from None
+
+
+def check_model(model: Any, config: HFConfig) -> None:
+    """Compare a causal LM that transformers built with its config.json, before a step is taken or a token made.
+
+    Raises `CheckpointError` that names every difference: rotary embeddings, norms, activation, attention, parameters.
+    """
+    shape = config.shape
+    theirs = {shape.file_name(name): tuple(p.shape) for name, p in model.named_parameters()}
+    ours = {spec.name: spec.shape for spec in shape.specs}
+    if theirs != ours:
+        name = min(set(theirs.items()) ^ set(ours.items()))[0]
+        raise CheckpointError(
+            f"transformers builds {name} as {theirs.get(name)} and smtrain's table of {shape.family} says "
+            f"{ours.get(name)}: this config.json is not one of a plain {shape.family} model"
+        )
+    _refuse(_differences(model, config))
+
+
+def check_rotary(rotary: Any, rope: Rope) -> None:
+    """The same of a rotary embedding alone."""
+    _refuse(_rotary_differences(rotary, rope))
+
+
+def _refuse(differences: Iterable[str]) -> None:
+    if found := list(dict.fromkeys(differences)):
+        raise CheckpointError(
+            f"transformers {transformers.__version__} builds another model than config.json describes: "
+            f"{'; '.join(found)}. Install another release of transformers (smtrain is tested with 4.56, 4.57 and 5)"
+        )
+
+
+def _differences(model: Any, config: HFConfig) -> Iterator[str]:
+    base, shape = model.base_model, config.shape
+    family = FAMILIES[shape.family]
+    if config.rope is not None:
+        yield from _rotary_differences(base.rotary_emb, config.rope)
+    norms = [getattr(base, family.norm)]
+    for block, window in zip(getattr(base, family.layers), config.windows, strict=True):
+        attention = getattr(block, family.attention)
+        norms += [getattr(block, name) for name in family.block_norms]
+        norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+        yield from _attention_differences(attention, model.config, config, window)
+        yield from _activation_differences(getattr(block.mlp, "act_fn", None) or block.mlp.act, config.activation)
+        if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
+            yield f"use_parallel_residual is {block.use_parallel_residual}"
+    for norm in norms:
+        eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+        if not _close(eps, config.eps):
+            yield f"a norm's eps is {eps:g}, not {config.eps:g}"
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    if tied != shape.tied:
+        yield f"the head is {'' if tied else 'not '}tied to the embedding"
+
+
+def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
+    built, said = rotary.inv_freq.detach().double().cpu().tolist(), rope.frequencies()
+    if len(built) != len(said):
+        yield f"{2 * len(built)} numbers of a head turn, not {2 * len(said)}"
+    elif wrong := [i for i, pair in enumerate(zip(built, said, strict=True)) if not _close(*pair)]:
+        i = wrong[0]
+        yield f"pair {i} of a head turns by {built[i]:.6g} a position, not by {said[i]:.6g}"
+    scaling = float(rotary.attention_scaling)
+    if not _close(scaling, rope.attention_scaling()):
+        yield f"rotary embeddings are scaled by {scaling:g}, not by {rope.attention_scaling():g}"
+
+
+def _attention_differences(attention: Any, made: Any, config: HFConfig, window: int | None) -> Iterator[str]:
+    scaling = getattr(attention, "scaling", config.shape.head_dim**-0.5)  # GPT-2's names none in transformers 4
+    if not _close(scaling, config.shape.head_dim**-0.5):
+        yield f"attention is scaled by {scaling:g}, not by {config.shape.head_dim**-0.5:g}"
+    if config.shape.family in ("mistral", "qwen2", "qwen3"):
+        built = made.sliding_window if config.shape.family == "mistral" else attention.sliding_window
+        if built != window:
+            yield f"a layer's sliding window is {built}, not {window}"
+
+
+def _activation_differences(activation: Any, name: str) -> Iterator[str]:
+    built = activation(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
+    if not all(_close(a, ACTIVATIONS[name](x)) for a, x in zip(built, _POINTS, strict=True)):
+        yield f"the activation is not {name}"
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= _TOLERANCE * max(abs(a), abs(b))

@@ -1,0 +1,96 @@
+"""What a training container is told, and where it puts things: SageMaker's /opt/ml contract.
+
+Everything is read from files below `ml_root()`, which the v2 toolkit, the v3 drivers, the local sandbox and a shell can
+all provide; SM_* variables only move a folder where they are set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from smtrain.core.errors import SmtrainError
+
+PREPARED_FORMAT = 1  # of prepared data, as its manifest.json says
+FAILURE_LIMIT = 1024  # characters of output/failure that reach FailureReason
+
+
+def ml_root() -> Path:
+    """/opt/ml, or where the local sandbox had to put it."""
+    return Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
+
+
+@dataclass(frozen=True)
+class Container:
+    """One host of a job."""
+
+    root: Path
+    hosts: tuple[str, ...]
+    host: str
+
+    @classmethod
+    def from_files(cls) -> Container:
+        """Read `resourceconfig.json`; without one this is a single host named algo-1."""
+        root = ml_root()
+        try:
+            told = json.loads((root / "input/config/resourceconfig.json").read_text("utf-8"))
+        except FileNotFoundError:
+            told = {"hosts": ["algo-1"], "current_host": "algo-1"}
+        return cls(root, tuple(told["hosts"]), told["current_host"])
+
+    @property
+    def host_rank(self) -> int:
+        return self.hosts.index(self.host)
+
+    def channel(self, name: str) -> Path:
+        """The folder of an input channel; raises `SmtrainError` where the job has none of that name."""
+        folder = Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name))
+        if not folder.is_dir():
+            raise SmtrainError(f"{folder}: the job has no input channel named {name!r}; add it to the request")
+        return folder
+
+    def has_channel(self, name: str) -> bool:
+        return Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name)).is_dir()
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(os.environ.get("SM_MODEL_DIR", self.root / "model"))
+
+    @property
+    def output_data_dir(self) -> Path:
+        return Path(os.environ.get("SM_OUTPUT_DATA_DIR", self.root / "output/data"))
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        """What SageMaker copies to S3 while the job runs, where the request has a TensorBoardOutputConfig."""
+        return self.root / "output/tensorboard"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The run's checkpoints, of all its jobs."""
+        return self.root / "checkpoints"
+
+    @property
+    def job(self) -> str:
+        """The job's name, which SageMaker gives its containers; empty in a shell."""
+        return os.environ.get("TRAINING_JOB_NAME", "")
+
+    def report_failure(self, message: str) -> None:
+        """Keep the first failure of this host where SageMaker looks for FailureReason.
+
+        On a disk that takes nothing it leaves no file: the last line of the log is what SageMaker shows then.
+        """
+        path = self.root / "output/failure"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as out:
+                out.write(message[:FAILURE_LIMIT])
+        except FileExistsError:
+            pass  # an earlier rank's failure is the cause, ours its consequence
+        except OSError:
+            with contextlib.suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()

@@ -1,0 +1,124 @@
+"""Which jobs may be removed: those of finished runs, and what they alone read and wrote.
+
+What a running job or an unfinished run needs is never among it. A run is finished once the newest job of each of its
+stages is Completed and it has exported its model; a job that `smtrain run` has not named is finished when it has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from smtrain.core.config import STAGES
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+
+_NAME = re.compile(rf"(?P<run>.+)-(?P<stage>{'|'.join(STAGES)})-[0-9a-f]{{8}}(-\d+)?")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job as it matters here."""
+
+    name: str
+    status: str
+    created: float
+    ended: float
+    reads: frozenset[str]
+    writes: frozenset[str]
+    """Prefixes of URIs: inputs; checkpoints and output."""
+    pool: bool = False
+    """Its machines are kept warm."""
+    kept: str | None = None
+    """Why its run stays whatever is asked; None if it may go."""
+
+    @property
+    def run(self) -> str:
+        named = _NAME.fullmatch(self.name)
+        return named["run"] if named else self.name
+
+    @property
+    def stage(self) -> str:
+        named = _NAME.fullmatch(self.name)
+        return named["stage"] if named else ""
+
+
+@dataclass
+class Going:
+    """Jobs that may go, and what stays."""
+
+    jobs: list[Record] = field(default_factory=list)
+    models: list[Record] = field(default_factory=list)
+    """Jobs of the same runs that stay, as an exported model is downloaded by their name."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Run -> why it stays."""
+
+    def needed(self, records: Iterable[Record]) -> set[str]:
+        """Prefixes that must stay: of all other jobs, and what the exports wrote."""
+        names = {record.name for record in [*self.jobs, *self.models]}
+        found = {uri for record in records if record.name not in names for uri in record.reads | record.writes}
+        return found | {uri for record in self.models for uri in record.writes}
+
+    def theirs(self) -> set[str]:
+        """Prefixes that the jobs wrote, and inputs that a launch uploads again by itself."""
+        found = {uri for record in self.jobs for uri in record.writes}
+        return found | {uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)}
+
+
+def going(
+    records: Iterable[Record], *, jobs: bool, older_than: float | None, everything: bool, run: str | None
+) -> Going:
+    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a run that is not
+    known or must stay."""
+    by_run: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_run[record.run].append(record)
+    if run is not None and run not in by_run:
+        raise JobError(f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}")
+    found = Going()
+    for name, members in by_run.items():
+        reason = _stays(members, older_than, named=run == name)
+        if run == name and reason:
+            raise JobError(f"{name} cannot be removed: {reason}")
+        if run not in (None, name):
+            reason = NOT_ASKED
+        if reason is None and (jobs or everything or run):
+            # A model that was exported stays with the job by whose name it is downloaded.
+            found.jobs += [r for r in members if everything or run or r.stage != "export"]
+            found.models += [r for r in members if not (everything or run) and r.stage == "export"]
+        else:
+            found.kept[name] = reason or NOT_ASKED
+    return found
+
+
+NOT_ASKED = "not asked for"
+
+
+def _stays(members: list[Record], older_than: float | None, *, named: bool) -> str | None:
+    """Why a run's jobs stay; None if they may go."""
+    if kept := next((r.kept for r in members if r.kept), None):
+        return kept
+    if running := next((r.name for r in members if r.status not in ENDED), None):
+        return f"{running} runs"
+    if pool := next((r.name for r in members if r.pool), None):
+        return f"{pool} keeps a warm pool (`smtrain pool release {pool}`)"
+    if named:
+        return None
+    newest = {r.stage: r for r in sorted(members, key=lambda r: r.created)}
+    if "" not in newest:
+        for stage, record in newest.items():
+            if record.status != "Completed":
+                return f"unfinished: its stage {stage} is {record.status}"
+        if "export" not in newest:
+            return "unfinished: it has not exported its model"
+    if older_than is not None and time.time() - max(r.ended for r in members) < older_than:
+        return "too young"
+    return None
+
+
+def made_again(uri: str) -> bool:
+    """True for what a launch uploads again by itself: inputs, code and configs by their content's hash."""
+    return re.search(r"/(inputs/\w+|code|configs)/[0-9a-f]{16}/$", uri) is not None

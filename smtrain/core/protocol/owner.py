@@ -1,0 +1,227 @@
+"""Who may write a run's checkpoints: one job at a time, by a record in S3 that S3 itself guards.
+
+`checkpoints.owner.json` lies beside the prefix and is only ever written on a condition: that it is not there yet
+(If-None-Match), or is still what was read (If-Match). Of two who try at once S3 lets one through. The client takes it
+for a job before it sends CreateTrainingJob; the job's rank 0 keeps it while it trains and looks before each manifest.
+It goes to another job only after its own has ended: SageMaker says so, or nobody has renewed it for long.
+
+Both halves use it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.uris import split_uri
+
+FORMAT, VERSION = "smtrain-owner", 1
+CLAIM = 600.0
+"""Seconds that a job whose CreateTrainingJob has not been answered keeps the record."""
+LEASE = 3600.0
+"""Seconds after its last renewal that a job which renews, and which nobody can ask for, keeps it."""
+EVERY = 300.0
+"""Seconds between two renewals by a job."""
+LONGEST = 30 * 86400.0
+"""Seconds that no job of SageMaker lasts."""
+
+Status = Callable[[str, str], "str | None"]
+"""TrainingJobStatus of a job in a region; None where there is no such job. Raises where SageMaker cannot be asked."""
+
+
+class OwnerError(JobError):
+    """Another job owns the checkpoints."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What the record says."""
+
+    job: str | None
+    """None: the last one let go."""
+    region: str = ""
+    account: str = ""
+    renewed: bool = False
+    """The job has written it itself, and does so again every five minutes."""
+    until: float = 0.0
+    """Seconds since 1970 at which the job has certainly ended, by the limits of its request."""
+
+    def to_json(self) -> bytes:
+        return (json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n").encode()
+
+    @classmethod
+    def parse(cls, text: bytes, uri: str) -> Owner:
+        try:
+            content = json.loads(text)
+            if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
+                raise ValueError("it is from another version")
+            return cls(**content)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise JobError(
+                f"{uri} cannot be read ({error}), so nobody knows which job writes the checkpoints; delete it once no "
+                "job of the run is in progress"
+            ) from None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The record as read: what it says, its ETag, and its age in seconds and S3's time, both by S3's clock."""
+
+    owner: Owner
+    etag: str
+    age: float
+    now: float
+
+
+def owner_uri(checkpoints: str) -> str:
+    """Beside the prefix: what lies inside is synced to every host."""
+    return f"{checkpoints.rstrip('/')}.owner.json"
+
+
+class Fence:
+    """The record of one checkpoint prefix, for one job."""
+
+    def __init__(self, s3: Any, checkpoints: str, me: Owner, status: Status) -> None:
+        self.uri, self.me, self._s3, self._status = owner_uri(checkpoints), me, s3, status
+        self._bucket, self._key = split_uri(self.uri)
+        self._etag: str | None = None
+
+    def claim(self) -> None:
+        """Make the job the owner. Raises `OwnerError`, which names the owner, where another is; ClientError as S3."""
+        if not self._write(self.me, None):  # of a run that has an owner already
+            self._take()
+
+    def _take(self) -> None:
+        for _ in range(5):
+            seen = self._read()
+            if seen and seen.owner.job not in (None, self.me.job):
+                self._refuse_unless_ended(seen)
+            if self._write(self.me, seen.etag if seen else None):
+                return
+        raise OwnerError(f"{self.uri} changes faster than it can be claimed; try again")
+
+    def look(self) -> None:
+        """Raise what `claim` would, and write nothing."""
+        seen = self._read()
+        if seen and seen.owner.job not in (None, self.me.job):
+            self._refuse_unless_ended(seen)
+
+    def keep(self) -> None:
+        """Renew, by the job itself. Raises `OwnerError` where the record has gone to another job."""
+        self.me = replace(self.me, renewed=True)
+        seen = self._read()
+        if seen and seen.owner.job == self.me.job:
+            self.me = replace(self.me, until=max(self.me.until, seen.owner.until))
+        self._take()
+
+    def check(self) -> None:
+        """Raise `OwnerError` where another job owns the checkpoints; a record that is gone counts as ours."""
+        seen = self._read()
+        if seen and seen.owner.job not in (None, self.me.job):
+            raise OwnerError(self._lost(seen.owner))
+
+    def release(self) -> None:
+        """Let go of what `claim` took, for a job that was never made; what another has taken meanwhile stays."""
+        if self._etag is not None:
+            self._write(replace(self.me, job=None), self._etag)
+
+    def _refuse_unless_ended(self, seen: _Seen) -> None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        owner = seen.owner
+        assert owner.job is not None
+        try:
+            status = self._status(owner.job, owner.region)
+        except (BotoCoreError, ClientError) as error:
+            if (owner.renewed and seen.age > LEASE) or seen.now > owner.until:
+                return
+            raise OwnerError(
+                f"{owner.job} (account {owner.account}, {owner.region}) owns the run's checkpoints and cannot be "
+                f"looked up ({error}); wait until it has ended, or give this run another name"
+            ) from None
+        if status in ENDED or (status is None and seen.age > CLAIM):
+            return
+        if status is None:
+            raise OwnerError(
+                f"{owner.job} took the run's checkpoints {seen.age:.0f} s ago and is being created; follow that job, "
+                f"or try again in {CLAIM - seen.age:.0f} s if its launch was cut off"
+            )
+        raise OwnerError(self._lost(owner))
+
+    def _lost(self, owner: Owner) -> str:
+        return (
+            f"{owner.job} is writing checkpoints of this run; wait for it, stop it with `smtrain stop {owner.job}`, or "
+            "give this run another name"
+        )
+
+    def _read(self) -> _Seen | None:
+        try:
+            answer = self._s3.get_object(Bucket=self._bucket, Key=self._key)
+        except self._s3.exceptions.ClientError as error:
+            if error.response["Error"].get("Code") in ("NoSuchKey", "NoSuchBucket", "404"):
+                return None
+            raise
+        now = _date(answer["ResponseMetadata"]["HTTPHeaders"].get("date"), answer["LastModified"])
+        age = (now - answer["LastModified"]).total_seconds()
+        return _Seen(Owner.parse(answer["Body"].read(), self.uri), answer["ETag"], age, now.timestamp())
+
+    def _write(self, owner: Owner, etag: str | None) -> bool:
+        """Write on the condition that nothing has changed; False where S3 refuses."""
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        try:
+            answer = self._s3.put_object(Bucket=self._bucket, Key=self._key, Body=owner.to_json(), **condition)
+        except self._s3.exceptions.ClientError as error:
+            code = error.response["Error"].get("Code")
+            if code in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey"):
+                return False
+            raise
+        self._etag = answer["ETag"]
+        return True
+
+
+def container_fence(checkpoints: str, job: str, region: str, account: str) -> tuple[Any, Fence]:
+    """An S3 client and the fence of the job that runs in this container, of which nobody waits long for an answer.
+
+    The one place where a container asks for boto3, which its image may lack (ImportError): SageMaker tells a container
+    neither who else writes nor what has arrived.
+    """
+    import boto3
+    from botocore.config import Config
+
+    short = Config(connect_timeout=5, read_timeout=15, retries={"mode": "standard", "total_max_attempts": 2})
+    session = boto3.Session()  # boto3's shared one may have been made under another environment
+    s3 = session.client("s3", config=short)
+    status = status_of(lambda where: session.client("sagemaker", region_name=where or None, config=short))
+    return s3, Fence(s3, checkpoints, Owner(job, region, account, until=time.time() + LONGEST), status)
+
+
+def status_of(sagemaker: Callable[[str], Any]) -> Status:
+    """`Status` by DescribeTrainingJob; `sagemaker` gives a client for a region."""
+
+    def status(job: str, region: str) -> str | None:
+        client = sagemaker(region)
+        try:
+            return str(client.describe_training_job(TrainingJobName=job)["TrainingJobStatus"])
+        except client.exceptions.ClientError as error:
+            told = error.response["Error"]
+            if told.get("Code") == "ResourceNotFound" or "not found" in told.get("Message", "").lower():
+                return None
+            raise
+
+    return status
+
+
+def _date(header: str | None, otherwise: datetime) -> datetime:
+    """S3's own time of an answer."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(header or "")
+    except ValueError:
+        return otherwise

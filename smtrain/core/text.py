@@ -1,0 +1,142 @@
+"""Text that others wrote, made safe to show: a job, a log and a service may hold what would steer a terminal.
+
+`clean` is the one cleaner. It is applied where such text comes in (every answer of AWS,
+`client/backends/sagemaker/target.py`; every message of our own errors, `errors.py`) and where it goes out (`say`, which
+every command prints with).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+from typing import Any
+
+from smtrain.core import doing
+
+_ASCII = {**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "…": "~", "━": "-", "╸": "-", "╺": "-", "─": "-", "±": "~"}
+_PLAINLY = "smtrain.plainly"
+Say = Callable[[str], None]
+"""Whoever shows a sentence to the user."""
+
+# A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with what it holds; without an end in its
+# line only its beginning goes, so that nothing can be hidden behind one. CSI; any other escape. In both codings.
+_SEQUENCE = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[ -/]*[0-~]?"
+)
+# Controls but tab and line feed; what changes the direction of writing; halves of surrogate pairs, which have no UTF-8.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
+_WORD = re.compile(r"`[^`]*`\S*|\S+")
+# What a wrapped line's next lines stand below: its last column if that is far enough to the left, or its second, else
+# the text behind a mark.
+_COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
+_NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
+# To be copied as it stands: the terminal breaks it, and copies it without the break.
+_TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
+
+
+def clean(text: str) -> str:
+    """The text without what steers a terminal or turns the direction of writing; tabs and line ends are kept.
+
+    Of a line that was drawn again and again (`\\r`) what was drawn last is left.
+    """
+    if text.isprintable():
+        return text  # what is printable is no control, nor does it turn the direction
+    text = _SEQUENCE.sub("", _ENDS.sub("\n", text))
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return _CONTROL.sub("", text)
+
+
+def clean_values(value: object) -> object:
+    """`clean` for every text in mappings and lists of an answer, which are changed in place; gives the value."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, (str, dict, list)):
+                value[key] = clean_values(item)
+    elif isinstance(value, list):
+        value[:] = [clean_values(item) for item in value]
+    return value
+
+
+def span(low: str, high: str) -> str:
+    """A range of two numbers as they are shown: one where they look the same."""
+    return low if low == high else f"{low} to {high}"
+
+
+def wrapped(text: str, columns: int) -> str:
+    """The text with its longer lines broken between words; a command, also one in backticks, stays in one piece."""
+    return "\n".join(_broken(line, columns) if len(line) > columns else line for line in text.split("\n"))
+
+
+def _broken(line: str, columns: int) -> str:
+    text = line.lstrip(" ")
+    if _TYPED.match(line):
+        return _indented(text, len(line) - len(text), columns)
+    line = " " * min(len(line) - len(text), columns * 2 // 5) + text
+    column = _COLUMN.match(line)
+    assert column is not None  # every line has it, if only empty
+    most = columns * 2 // 5
+    last = column
+    while later := _NEXT_COLUMN.match(line, last.end()):
+        last = later
+    column = last if last.end() <= most else column
+    indent = column.end() if column.end() <= most else len(line) - len(text) + 2
+    lines: list[str] = []
+    start, end = 0, 0  # of the line that is being filled: its beginning, and the end of its last word
+    for word in _WORD.finditer(line):
+        if word.end() - start + (indent if lines else 0) > columns and end > start:
+            lines.append(line[start:end])
+            start = word.start()
+        end = word.end()
+    lines.append(line[start:])
+    return "\n".join([lines[0], *(_indented(later, indent, columns) for later in lines[1:])])
+
+
+def _indented(text: str, indent: int, columns: int) -> str:
+    """The text behind so many blanks, fewer if it would be broken by the terminal then: a URI is to be copied whole."""
+    return " " * min(indent, max(0, columns - len(text))) + text
+
+
+def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:
+    """Print, cleaned: on standard error if `error`. Where the encoding lacks a character, there is a mark for it.
+
+    A terminal gets lines that fit; `whole` is for what programs read, such as JSON.
+    """
+    import sys
+
+    stream = sys.stderr if error else sys.stdout
+    text = clean(" ".join(map(str, values)))
+    doing.word()
+    if not whole and end == "\n" and stream.isatty():
+        text = wrapped(text, room())
+    plainly(stream)
+    print(text, end=end, file=stream)
+
+
+def room() -> int:
+    """Columns of a line: the terminal's, or 80 where there is none."""
+    import shutil
+
+    return max(20, shutil.get_terminal_size().columns)
+
+
+def plainly(stream: Any) -> None:
+    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) take marks of ASCII in their place."""
+    if stream is None or not hasattr(stream, "reconfigure") or stream.errors == _PLAINLY:
+        return
+    try:
+        "█".encode(stream.encoding)
+    except UnicodeEncodeError:
+        codecs.register_error(_PLAINLY, _marks)
+        stream.reconfigure(errors=_PLAINLY)
+
+
+def _marks(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end

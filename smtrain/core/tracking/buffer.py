@@ -1,0 +1,130 @@
+"""What stands between a training and its trackers: a queue that never blocks, and a thread that sends what is in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from smtrain.core.errors import first_line
+from smtrain.core.text import Say
+
+KEPT = 200_000
+"""Records kept while a tracker does not answer; the oldest go first."""
+_BATCH, _PAUSE, _LONGEST = 200, 0.5, 60.0
+
+
+@dataclass(frozen=True)
+class TrackedStep:
+    """Numbers of one step, and when it was done (ms since 1970)."""
+
+    step: int
+    at: int
+    numbers: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """One tracker's side: its methods may wait and fail; they are called by one thread, again after a failure."""
+
+    name: str
+
+    def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
+        """Make or find the run; gives what it has: ("loss", step) and ("val_loss", step)."""
+
+    def write(self, records: Sequence[TrackedStep]) -> None:
+        """Send records, whose steps do not fall."""
+
+    def end(self, status: str) -> None:
+        """Mark the run as ended: Completed, Failed or Stopped."""
+
+
+class Buffered:
+    """A tracker behind a queue. `log` returns at once, whatever the tracker does."""
+
+    def __init__(self, tracker: Tracker, say: Say) -> None:
+        self._tracker, self._say = tracker, say
+        self._queue: deque[TrackedStep] = deque(maxlen=KEPT)
+        self._seen: set[tuple[str, int]] = set()
+        self._begun, self._trouble = False, False
+        self._ending: str | None = None
+        self._wake, self._stop, self._done = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tracking {tracker.name}", daemon=True)
+        self._thread.start()
+
+    def log(self, record: TrackedStep) -> None:
+        """Keep a step to be sent. One that was logged before, here or by an earlier process, is not sent again."""
+        self._queue.append(record)
+        self._wake.set()
+
+    def close(self, status: str | None, wait: float) -> int:
+        """Send what is left for at most `wait` seconds; gives how many records could not be.
+
+        With a `status` the run is marked as ended; None leaves it open, as for a job that goes on.
+        """
+        self._ending = status
+        self._stop.set()
+        self._wake.set()
+        self._done.wait(wait)
+        return 0 if self._done.is_set() else len(self._queue)
+
+    def _run(self) -> None:
+        pause = _PAUSE
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            try:
+                self._send()
+                if self._stop.is_set() and not self._queue:
+                    if self._begun and self._ending:
+                        self._tracker.end(self._ending)
+                    break
+            except Exception as error:  # whatever a library raises, the training is none of its business
+                if not self._trouble:
+                    self._say(
+                        f"{self._tracker.name} does not take what is tracked ({first_line(error)}); the training goes "
+                        "on, and its steps are kept and sent when it does"
+                    )
+                self._trouble = True
+                self._wake.set()
+                time.sleep(min(pause, 2.0) if self._stop.is_set() else pause)
+                pause = min(2 * pause, _LONGEST)
+            else:
+                if self._trouble:
+                    self._say(f"{self._tracker.name} takes what is tracked again")
+                self._trouble, pause = False, _PAUSE
+        self._done.set()
+
+    def _send(self) -> None:
+        while self._queue:
+            batch = [self._queue[i] for i in range(min(_BATCH, len(self._queue)))]
+            if not self._begun:
+                self._seen |= self._tracker.begin(batch[0])
+                self._begun = True
+            sent: set[tuple[str, int]] = set()
+            new = []
+            for record in batch:  # a validation may come after its step
+                kinds = {
+                    kind
+                    for kind in _kinds(record)
+                    if (kind, record.step) not in sent and (kind, record.step) not in self._seen
+                }
+                sent |= {(kind, record.step) for kind in kinds}
+                numbers = {key: value for key, value in record.numbers.items() if _kind(key) in kinds}
+                if numbers:
+                    new.append(TrackedStep(record.step, record.at, numbers))
+            if new:
+                self._tracker.write(new)
+            self._seen |= sent
+            for _ in batch:
+                self._queue.popleft()
+
+
+def _kind(key: str) -> str:
+    return "val_loss" if key.startswith("val_") else "loss"
+
+
+def _kinds(record: TrackedStep) -> set[str]:
+    return {_kind(key) for key in record.numbers}

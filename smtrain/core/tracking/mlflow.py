@@ -1,0 +1,110 @@
+"""MLflow: a plain server or store by its URI, SageMaker's managed one by its ARN."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.extras import missing, present
+from smtrain.core.tracking.buffer import TrackedStep
+from smtrain.core.tracking.settings import Tracked
+
+_ID, _JOBS = "smtrain.id", "smtrain.jobs"
+_ENDS = {"Completed": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}
+_MOST = 1000  # metrics of a request
+
+
+class MlflowTracker:
+    """The steps of one run as one MLflow run, whoever sends them and however often it is resumed."""
+
+    name = "MLflow"
+
+    def __init__(self, uri: str, experiment: str, tracked: Tracked) -> None:
+        self._uri, self._experiment, self._tracked = uri, experiment, tracked
+        self._client: Any = None
+        self._run = ""
+
+    def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
+        """The run of this id, unless this job has begun from the first step anew: that is a run of its own."""
+        client, told = self._connect(), self._tracked
+        found = self._find()
+        mine = f"{told.job}@{told.stamp}"
+        jobs = found.data.tags.get(_JOBS, "").split(",") if found else []
+        if found is None or (first.step <= 1 and mine not in jobs):
+            tags = {_ID: told.id, "mlflow.runName": told.run, "smtrain.run": told.run, **told.tags, _JOBS: mine}
+            found = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
+        elif mine not in jobs:
+            client.set_tag(found.info.run_id, _JOBS, ",".join([*jobs, mine]))
+        self._run = found.info.run_id
+        client.update_run(self._run, status="RUNNING")
+        self._parameters(found.data.params)
+        return {
+            (metric, point.step)
+            for metric in ("loss", "val_loss")
+            if metric in found.data.metrics
+            for point in client.get_metric_history(self._run, metric)
+        }
+
+    def write(self, records: Sequence[TrackedStep]) -> None:
+        """Every number as a metric of its step, with the time it was done at."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(k, v, r.at, r.step) for r in records for k, v in r.numbers.items() if k not in ("step", "of")]
+        for start in range(0, len(metrics), _MOST):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _MOST])
+
+    def end(self, status: str) -> None:
+        self._client.set_terminated(self._run, status=_ENDS.get(status, "FAILED"))
+
+    def attach(self, files: Sequence[Path], numbers: dict[str, float]) -> bool:
+        """Files as artefacts and numbers as metrics of the run's newest MLflow run; False where there is none."""
+        client, found = self._connect(), self._find()
+        if found is None:
+            return False
+        for name, value in numbers.items():
+            client.log_metric(found.info.run_id, name, value)
+        for file in files:
+            client.log_artifact(found.info.run_id, str(file))
+        return True
+
+    def _connect(self) -> Any:
+        if self._client is not None:
+            return self._client
+        # Read when a request is sent; a server that hangs is left soon, and asked again later by us.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        if not present("mlflow"):
+            raise SmtrainError(missing("mlflow"))
+        if self._uri.startswith("arn:") and not present("sagemaker_mlflow"):
+            raise SmtrainError(missing("sagemaker_mlflow"))
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        return self._client
+
+    def _experiment_id(self) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        return str(found.experiment_id if found else self._client.create_experiment(self._experiment))
+
+    def _find(self) -> Any:
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            return None
+        wanted = f"tags.`{_ID}` = '{self._tracked.id}'"
+        runs = self._client.search_runs([found.experiment_id], wanted, max_results=1, order_by=["start_time DESC"])
+        return runs[0] if runs else None
+
+    def _parameters(self, known: dict[str, str]) -> None:
+        """MLflow's parameters never change; what a resume changes is a tag."""
+        from mlflow.entities import Param, RunTag
+
+        ours = self._tracked.parameters
+        new = [Param(key, value) for key, value in ours.items() if key not in known]
+        changed = [RunTag(f"changed.{k}", v) for k, v in ours.items() if k in known and known[k] != v]
+        for start in range(0, len(new), 100):
+            self._client.log_batch(self._run, params=new[start : start + 100])
+        if changed:
+            self._client.log_batch(self._run, tags=changed[:100])

@@ -1,0 +1,75 @@
+"""Weights & Biases: one run, resumed under the same id; without a network (WANDB_MODE=offline) a folder to sync."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.config.track import Wandb
+from smtrain.core.errors import SmtrainError
+from smtrain.core.extras import missing, present
+from smtrain.core.tracking.buffer import TrackedStep
+from smtrain.core.tracking.settings import Tracked
+
+
+class WandbTracker:
+    """The steps of one run. `folder` keeps W&B's files, and how far an offline run has come."""
+
+    name = "Weights & Biases"
+
+    def __init__(self, options: Wandb, tracked: Tracked, folder: Path, key: Callable[[], str] | None) -> None:
+        self._options, self._tracked, self._folder, self._key = options, tracked, folder, key
+        self._run: Any = None
+        self._last = -1
+
+    def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
+        """Open the run. Its history only grows, so nothing up to its last step is sent again."""
+        if not present("wandb"):
+            raise SmtrainError(missing("wandb"))
+        import wandb
+
+        told, stamp = self._tracked, f"{self._tracked.job}@{self._tracked.stamp}"
+        kept = self._kept()
+        fresh = first.step <= 1 and stamp not in kept.get("jobs", [])
+        number = kept.get("number", 0) + (1 if fresh and kept else 0)
+        if self._key is not None and "WANDB_API_KEY" not in os.environ:
+            os.environ["WANDB_API_KEY"] = self._key()  # of this process, where wandb looks for it
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self._options.project, entity=self._options.entity, name=told.run, dir=str(self._folder),
+            id=f"{told.id}-{number}" if number else told.id, resume="allow", config=dict(told.parameters),
+            tags=["smtrain"], settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
+        )  # fmt: skip
+        before = -1 if fresh else kept.get("last", -1)
+        self._last = max(before, int(self._run.starting_step) - 1)
+        self._note({"number": number, "jobs": sorted({*([] if fresh else kept.get("jobs", [])), stamp})})
+        return {(kind, step) for step in range(self._last + 1) for kind in ("loss", "val_loss")}
+
+    def write(self, records: Sequence[TrackedStep]) -> None:
+        for record in records:
+            numbers = {key: value for key, value in record.numbers.items() if key not in ("step", "of")}
+            self._run.log(numbers, step=record.step)
+            self._last = max(self._last, record.step)
+        self._note({})
+
+    def end(self, status: str) -> None:
+        self._run.finish(exit_code=0 if status == "Completed" else 1)
+
+    def _kept(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _note(self, more: dict[str, Any]) -> None:
+        beside = self._file.with_suffix(".part")
+        beside.write_text(json.dumps({**self._kept(), **more, "last": self._last}) + "\n", "utf-8")
+        os.replace(beside, self._file)
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / f"{self._tracked.id}.json"

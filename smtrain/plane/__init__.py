@@ -1,0 +1,1 @@
+"""The local control plane: its server, and the modules that find, start and stop it."""

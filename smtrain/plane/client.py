@@ -1,0 +1,288 @@
+"""Find, start and end the control plane of a home folder, and talk to it whatever the user's AWS settings are."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smtrain.core.disk import disk_sentence, probe
+from smtrain.core.doing import doing
+from smtrain.core.errors import LocalError
+from smtrain.core.extras import missing, present
+from smtrain.core.home import home as default_home
+from smtrain.core.text import say
+from smtrain.plane.process import ServerProcess
+from smtrain.plane.written import endpoint_fields, make_way, pid_in
+
+if TYPE_CHECKING:
+    import boto3
+
+ACCOUNT = "123456789012"
+REGION = "us-east-1"
+BUCKET = "smtrain-local"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/smtrain-local"
+READY_PATH = "/smtrain/ready"
+CONTROL_PATH = "/smtrain/control/"
+CONTROL = "SMTRAIN "
+"""What the Authorization of a control call begins with."""
+SDK_DEFAULTS = "sagemaker.yaml"
+"""The SDKs' own file of defaults, with our bucket as theirs."""
+START_SECONDS = 60.0
+ANSWER_SECONDS = 10.0
+_ANSWER_BYTES = 1000
+SILENT_SECONDS = 20.0
+"""How long a server is waited for that is there and does not answer: a busy machine, or a suspended process."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A running control plane. Its keys are made per home: the server answers what is signed with them alone."""
+
+    url: str
+    region: str
+    account: str
+    bucket: str
+    role: str
+    home: Path
+    pid: int
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that point boto3, the SageMaker SDK and s3fs here, over whatever AWS_* the process had.
+
+        Empty and /dev/null values switch off a user's session token and credential files; the SDKs' defaults are ours.
+        """
+        users = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        direct = ",".join(filter(None, ["127.0.0.1,localhost", users]))
+        defaults = state_folder(self.home) / SDK_DEFAULTS
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_SESSION_TOKEN": "",
+            "AWS_SECURITY_TOKEN": "",
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+            # A profile of ours, since an empty AWS_PROFILE is an error to botocore and a user's must not win.
+            "AWS_PROFILE": "smtrain",
+            "AWS_DEFAULT_PROFILE": "smtrain",
+            "AWS_CONFIG_FILE": str(state_folder(self.home) / "aws_config"),
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": direct,
+            "no_proxy": direct,
+            # Both SDKs would ask the real STS for the account, in spite of AWS_ENDPOINT_URL, to name a bucket.
+            **({"SAGEMAKER_USER_CONFIG_OVERRIDE": str(defaults)} if defaults.is_file() else {}),
+        }
+
+    def session(self) -> boto3.Session:
+        """A boto3 session all of whose clients and resources talk to this endpoint and to nothing else."""
+        from smtrain.plane.session import session_of
+
+        return session_of(self.url, self.region, self.access_key, self.secret_key)
+
+
+def control_token(secret: str) -> str:
+    """What a control call shows in place of a signature: made of the secret, and no way back to it."""
+    return hmac.new(secret.encode(), b"smtrain control", hashlib.sha256).hexdigest()
+
+
+def home_folder(home: Path | None = None) -> Path:
+    """The given home, else the one of this user, as an absolute path."""
+    return Path(default_home() if home is None else home).expanduser().absolute()
+
+
+def state_folder(home: Path) -> Path:
+    """Where the control plane of `home` keeps everything."""
+    return home / "local"
+
+
+def running(home: Path | None = None) -> Endpoint | None:
+    """The endpoint of this home's server if it answers now, else None (no file, dead or other process)."""
+    endpoint = _written(home_folder(home))
+    return endpoint if endpoint and _answers(endpoint) else None
+
+
+def server_pid(home: Path | None = None) -> int | None:
+    """The process of this home's server if there is one, whether or not it answers."""
+    state = state_folder(home_folder(home))
+    lock = state / "serve.lock"
+    pid = endpoint_fields(state).get("pid") or pid_in(lock)
+    if pid is None or _released(lock, 0):
+        return None
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return None
+    return int(pid)
+
+
+def _written(folder: Path) -> Endpoint | None:
+    """The endpoint that the last server of this home has written; None if a part of it is missing or damaged."""
+    written = endpoint_fields(state_folder(folder))
+    wanted = {f.name for f in dataclasses.fields(Endpoint)} - {"home"}
+    if not wanted <= written.keys():
+        return None
+    return Endpoint(**{name: written[name] for name in wanted}, home=folder)
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Whether the very process that wrote the file answers at its address."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(endpoint.url + READY_PATH, timeout=ANSWER_SECONDS) as reply:
+            told = json.loads(reply.read(_ANSWER_BYTES))
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):  # another program has the port
+        return False
+    return isinstance(told, dict) and told.get("pid") == endpoint.pid
+
+
+def ensure_running(home: Path | None = None) -> Endpoint:
+    """The running control plane of this home, started as a daemon if there is none.
+
+    Raises LocalError when it cannot be started, where the message ends with the last line of its log, and when there
+    is one that does not answer.
+    """
+    folder = home_folder(home)
+    found = running(folder) or _in_time(folder)
+    if found:
+        return found
+    state = state_folder(folder)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        state.chmod(0o700)
+        for name in ("start.lock", "serve.lock", "server.log"):
+            make_way(state / name)
+        with doing("starting the local control plane"), _exclusively(state / "start.lock"):
+            return running(folder) or _start(folder)
+    except OSError as error:
+        told = disk_sentence(error, state) or error.strerror
+        raise LocalError(
+            f"the local control plane cannot keep its state in {state} ({told}); "
+            "set SMTRAIN_HOME to a folder you can write"
+        ) from None
+
+
+def _in_time(folder: Path) -> Endpoint | None:
+    """The endpoint of a server that was too busy to answer at once; None where there is none, or it goes away."""
+    deadline = time.monotonic() + SILENT_SECONDS
+    while (pid := server_pid(folder)) is not None:
+        if found := running(folder):
+            return found
+        if time.monotonic() > deadline:
+            raise LocalError(
+                f"the local control plane (process {pid}) does not answer; if it was suspended, `kill -CONT {pid}` "
+                "lets it go on, and `smtrain local stop` ends it"
+            )
+        time.sleep(0.1)
+    return None
+
+
+def revive(before: Endpoint) -> None:
+    """Start a control plane again that has died under those who use it; one that answers is left alone.
+
+    Raises LocalError where it was ended on purpose, cannot be started, or comes back at another address.
+    """
+    if _answers(before):
+        return
+    if endpoint_fields(state_folder(before.home)).get("stopped"):
+        raise LocalError(
+            "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
+        )
+    again = ensure_running(before.home)
+    if again.pid == before.pid:
+        return
+    if again.url != before.url:
+        raise LocalError(
+            f"the local control plane died and was started again at {again.url}, as another program has taken its old "
+            "address; the same command goes on"
+        )
+    if again.pid not in _revived:
+        _revived.add(again.pid)
+        say("smtrain: the local control plane had died; it was started again, its jobs have failed", error=True)
+
+
+_revived: set[int] = set()
+"""Processes of control planes that were said to be new."""
+
+
+def _start(home: Path) -> Endpoint:
+    if not present("moto"):
+        raise LocalError(missing("moto"))
+    state = state_folder(home)
+    server = ServerProcess(home, state / "server.log")
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and not server.ended:
+        endpoint = running(home)
+        if endpoint and endpoint.pid == server.pid:
+            server.let_go()
+            for line in server.lines():
+                if line.startswith("warning: "):
+                    say(f"smtrain: {line}", error=True)
+            return endpoint
+        time.sleep(0.05)
+    silent = f"no answer within {START_SECONDS:.0f} s"
+    if server.ended:
+        silent = f"it ended with status {server.status} and could not say why; look whether its disk takes writes"
+    server.kill()
+    probe(state)  # says what is wrong with the disk, if that is why
+    lines = server.lines()
+    last = lines[-1] if lines else silent
+    raise LocalError(f"the local control plane did not start (see {server.log}): {last}")
+
+
+def shut_down(home: Path | None = None) -> None:
+    """End the server of this home and wait for it; jobs that run are failed at the next start. No server: no-op."""
+    folder = home_folder(home)
+    pid = server_pid(folder)
+    if pid is None:
+        return
+    lock = state_folder(folder) / "serve.lock"
+    for ending, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, ending)
+            os.kill(pid, signal.SIGCONT)  # one that was suspended takes the signal then
+        if _released(lock, seconds):
+            break
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _released(lock: Path, seconds: float) -> bool:
+    """Wait until the server has let go of the lock that it holds all its life."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            finally:
+                os.close(handle)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        except OSError:  # there is no lock, and so no server
+            return True
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _exclusively(path: Path) -> Iterator[None]:
+    with open(path, "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,292 @@
+"""One attempt at a job, on one set of machines: download, start every host, wait until none runs any more."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from smtrain.core.protocol.uris import split_uri
+from smtrain.plane.server import artifacts, channels, links, toolkit
+from smtrain.plane.server.channels import Channel, InputError
+from smtrain.plane.server.containers import job as containers
+from smtrain.plane.server.containers.host import ContainerHost
+from smtrain.plane.server.containers.job import JobContainers
+from smtrain.plane.server.hosts import OBEYS_WITHIN, Host, HostEvent
+from smtrain.plane.server.jobs import JobRecord, hosts_of
+from smtrain.plane.server.network import HostNetwork
+from smtrain.plane.server.sync import CheckpointSync
+
+if TYPE_CHECKING:
+    from smtrain.plane.server.executor import Executor
+
+
+class End(NamedTuple):
+    """How a job ended: status, secondary status if it is another word, reason of a failure."""
+
+    status: str
+    secondary: str | None = None
+    reason: str | None = None
+
+
+# What an attempt can come to beside an end of the job: its machines are taken back, or broken.
+SPOT, FAULT = End("spot"), End("fault")
+# SageMaker's own words.
+OUT_OF_MEMORY = (
+    "ClientError: Please use an instance type with more memory, or reduce the size of job data processed on an "
+    "instance."
+)
+
+
+class Attempt:
+    """Hosts and what they share. `stopping` is the job's; whoever sets it or calls `lose` wakes the waiting thread."""
+
+    def __init__(self, executor: Executor, job: JobRecord, stopping: threading.Event) -> None:
+        self.executor, self.job, self.client, self.stopping = executor, job, executor.client, stopping
+        self.events: queue.Queue[HostEvent | None] = queue.Queue()
+        self.hosts: list[Host] = []
+        self.syncs: list[CheckpointSync] = []
+        self.curves: list[CheckpointSync] = []
+        """Of TensorBoard's folders; apart, as checkpoints wait for each other."""
+        self.network: HostNetwork | None = None
+        self.containers: JobContainers | None = None
+        self._lost: End | None = None
+
+    def wake(self) -> None:
+        self.events.put(None)
+
+    def lose(self, how: End) -> None:
+        """From now on the machines are taken back (SPOT) or broken (FAULT)."""
+        self._lost = how
+        self.wake()
+
+    def run(self, longest: float, wait: float, interrupted_after: float | None) -> End:
+        """Train for at most `longest` seconds, with a spot job's end in `wait` seconds and its interruption before."""
+        port = self.executor.take_port()
+        try:
+            return self._run_hosts(port) or self._train(longest, wait, interrupted_after)
+        finally:
+            self.executor.give_port(port)
+
+    def end_processes(self) -> None:
+        """Kill what still runs, and have all its output in the log."""
+        self._each(Host.kill)
+        self._each(Host.join)
+        if self.network:
+            self.network.end()
+            self.network = None
+        if self.containers:
+            self.containers.close()
+            self.containers = None
+
+    def discard(self) -> None:
+        """Remove the hosts' folders."""
+        self._each(Host.discard)
+
+    def end_syncs(self, how: End) -> None:
+        """Bring checkpoints up; a broken machine takes what it had along."""
+        faults: list[Exception] = []
+        for sync in [*self.curves, *self.syncs]:
+            try:
+                if how is FAULT:
+                    sync.abandon()
+                else:
+                    sync.finish()
+            except Exception as error:
+                faults.append(error)  # of one host; those of the others go up
+        if faults:
+            raise faults[0]
+        for sync in self.syncs if how is not FAULT else ():
+            sync.delete()  # what waited for the files of hosts after it
+
+    def upload(self, folder: Path) -> None:
+        """Bring model and output of all hosts to S3, with `folder` for the archives."""
+        folder.mkdir(exist_ok=True)
+        faults: list[Exception] = []
+        for below, names in (("model", artifacts.MODEL), ("output/data", artifacts.OUTPUT)):
+            uri = artifacts.uri_of(self.job.request, names)
+            files = artifacts.merged([self._left_in(host, below, uri) for host in self.hosts])
+            try:
+                if files:
+                    artifacts.upload_all(self.client, uri, files, folder)
+            except Exception as error:
+                faults.append(error)  # of one; the other goes up
+        if faults:
+            raise faults[0]
+
+    def _left_in(self, host: Host, folder: str, uri: str) -> dict[str, Path]:
+        """The files of a host's folder; what cannot go to S3 is named in the host's log."""
+        key = split_uri(uri)[1]
+        tree = links.walk(host.ml, host.ml / folder, key if key.endswith("/") else None)
+        if said := tree.sentences(f"/opt/ml/{folder}"):
+            host.log.write(said)
+        return tree.files
+
+    def move(self, secondary: str) -> None:
+        """Enter a secondary status. A stop asked for meanwhile stays what Describe shows."""
+        with self.job.lock:
+            if not self.stopping.is_set() and self.job.status != "Stopping":
+                self.job.move(secondary)
+
+    def _each(self, action: Callable[[Host], None]) -> None:
+        for host in self.hosts:
+            action(host)
+
+    def _run_hosts(self, port: int) -> End | None:
+        """Bring all hosts to the start line and let them go."""
+        request = self.job.request
+        wanted, instead = containers.wanted(self.executor, request)
+        command = None if wanted else toolkit.command(request)
+        if wanted:
+            self.containers = JobContainers(self.executor, self.job, wanted)
+        for rank in range(len(hosts_of(request))):
+            host = (ContainerHost if wanted else Host)(self.job, rank, self.executor.endpoint, self.events)
+            self.hosts.append(host)
+            host.prepare()
+            if instead:
+                host.log.write([f"smtrain: this host is a sandbox, not a container: {instead}"])
+        self.move("Downloading")
+        lazy = [self._download(host) for host in self.hosts]
+        if self.stopping.is_set():
+            return End("Stopped")
+        if self.containers:
+            self.containers.open()
+        elif self.job.isolated:
+            self.network = HostNetwork()
+        keeper = self.network.pid if self.network else 0
+        warm = self.executor.warm
+        more = {warm.VARIABLE: warm.told} if warm else {}
+        for host, waiting in zip(self.hosts, lazy, strict=True):
+            if self.containers and isinstance(host, ContainerHost):
+                host.start_container(self.containers, waiting)
+            elif command:
+                host.start(command, port, waiting, self.executor.namespaces, keeper, more)
+        self._await_ready(lazy)
+        if self.stopping.is_set():
+            return End("Stopped")
+        self.move("Training")
+        for sync in [*self.syncs, *self.curves]:
+            sync.start()
+        self._each(Host.go)
+        return None
+
+    def _download(self, host: Host) -> list[Channel]:
+        """File channels and checkpoints of one host; gives the channels that want a mount."""
+        request = self.job.request
+        lazy = []
+        for channel in channels.resolve(self.client, request, host.rank, len(self.hosts)):
+            if channel.lazy:
+                lazy.append(channel)
+            else:
+                self._fetch(host, channel)
+        checkpoints = request.get("CheckpointConfig")
+        if checkpoints and not self.stopping.is_set():
+            folder = host.path_of(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
+            sync = CheckpointSync(self.client, checkpoints["S3Uri"], folder, self.syncs)
+            sync.see_as(host.ml, host.log)
+            try:
+                sync.pull()
+            except self.client.exceptions.ClientError as error:
+                raise channels.refused(error, checkpoints["S3Uri"]) from None
+            self.syncs.append(sync)
+        if curves := request.get("TensorBoardOutputConfig"):
+            folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))
+            folder.mkdir(parents=True, exist_ok=True)
+            uri = f"{curves['S3OutputPath'].rstrip('/')}/{self.job.name}/tensorboard-output/"
+            up = CheckpointSync(self.client, uri, folder)  # nothing is brought down, and no host waits for another
+            up.see_as(host.ml, host.log)
+            self.curves.append(up)
+        return lazy
+
+    def _fetch(self, host: Host, channel: Channel) -> None:
+        channels.download(self.client, channel, host.channel_folder(channel.name), self.stopping.is_set)
+
+    def _await_ready(self, lazy: list[list[Channel]]) -> None:
+        """Every supervisor's report; what could not be isolated or mounted is said in the host's log."""
+        waiting = set(self.hosts)
+        while waiting and not self.stopping.is_set():
+            event = self.events.get()
+            if event is None:
+                continue
+            if event.kind == "disk":
+                raise event.value
+            if event.kind == "exit":
+                raise RuntimeError(event.host.lost or f"the supervisor of {event.host.name} ended too early")
+            waiting.discard(event.host)
+            if refusal := event.value["refusal"]:
+                if self.containers:
+                    raise InputError(refusal)
+                if self.network:
+                    raise RuntimeError(f"{event.host.name} could not be isolated from the network: {refusal}")
+                event.host.log.write(
+                    [
+                        f"smtrain: this machine gives jobs no /opt/ml of their own ({refusal}), "
+                        f"so this host's folder is {event.host.ml}, in the variable SMTRAIN_ML_ROOT."
+                    ]
+                )
+            for channel in lazy[event.host.rank]:
+                if reason := event.value["fastfile"][channel.name]:
+                    event.host.log.write(
+                        [
+                            f"smtrain: channel {channel.name} asked for FastFile and was downloaded instead, "
+                            f"since it could not be mounted here: {reason}"
+                        ]
+                    )
+                    self._fetch(event.host, channel)
+
+    def _train(self, left: float, wait: float, interrupted_after: float | None) -> End:
+        """Wait for all hosts; a stop, a limit or an interruption gives them the grace, a failure ends them all."""
+        late = End("Stopped", "MaxRuntimeExceeded")
+        if wait < left:
+            left, late = wait, End("Stopped", "MaxWaitTimeExceeded")
+        if interrupted_after is not None and interrupted_after < left:
+            left, late = interrupted_after, SPOT
+        deadline = time.monotonic() + left
+        running = set(self.hosts)
+        end: End | None = None
+        failed: Host | None = None
+        killed = False
+
+        def kill() -> None:
+            nonlocal killed, deadline
+            self._each(Host.force if killed else Host.kill)
+            killed, deadline = True, time.monotonic() + OBEYS_WITHIN
+
+        while running:
+            with contextlib.suppress(queue.Empty):
+                event = self.events.get(timeout=max(0.0, min(deadline - time.monotonic(), 3600)))
+                if event is not None and event.kind == "exit":
+                    running.discard(event.host)
+                    if event.value != 0 and end is None:
+                        failed = event.host
+                        end = End("Failed")
+                        kill()
+                elif event is not None and event.kind == "disk" and end is None:
+                    end = End("Failed", None, self.executor.fault_of(event.value))
+                    kill()
+            if not running:
+                break
+            if end is not None:
+                if time.monotonic() >= deadline:
+                    kill()
+            elif self._lost is FAULT:
+                end = FAULT
+                kill()
+            elif self.stopping.is_set() or self._lost or time.monotonic() >= deadline:
+                end = End("Stopped") if self.stopping.is_set() else self._lost or late
+                if end is SPOT:
+                    self.move("Interrupted")
+                self._each(Host.terminate)
+                deadline = time.monotonic() + self.executor.grace
+        if failed is not None and failed.lost:
+            return End("Failed", None, f"InternalServerError: {failed.lost}")
+        if failed is not None and failed.out_of_memory:
+            return End("Failed", None, f"{OUT_OF_MEMORY}, exit code: {failed.exit_code}")
+        if failed is not None:
+            tail = f", exit code: {failed.exit_code}"
+            return End("Failed", None, f"AlgorithmError: {failed.failure()}"[: 1024 - len(tail)] + tail)
+        return end or End("Completed")

@@ -1,0 +1,142 @@
+"""Input channels: which objects a host sees under which names, and their download."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.protocol.uris import split_uri
+from smtrain.plane.server.files import TRANSFER, within
+
+
+class InputError(Exception):
+    """A fault in what the request names; becomes the job's FailureReason."""
+
+
+def refused(error: Any, what: str) -> InputError:
+    """What a `ClientError` of S3 becomes in a job's FailureReason."""
+    problem = error.response["Error"]
+    return InputError(f"Data download failed: {problem['Code']}: {problem['Message']}, {what}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object of a channel and its path below the channel's folder."""
+
+    key: str
+    path: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True)
+class Channel:
+    """An S3 channel of the request as one host sees it."""
+
+    name: str
+    bucket: str
+    entries: tuple[Entry, ...]
+    lazy: bool
+
+
+def describe_inputs(request: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """inputdataconfig.json."""
+    default = request["AlgorithmSpecification"].get("TrainingInputMode", "File")
+    described = {}
+    for channel in request.get("InputDataConfig") or []:
+        source = channel["DataSource"]["S3DataSource"]
+        described[channel["ChannelName"]] = {
+            "TrainingInputMode": channel.get("InputMode", default),
+            "S3DistributionType": source.get("S3DataDistributionType", "FullyReplicated"),
+            "RecordWrapperType": channel.get("RecordWrapperType", "None"),
+        }
+        if "ContentType" in channel:
+            described[channel["ChannelName"]]["ContentType"] = channel["ContentType"]
+    return described
+
+
+def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list[Channel]:
+    """List every channel once for host `rank`. Raises InputError for a bucket or prefix that holds nothing."""
+    inputs = describe_inputs(request)
+    channels = []
+    for channel in request.get("InputDataConfig") or []:
+        name = channel["ChannelName"]
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        entries = list_prefix(client, uri)
+        if inputs[name]["S3DistributionType"] == "ShardedByS3Key":
+            entries = entries[rank::hosts]
+        lazy = inputs[name]["TrainingInputMode"] == "FastFile"
+        channels.append(Channel(name, split_uri(uri)[0], tuple(entries), lazy))
+    return channels
+
+
+def list_prefix(client: Any, uri: str) -> list[Entry]:
+    """The objects of an S3Prefix in key order, named as on an instance: relative to the folder the prefix means.
+
+    A prefix that is a folder (`a/b` or `a/b/`, with keys `a/b/...`) gives paths below it; any other prefix gives
+    paths below its last slash, so a prefix that is one object's key gives that object's base name.
+    """
+    bucket, prefix = split_uri(uri)
+    try:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        found = [item for page in pages for item in page.get("Contents", [])]
+    except client.exceptions.ClientError as error:
+        raise refused(error, f"bucket {bucket} of {uri}") from None
+    folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"
+    if any(item["Key"].startswith(folder) for item in found):
+        found = [item for item in found if item["Key"].startswith(folder)]
+    else:
+        folder = prefix[: prefix.rfind("/") + 1]
+    entries = [
+        Entry(item["Key"], item["Key"][len(folder) :], item["Size"], item["LastModified"].timestamp())
+        for item in sorted(found, key=lambda item: item["Key"])
+        if not item["Key"].endswith("/")
+    ]
+    if not entries:
+        raise InputError(
+            f"Data download failed: No S3 objects found under S3 URL {uri!r} given in input data source. "
+            "Please ensure that the bucket exists in the selected region, that objects exist under that S3 prefix"
+        )
+    for entry in entries:
+        try:
+            within(Path("/"), entry.path)
+        except ValueError:
+            raise InputError(f"Data download failed: the key {entry.key!r} points outside its channel") from None
+    return entries
+
+
+def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, what: str) -> None:
+    """Copy an object of `what` to `folder/name`. Raises InputError if no file can have that name, `ClientError` of S3,
+    and OSError for a disk that takes no more."""
+    try:
+        target = within(folder, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, key, str(target), Config=TRANSFER)
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise InputError(f"Data download failed: {name!r} of {what} is a file and a folder at once") from None
+    except ValueError:
+        raise InputError(f"Data download failed: the key {key!r} points outside of {what}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise InputError(f"Data download failed: the name {name!r} of {what} is too long for a file") from None
+
+
+def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[], bool]) -> None:
+    """Copy a channel into `folder`, stopping between objects when `cancelled`."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def fetch(entry: Entry) -> None:
+        if cancelled():
+            return
+        try:
+            download_to(client, channel.bucket, entry.key, folder, entry.path, f"channel {channel.name}")
+        except client.exceptions.ClientError as error:
+            raise refused(error, f"s3://{channel.bucket}/{entry.key}") from None
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch, channel.entries))

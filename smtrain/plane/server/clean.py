@@ -1,0 +1,164 @@
+"""What can leave the disk: jobs of finished runs with what they alone use, and what is made again when it is needed."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import JobError, LocalError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.protocol.finished import Record, going
+from smtrain.core.protocol.uris import split_uri
+from smtrain.plane.client import Endpoint, running, state_folder
+from smtrain.plane.server import files
+from smtrain.plane.server.usage import aside, usage
+
+STRAY_SECONDS = 60.0
+"""A folder without a record is no job's after so long: a job's record is its first file."""
+
+
+@dataclass
+class Removal:
+    """What would go."""
+
+    jobs: list[Record] = field(default_factory=list)
+    objects: dict[str, int] = field(default_factory=dict)
+    """s3:// URI -> bytes."""
+    folders: list[Path] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    """Run -> why it stays."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.jobs or self.objects or self.folders)
+
+
+def end_crashed(home: Path) -> str:
+    """Remove from this machine what containers of jobs that do not run have left, which nothing needs any more.
+
+    Gives what that was: `1 container, 1 network`; empty for nothing. Raises `LocalError` where Docker does not answer.
+    """
+    from smtrain.plane.docker import connect, plainly
+    from smtrain.plane.server.containers import leftovers, settings
+
+    state = state_folder(home)
+    if not settings.used(state):
+        return ""
+    client = connect("")
+    with plainly("removing what a crash left"):
+        boxes, nets = leftovers.remove_stray(client, home, lambda: _running(home))
+    folders = [folder for folder in (state / "jobs").glob("*/hosts") if folder.parent.name not in _running(home)]
+    counts = {"container": boxes, "network": nets, "mount": sum(leftovers.unmount(folder) for folder in folders)}
+    return ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count)
+
+
+def plan(
+    endpoint: Endpoint, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
+    run: str | None = None,
+) -> Removal:  # fmt: skip
+    """Find what may go.
+
+    `jobs`: those of finished runs, with what they alone read and wrote, exported models left out; `older_than` (s since
+    their end) restricts them. `everything`: exported models, objects that no job names, demo inputs, fetched models,
+    caches and logs as well. `run`: this run alone, finished or not. Raises `LocalError` for a run that is not known or
+    has a running job.
+    """
+    records = list(_records(endpoint))
+    try:
+        chosen = going(records, jobs=jobs, older_than=older_than, everything=everything, run=run)
+    except JobError as error:
+        raise LocalError(str(error)) from None
+    found = Removal(chosen.jobs, kept=chosen.kept)
+    needed, theirs = chosen.needed(records), chosen.theirs()
+    for uri, size in _objects(endpoint):
+        if not _below(uri, needed) and (everything or _below(uri, theirs)):
+            found.objects[uri] = size
+    if everything:
+        also = (
+            *(endpoint.home / name for name in ("demo", "models", "follow")),
+            *aside(endpoint.home),
+            *_strays(endpoint),
+        )
+        found.folders = [path for path in also if path.exists()]
+    return found
+
+
+def _strays(endpoint: Endpoint) -> Iterable[Path]:
+    """Folders of jobs without a record: it was set aside, or a removal was cut off."""
+    for folder in (state_folder(endpoint.home) / "jobs").iterdir():
+        with suppress(OSError):
+            if not (folder / "job.json").exists() and time.time() - folder.lstat().st_mtime > STRAY_SECONDS:
+                yield folder
+
+
+def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> int:
+    """Remove it; gives the bytes that the home folder takes less than before."""
+    before = usage(endpoint.home).total
+    s3, sagemaker = (endpoint.session().client(name) for name in ("s3", "sagemaker"))
+    by_bucket: dict[str, list[str]] = defaultdict(list)
+    for uri in found.objects:
+        bucket, key = split_uri(uri)
+        by_bucket[bucket].append(key)
+    for bucket, keys in by_bucket.items():
+        # Several are deleted by a request in XML, in which some characters cannot be.
+        for key in [key for key in keys if not key.isprintable()]:
+            s3.delete_object(Bucket=bucket, Key=key)
+            keys.remove(key)
+        for i in range(0, len(keys), 1000):
+            s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys[i : i + 1000]]})
+    # Records last: what is interrupted in between is found again by the next call.
+    for record in found.jobs:
+        sagemaker.delete_training_job(TrainingJobName=record.name)
+        for cursor in (endpoint.home / "follow").glob(f"*/{record.name}*.json"):
+            cursor.unlink(missing_ok=True)
+    for path in found.folders:
+        files.remove(path)
+    if everything:
+        with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
+            log.truncate()  # the server appends to it
+    return before - usage(endpoint.home).total
+
+
+def _running(home: Path) -> set[str]:
+    """Names of jobs that run; none where no control plane does."""
+    endpoint = running(home)
+    return {record.name for record in _records(endpoint) if record.status not in ENDED} if endpoint else set()
+
+
+def _records(endpoint: Endpoint) -> Iterable[Record]:
+    client = endpoint.session().client("sagemaker")
+    for page in client.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}):
+        for row in page["TrainingJobSummaries"]:
+            told: dict[str, Any] = dict(client.describe_training_job(TrainingJobName=row["TrainingJobName"]))
+            name = told["TrainingJobName"]
+            writes = {f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/"}
+            if checkpoints := told.get("CheckpointConfig"):
+                writes.add(checkpoints["S3Uri"].rstrip("/") + "/")
+            yield Record(
+                name, told["TrainingJobStatus"],
+                told["CreationTime"].timestamp(), told.get("TrainingEndTime", told["LastModifiedTime"]).timestamp(),
+                frozenset(
+                    source["S3Uri"]
+                    for channel in told.get("InputDataConfig") or []
+                    if (source := channel["DataSource"].get("S3DataSource"))
+                ),
+                frozenset(writes),
+                pool=(told.get("WarmPoolStatus") or {}).get("Status") == "Available",
+            )  # fmt: skip
+
+
+def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
+    client = endpoint.session().client("s3")
+    for bucket in client.list_buckets()["Buckets"]:
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket["Name"]):
+            for item in page.get("Contents", []):
+                yield f"s3://{bucket['Name']}/{item['Key']}", item["Size"]
+
+
+def _below(uri: str, prefixes: Iterable[str]) -> bool:
+    return any(uri.startswith(prefix) for prefix in prefixes)

@@ -1,0 +1,108 @@
+"""A tiny CPU image without a registry: a root folder that borrows this machine's programs and this Python, read-only.
+
+It holds a few kilobytes, so it is made at once and works where it was made. `programs` of another root folder, such as
+debootstrap makes it, are packed in place of those of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import LocalError
+from smtrain.plane.docker import BORROWS, plainly, present_image, program
+
+NAME = "smtrain-tiny"
+FOLDERS = ("dev", "proc", "sys", "etc", "home", "mnt", "opt", "root", "run", "srv", "tmp", "usr", "var/tmp")
+SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+USERS = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+GROUP = "root:x:0:\nnogroup:x:65534:\n"
+
+
+def make(client: Any, name: str, programs: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """Make the image; gives its id.
+
+    `programs` is a root folder (/usr, /bin, ...) to pack into it; None: this machine's /usr is borrowed. `env` are
+    variables of the image.
+    Raises `LocalError` where this machine's root folder is not one of today's, or Docker refuses.
+    """
+    import docker.errors
+    import docker.utils
+
+    lent = _lent(programs)
+    variables = {"PATH": f"{sys.prefix}/bin:{SYSTEM}", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **(env or {})}
+    changes = [*(f"ENV {key}={value}" for key, value in variables.items()), f"LABEL {BORROWS}={':'.join(lent)}"]
+    repository, given = docker.utils.parse_repository_tag(name)
+    tag = given or "latest"
+    before = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
+    with tempfile.NamedTemporaryFile(suffix=".tar") as packed, plainly(f"making image {name}"):
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            if programs:
+                tar.add(programs, arcname=".")
+            else:
+                _skeleton(tar)
+        packed.flush()
+        answer = client.api.import_image_from_file(packed.name, repository, tag, changes=changes)
+    if "error" in answer:
+        raise LocalError(f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}")
+    with plainly(f"making image {name}"):
+        # podman calls what it imports `latest`, whatever the tag is.
+        client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
+        made = str(client.images.get(name).id)
+    for image in before:
+        # Else every making leaves one without a name. One that a container uses is left to Docker.
+        with contextlib.suppress(docker.errors.APIError):
+            if image.id != made:
+                client.images.remove(image.id)
+    return made
+
+
+def usable_here(client: Any) -> str:
+    """The name of an image that borrows from this machine; it is made where it is not here, or lends another Python.
+
+    Raises `LocalError` as `make` does.
+    """
+    image = present_image(client, NAME)
+    lent = ((image.labels or {}).get(BORROWS) or "") if image else ""
+    if lent != ":".join(_lent(None)):
+        make(client, NAME)
+    return NAME
+
+
+def _lent(programs: Path | None) -> list[str]:
+    return sorted({sys.prefix, sys.base_prefix, *(() if programs else ("/usr",))})
+
+
+def _skeleton(tar: tarfile.TarFile) -> None:
+    """The root folder without programs: folders, links into /usr as on this machine, users, names."""
+    for folder in FOLDERS:
+        entry = tarfile.TarInfo(folder)
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755
+        tar.addfile(entry)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        if os.path.islink(f"/{name}"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(f"/{name}")
+            tar.addfile(entry)
+        elif os.path.isdir(f"/{name}"):
+            raise LocalError(
+                f"/{name} of this machine is a folder, not a link into /usr, so its programs cannot be lent: give a "
+                "root folder with --from"
+            )
+    for path, text in (("etc/passwd", USERS), ("etc/group", GROUP), ("etc/nsswitch.conf", "hosts: files dns\n")):
+        entry = tarfile.TarInfo(path)
+        entry.size = len(text)
+        tar.addfile(entry, io.BytesIO(text.encode()))
+    for path in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ssl/certs/ca-certificates.crt"):
+        if os.path.isfile(path):
+            tar.add(os.path.realpath(path), arcname=path[1:])
+    alternatives = Path("/etc/alternatives")
+    if alternatives.is_dir():
+        tar.add(alternatives, arcname="etc/alternatives")

@@ -1,0 +1,194 @@
+"""The table of all jobs, what they share (machines, quotas, ports), and the threads of those that run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from botocore.config import Config
+
+from smtrain.plane.client import ACCOUNT, REGION, Endpoint, state_folder
+from smtrain.plane.server import disk_reserve, pools, ports, processes
+from smtrain.plane.server.attempt import FAULT, SPOT
+from smtrain.plane.server.capacity import Capacity
+from smtrain.plane.server.containers import settings
+from smtrain.plane.server.files import make_folder, remove
+from smtrain.plane.server.hosts import default_environment
+from smtrain.plane.server.jobrun import JobRun
+from smtrain.plane.server.jobs import JobRecord
+from smtrain.plane.server.logstream import replay
+from smtrain.plane.server.quotas import Quotas
+from smtrain.plane.server.streams import forget
+from smtrain.plane.server.warm import WarmPython, offered
+from smtrain.plane.testing.faults import OWN_CLIENT
+from smtrain.plane.written import set_aside
+
+RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
+
+
+class Executor:
+    """All jobs of a home, by name."""
+
+    def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool, app: Any = None) -> None:
+        """`app` is the whole control plane as a WSGI application, for containers that cannot reach its own address."""
+        self.endpoint, self.grace, self.namespaces, self.app = endpoint, grace, namespaces, app
+        self.state = state_folder(endpoint.home)
+        self.folder = self.state / "jobs"
+        make_folder(self.folder)
+        self.jobs: dict[str, JobRecord] = {}
+        ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
+        self.client = endpoint.session().client("s3", config=Config(**ours))
+        self.capacity, self.quotas = Capacity(), Quotas()
+        self.hosts = settings.load(self.state)
+        self.warm = WarmPython(default_environment()) if offered(namespaces) else None
+        self._runs: dict[str, Any] = {}
+        self._ports: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def fault_of(self, error: Exception, what: str = "") -> str:
+        """FailureReason of a job that an error of this machine ended."""
+        if told := disk_reserve.sentence(error, self.state):
+            return f"ClientError: {what}{told}"
+        return f"{'ClientError' if what else 'InternalServerError'}: {what}{error}"
+
+    def restore(self) -> None:
+        """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
+        processes.end_all(self.folder, below=True)
+        settings.end_containers(self.state)
+        for folder in sorted(self.folder.iterdir(), key=_changed):
+            if not os.path.lexists(folder / "job.json"):
+                continue
+            remove(folder / "hosts")
+            try:
+                job = JobRecord.load(folder)
+                if not job.ended:
+                    job.finish("Failed", reason=RESTARTED)
+            except Exception as error:  # of this record; the other jobs are brought back
+                with contextlib.suppress(OSError):
+                    set_aside(folder / "job.json", f"is damaged ({error!r:.200})")
+                continue
+            replay(job)
+            self.jobs[job.name] = job
+
+    def submit(self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None) -> JobRecord | None:
+        """Start a job; None when its name is taken. `life` makes the thread that runs it, if it is no ordinary one.
+
+        Raises `quotas.LimitExceededError` where a quota would be passed, OSError where the disk takes nothing more.
+        """
+        name = request["TrainingJobName"]
+        with self._lock:
+            if name in self.jobs:
+                return None
+            pools.sweep(self.jobs.values())
+            pool = None if life else pools.matching(request, self.jobs.values())
+            if life is None:
+                self.quotas.check(request, [job for job in self.jobs.values() if job is not pool])
+            self._save_late()
+            disk_reserve.probe(self.state)
+            job = JobRecord(request, arn_of(name), self.folder / name)
+            try:
+                make_folder(job.folder)
+                job.save()
+                if pool:
+                    pools.reuse(pool, job)
+                self.jobs[name] = job
+                run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
+                run.start()
+            except BaseException:  # no thread can be started, the disk is full: then there is no such job
+                self._runs.pop(name, None)
+                self.jobs.pop(name, None)
+                if pool:
+                    pools.give_back(pool, job)
+                forget(name)
+                remove(job.folder)
+                raise
+        return job
+
+    def stop(self, job: JobRecord) -> bool:
+        """Ask a job to end; False when it already has."""
+        with job.lock:
+            if job.ended:
+                return False
+            if job.status != "Stopping":
+                job.move("Stopping", "Stopping")
+        if run := self._runs.get(job.name):
+            run.ask_to_stop()
+        return True
+
+    def interrupt(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Take the machines of a running job away: {"job": name, "kind": "spot" | "fault"}."""
+        job, kind = self.jobs[asked["job"]], asked["kind"]
+        run = self._runs.get(job.name)
+        if job.ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
+            raise ValueError(f"{job.name} does not run, or {kind!r} is neither spot nor fault")
+        if kind == "spot" and not job.request.get("EnableManagedSpotTraining"):
+            raise ValueError(f"{job.name} is not a spot job")
+        run.attempt.lose(SPOT if kind == "spot" else FAULT)
+        return {}
+
+    def set_hosts(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What hosts of jobs are that do not say it themselves; with nothing asked for, what it is."""
+        if asked:
+            self.hosts = settings.checked(asked)
+            settings.save(self.state, self.hosts)
+        return dict(vars(self.hosts))
+
+    def delete(self, job: JobRecord) -> bool:
+        """Forget an ended job and its logs; False while it runs."""
+        if not job.ended or job.name in self._runs:
+            return False
+        (job.folder / "job.json").unlink(missing_ok=True)  # first: what is left without it is no job
+        del self.jobs[job.name]
+        forget(job.name)
+        remove(job.folder)
+        return True
+
+    def busy(self) -> bool:
+        return bool(self._runs)
+
+    def settle(self, seconds: float) -> None:
+        """Wait until the folders of jobs that have ended are gone, which nobody would remove before the next start."""
+        deadline = time.monotonic() + seconds
+        for name, run in list(self._runs.items()):
+            if self.jobs[name].ended:
+                run.join(max(0.0, deadline - time.monotonic()))
+
+    def done(self, job: JobRecord) -> None:
+        """A job's thread ends: nothing of the job runs any more."""
+        self._runs.pop(job.name, None)
+        self._save_late()
+
+    def _save_late(self) -> None:
+        """Write down what the disk did not take before."""
+        for job in [job for job in self.jobs.values() if job.unsaved]:
+            job.record()
+
+    def take_port(self) -> int:
+        """A port of this machine for the rendezvous of a job's hosts, kept for them until it is given back."""
+        holder = ports.keep()
+        port = ports.port_of(holder)
+        self._ports[port] = holder
+        return port
+
+    def give_port(self, port: int) -> None:
+        if holder := self._ports.pop(port, None):
+            holder.close()
+
+
+def _changed(folder: Path) -> float:
+    """When a job's record was written last; 0 if there is none."""
+    try:
+        return (folder / "job.json").lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def arn_of(name: str) -> str:
+    """The ARN of a training job."""
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"

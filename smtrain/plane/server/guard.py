@@ -1,0 +1,150 @@
+"""The outermost layer of the server: every request gets an answer in the shape of its service, never an HTML page.
+
+An exception of any handler, ours or moto's, ends here. The client gets one sentence with the operation and the cause;
+server.log gets the traceback.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.plane.client import CONTROL_PATH
+from smtrain.plane.server import disk_reserve, operations
+from smtrain.plane.server.refusals import HERE
+from smtrain.plane.testing.faults import DroppedError, answer
+
+CAUSE = 300
+"""Characters of a cause that a sentence repeats."""
+# The services whose clients look for a code of their own when the server fails.
+_INTERNAL = {"s3": "InternalError", "iam": "ServiceFailure", "ec2": "InternalError"}
+_PAGE = re.compile(rb"\s*<!doctype html", re.IGNORECASE)
+
+
+class Guard:
+    """WSGI middleware around everything else."""
+
+    def __init__(self, app: Any, state: Path) -> None:
+        self.app, self.state = app, state
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        started: list[Any] = []
+
+        def start(status: str, headers: list[tuple[str, str]], _: Any = None) -> Any:
+            started[:] = [status, headers]
+            return _refuse_to_write
+
+        try:
+            answered = self.app(environ, start)
+            chunks = iter(answered)
+            first = next(chunks, b"")
+            status, headers = started
+        except DroppedError:
+            raise
+        except Exception as error:
+            return self._failed(environ, error, start_response)
+        if int(status[:3]) >= 400 and _PAGE.match(first):
+            page = b"".join(itertools.islice(itertools.chain([first], chunks), 100))
+            _close(answered)
+            return _of_page(environ, int(status[:3]), page, start_response)
+        start_response(status, headers)
+        return _Rest(first, chunks, answered)
+
+    def _failed(self, environ: dict[str, Any], error: Exception, start_response: Any) -> Iterable[bytes]:
+        """The answer to a request whose handler raised."""
+        service, operation = _named(environ)
+        if isinstance(error, NotImplementedError):
+            told = operations.refusal(service, operation)
+        elif "HTTP_X_AMZ_TARGET" in environ and not _is_json(environ):
+            told = (400, "SerializationException", f"the body of {operation} is not a JSON object; correct the request")
+        elif isinstance(error, RecursionError):
+            traceback.print_exception(error, limit=20)
+            told = (400, "SerializationException", f"the request for {operation} is nested too deeply; make it flatter")
+        else:
+            traceback.print_exception(error)
+            told = (500, _INTERNAL.get(service, "InternalFailure"), self._sentence(operation, error))
+        return _answered(environ, service, operation, told, start_response)
+
+    def _sentence(self, operation: str, error: Exception) -> str:
+        if told := disk_reserve.sentence(error, self.state):
+            return f"{operation} failed: {told}"
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        cause = cause if len(cause) <= CAUSE else f"{cause[:CAUSE]}..."
+        return f"{operation} failed in {HERE} ({cause}); {self.state / 'server.log'} has the traceback"
+
+
+class _Rest:
+    """A response that has begun; an error in it ends the connection, as its status has been sent."""
+
+    def __init__(self, first: bytes, chunks: Iterator[bytes], answered: Any) -> None:
+        self._chunks, self._answered = itertools.chain([first], chunks), answered
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def close(self) -> None:
+        _close(self._answered)
+
+
+def _close(answered: Any) -> None:
+    if close := getattr(answered, "close", None):
+        close()
+
+
+def _refuse_to_write(_: bytes) -> None:
+    raise TypeError("a response is what an application returns, not what it writes")
+
+
+def _of_page(environ: dict[str, Any], status: int, page: bytes, start_response: Any) -> Iterable[bytes]:
+    """The answer in place of a page: 404 and 405 are moto's for an operation that it does not have."""
+    service, operation = _named(environ)
+    if status in (404, 405):
+        return _answered(environ, service, operation, operations.refusal(service, operation), start_response)
+    text = page.decode(errors="replace").partition("<h1>")[2]
+    cause = " ".join(re.sub("<[^>]*>", " ", text).split())[:CAUSE]
+    code = "InvalidRequest" if status < 500 else _INTERNAL.get(service, "InternalFailure")
+    told = (status, code, f"{operation} failed in {HERE}: {cause}")
+    return _answered(environ, service, operation, told, start_response)
+
+
+def _answered(
+    environ: dict[str, Any], service: str, operation: str, told: tuple[int, str, str], start_response: Any
+) -> Iterable[bytes]:
+    if environ.get("PATH_INFO", "").startswith(CONTROL_PATH):
+        body = json.dumps({"error": told[2]}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response(f"{told[0]} Fault", headers)
+        return [body]
+    return answer(environ, f"{service}:{operation}", told, start_response)
+
+
+def _named(environ: dict[str, Any]) -> tuple[str, str]:
+    """Service and operation, without a read from the connection: the client may have sent all that it has to say."""
+    path = environ.get("PATH_INFO", "")
+    if path.startswith(CONTROL_PATH):
+        return "smtrain", f"the control call {path.removeprefix(CONTROL_PATH)!r}"
+    return operations.named({**environ, **_kept(environ)})
+
+
+def _kept(environ: dict[str, Any]) -> dict[str, Any]:
+    body = environ.get("wsgi.input")
+    if isinstance(body, io.BytesIO):  # a reader before us has put it back
+        return {"wsgi.input": io.BytesIO(body.getvalue()), "CONTENT_LENGTH": str(len(body.getvalue()))}
+    return {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
+
+
+def _is_json(environ: dict[str, Any]) -> bool:
+    """Whether the body is a JSON object; true if it can no longer be read."""
+    body = environ.get("wsgi.input")
+    if not isinstance(body, io.BytesIO):
+        return True
+    try:
+        return isinstance(json.loads(body.getvalue() or b"{}"), dict)
+    except (ValueError, RecursionError):
+        return False

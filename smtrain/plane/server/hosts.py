@@ -1,0 +1,288 @@
+"""One instance of a job, as the control plane sees it: its folders, its config files, its supervisor, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+from smtrain.plane.client import REGION, Endpoint
+from smtrain.plane.process import server_environment
+from smtrain.plane.server import links, pools, processes
+from smtrain.plane.server.channels import Channel, describe_inputs
+from smtrain.plane.server.files import remove, within
+from smtrain.plane.server.jobs import JobRecord, hosts_of
+from smtrain.plane.server.logstream import HostLog
+from smtrain.plane.server.toolkit import Command, search_path
+from smtrain.plane.testing.faults import OWN_CLIENT
+from smtrain.plane.written import opened
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
+# What a container without a network has of AWS: its region, and nothing to sign with.
+NO_CREDENTIALS = {
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+FOLDERS = ("input/config", "input/data", "model", "output/data", "output/intermediate", "checkpoints", "code", ".tmp")
+
+
+def default_environment() -> dict[str, str]:
+    """What every job has: nothing of the shell that started the control plane but HOME, the language, and how many
+    threads a process may use here."""
+    inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
+    # As in the deep learning images: lines reach the log when they are printed.
+    return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
+
+
+@dataclass(frozen=True)
+class HostEvent:
+    """Something that happened to a host: `ready` with the supervisor's report, `exit` with a code, `disk` with the
+    error of a log that the disk takes no more of."""
+
+    host: Host
+    kind: str
+    value: Any
+
+
+def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed then."""
+    ends = os.pipe()
+    for end in ends:
+        closing.callback(os.close, end)
+    return ends
+
+
+class Host:
+    """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
+
+    interface = "lo"
+    everyone = False
+    """Whether other users than ours read what is mounted."""
+    package_parent = str(PACKAGE_PARENT)
+
+    def __init__(self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]) -> None:
+        self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
+        everyone = hosts_of(job.request)
+        self.name, self.instance_type, self.group = everyone[rank]
+        self.names = [name for name, _, _ in everyone]
+        self.folder = job.folder / "hosts" / self.name
+        self.ml = self.folder / "ml"
+        self.log = HostLog(job, self.name, lambda error: self.events.put(HostEvent(self, "disk", error)))
+        self.exit_code: int | None = None
+        self.lost: str | None = None
+        """Why the host ended without an exit of its script."""
+        self.out_of_memory = False
+        """Whether the kernel killed a process of it for the memory that the host may have."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads: list[threading.Thread] = []
+
+    def prepare(self) -> None:
+        """Lay out /opt/ml and input/config as on an instance."""
+        for name in FOLDERS:
+            (self.ml / name).mkdir(parents=True, exist_ok=True)
+        request = self.job.request
+        if pools.keep_alive(request):
+            pools.take_cache(self.job, self.ml, self.name)
+        groups: dict[str, dict[str, Any]] = {}
+        for name, kind, group in hosts_of(request):
+            entry = groups.setdefault(group, {"instance_group_name": group, "instance_type": kind, "hosts": []})
+            entry["hosts"].append(name)
+        resources = {
+            "current_host": self.name,
+            "current_instance_type": self.instance_type,
+            "current_group_name": self.group,
+            "hosts": self.names,
+            "instance_groups": list(groups.values()),
+            "network_interface_name": self.interface,
+        }
+        for name, content in (
+            ("hyperparameters", request.get("HyperParameters") or {}),
+            ("resourceconfig", resources),
+            ("inputdataconfig", describe_inputs(request)),
+        ):
+            (self.ml / f"input/config/{name}.json").write_text(json.dumps(content))
+        known = "".join(f"127.0.0.1 {name}\n" for name in self.names)
+        (self.folder / "etc_hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
+
+    def channel_folder(self, name: str) -> Path:
+        return self.ml / "input" / "data" / name
+
+    def mountpoint(self, channel: str) -> str:
+        """Where a lazy channel is mounted, as the supervisor sees it."""
+        return f"/opt/ml/input/data/{channel}"
+
+    def path_of(self, absolute: str) -> Path:
+        """Where a path below /opt/ml of this host lies on the machine."""
+        return within(self.ml, absolute.removeprefix("/opt/ml/"))
+
+    def start(
+        self, command: Command, port: int, lazy: list[Channel], namespaces: bool, network: int, more: dict[str, str]
+    ) -> None:
+        """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
+
+        `network` is the process that keeps an isolated job's network, or 0. `more` are variables that the request may
+        change.
+        """
+        spec = {
+            "ml": str(self.ml),
+            "hosts_file": str(self.folder / "etc_hosts"),
+            "hostname": self.name,
+            "namespaces": namespaces,
+            "network": network,
+            "package_parent": self.package_parent,
+            "argv": command.argv,
+            "env": {**command.environment, **more, **self._environment(port)},
+            "fastfile": self._fastfile(lazy),
+        }
+        self._launch("smtrain.plane.server.sandbox", spec)
+
+    def _launch(self, module: str, spec: dict[str, Any]) -> None:
+        """Start a supervisor, which speaks the protocol that is said in `sandbox`."""
+        spec_path = self.folder / "spec.json"
+        spec_path.write_text(json.dumps(spec))
+        with contextlib.ExitStack() as closing:
+            output, output_end = _pipe(closing)
+            status, status_end = _pipe(closing)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(spec_path), str(status_end)],
+                cwd=PACKAGE_PARENT,
+                env={**server_environment(), processes.MARK: str(self.folder)},
+                stdin=subprocess.PIPE,
+                stdout=output_end,
+                pass_fds=[status_end],
+                start_new_session=True,
+            )
+            for target, descriptor in ((self.log.pump, output), (self._follow, status)):
+                own = os.dup(descriptor)
+                try:
+                    thread = threading.Thread(target=target, args=(own,), daemon=True)
+                    thread.start()
+                except BaseException:
+                    os.close(own)
+                    raise
+                self._threads.append(thread)
+
+    def _environment(self, port: int) -> dict[str, str]:
+        """What the leader sees."""
+        return {
+            **default_environment(),
+            "PATH": search_path(self.job.request),
+            **(NO_CREDENTIALS if self.job.isolated else self.endpoint.environment()),
+            **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
+            **(self.job.request.get("Environment") or {}),
+            "TRAINING_JOB_NAME": self.job.name,
+            "TRAINING_JOB_ARN": self.job.arn,
+            "AWS_REGION": REGION,
+            "SMTRAIN_MASTER_PORT": str(port),
+            processes.MARK: str(self.folder),
+        }
+
+    def _fastfile(self, lazy: list[Channel]) -> dict[str, Any]:
+        """How to start what mounts the lazy channels."""
+        channels: dict[str, dict[str, Any]] = {}
+        for channel in lazy:
+            self.channel_folder(channel.name).mkdir(parents=True, exist_ok=True)
+            channels[channel.name] = {
+                "bucket": channel.bucket,
+                "entries": [astuple(entry) for entry in channel.entries],
+                "mountpoint": self.mountpoint(channel.name),
+                "everyone": self.everyone,
+                "log": str(self.folder / f"fastfile-{channel.name}.log"),
+            }
+        spec = self.folder / "fastfile.json"
+        spec.write_text(json.dumps(channels))
+        for described in channels.values():
+            del described["entries"]
+        return {
+            "command": [sys.executable, "-m", "smtrain.plane.server.fastfile", str(spec)],
+            "env": {**server_environment(), **self.endpoint.environment(), "AWS_SDK_UA_APP_ID": OWN_CLIENT},
+            "log": str(self.folder / "fastfile.log"),
+            "channels": channels,
+        }
+
+    def _follow(self, descriptor: int) -> None:
+        """Turn the supervisor's status lines into events. One that ends without a word was killed: exit 137."""
+        with os.fdopen(descriptor) as lines:
+            for line in lines:
+                try:
+                    self._heed(json.loads(line))
+                except Exception as error:  # cut off with the supervisor; the end of all lines says how it ended
+                    print(f"warning: host {self.name} of {self.job.name} said {line[:200]!r} ({error!r})", flush=True)
+        assert self._process is not None
+        ended = self._process.wait()
+        if self.exit_code is None:
+            self.exit_code = 137
+            how = signal.Signals(-ended).name if ended < 0 else f"status {ended}"
+            self.lost = f"the process that ran host {self.name} ended with {how}; all that it had started was ended"
+        self._end_rest()
+        self.events.put(HostEvent(self, "exit", self.exit_code))
+
+    def _heed(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.events.put(HostEvent(self, "ready", message["ready"]))
+        else:
+            self.exit_code, self.lost = int(message["exit"]), message.get("lost") or None
+            self.out_of_memory = message.get("oom", False)
+
+    def go(self) -> None:
+        self._tell(b"go\n")
+
+    def terminate(self) -> None:
+        """SIGTERM to the leader alone."""
+        self._tell(b"term\n")
+
+    def kill(self) -> None:
+        """SIGKILL to everything the host runs."""
+        self._tell(b"kill\n")
+
+    def force(self) -> None:
+        """End a host whose supervisor does not do what it is told (it was stopped, or its disk hangs)."""
+        if self._process:
+            self._process.kill()
+        self._end_rest()
+
+    def _end_rest(self) -> None:
+        """End what a supervisor has left running."""
+        processes.end_all(self.folder)
+
+    def _tell(self, command: bytes) -> None:
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                self._process.stdin.write(command)
+                self._process.stdin.flush()
+
+    def join(self) -> None:
+        """End a supervisor that never got its `go`, and wait until all output is in the log."""
+        if self._process and self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            try:
+                self._process.wait(OBEYS_WITHIN)
+            except subprocess.TimeoutExpired:
+                self.force()
+        for thread in self._threads:
+            thread.join()
+
+    def failure(self) -> str:
+        """What the script wrote to /opt/ml/output/failure, else its last line of output."""
+        path = links.resolved(self.ml, self.ml / "output" / "failure")
+        with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+            text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
+            if said := text.strip(" \t\r\n\0")[:1024]:
+                return said
+        return self.log.last_line
+
+    def discard(self) -> None:
+        self.log.close()
+        remove(self.folder)

@@ -1,0 +1,247 @@
+"""The records of S3 on disk: one SQLite file with buckets and object versions, written after every change."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import re
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from moto.s3 import models
+
+from smtrain.core.disk import disk_number
+from smtrain.plane.client import ACCOUNT
+from smtrain.plane.server import disk_reserve
+from smtrain.plane.server.blobs import BlobFolder
+from smtrain.plane.server.files import make_folder
+from smtrain.plane.written import make_way, set_aside
+
+# What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
+KEPT = (
+    "_etag", "contentsize", "_storage_class", "_version_id", "_is_versioned", "encryption", "kms_key_id",
+    "bucket_key_enabled", "checksum_algorithm", "checksum_value", "checksum_type", "checksum_parts",
+)  # fmt: skip
+
+
+BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
+BUCKETS = "SELECT name, record FROM buckets"
+OBJECTS = "SELECT bucket, key, record FROM objects"
+
+
+class ObjectIndex:
+    """One row per object version; `ordinal` keeps the order of versions of a key."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()
+        self.db = sqlite3.connect(path, check_same_thread=False)
+        self.db.text_factory = bytes  # one text that is not UTF-8 must not keep the others from being read
+        self.db.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
+            "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
+            "CREATE TABLE IF NOT EXISTS objects (bucket TEXT, key TEXT, ordinal INTEGER, record TEXT NOT NULL,"
+            " PRIMARY KEY (bucket, key, ordinal));"
+        )
+        self._keys: set[tuple[str, str]] = set()
+        self._bodies: list[Path] = []
+        """What could not be written down yet, and the bodies that may go once it is."""
+
+    def put_bucket(self, name: str, record: dict[str, Any] | None) -> None:
+        """Write a bucket's record; None removes it with all it holds."""
+
+        def write() -> None:
+            with self.db:
+                self.db.execute("DELETE FROM buckets WHERE name = ?", (name,))
+                if record is None:
+                    self.db.execute("DELETE FROM objects WHERE bucket = ?", (name,))
+                else:
+                    self.db.execute("INSERT INTO buckets VALUES (?, ?)", (name, json.dumps(record)))
+
+        with self.lock:
+            disk_reserve.insist(write)
+
+    def put_keys(
+        self, backend: models.S3Backend, keys: set[tuple[str, str]], bodies: list[Path], *, gone: bool
+    ) -> None:
+        """Write the present state of these keys, then remove `bodies`, which no record names any more.
+
+        The state is read under the lock, so the last writer is right. What could not be written is tried again with
+        the next change; with `gone` (a deletion) the bodies go first where the disk has no room for the record.
+        """
+        with self.lock:
+            self._keys |= keys
+            self._bodies += bodies
+            try:
+                disk_reserve.insist(lambda: self._write(backend))
+            except sqlite3.Error as error:
+                if not gone or disk_number(error) is None:
+                    raise
+                self._remove()
+                self._write(backend)
+            self._keys = set()
+            self._remove()
+
+    def _write(self, backend: models.S3Backend) -> None:
+        with self.db:
+            for bucket, key in self._keys:
+                self.db.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key))
+                if bucket not in backend.buckets:
+                    continue
+                versions = backend.buckets[bucket].keys.getlist(key, [])
+                rows = [(bucket, key, i, json.dumps(_record(backend, v))) for i, v in enumerate(versions)]
+                self.db.executemany("INSERT INTO objects VALUES (?, ?, ?, ?)", rows)
+
+    def _remove(self) -> None:
+        while self._bodies:
+            self._bodies[-1].unlink(missing_ok=True)
+            self._bodies.pop()
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the file; nothing may be stored afterwards."""
+        self.lock.acquire()
+        self.db.close()
+
+
+def opened(folder: Path) -> ObjectIndex:
+    """The index of this folder; one that SQLite cannot read is set aside together with all bodies, and said."""
+    path = folder / "index.sqlite"
+    for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        make_way(file)
+    try:
+        found = disk_reserve.insist(lambda: ObjectIndex(path))
+        fault = found.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")
+        if fault == "ok":
+            found.db.execute(OBJECTS + " LIMIT 1").fetchall()
+            found.db.execute(BUCKETS + " LIMIT 1").fetchall()
+            return found
+        found.close()
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        if disk_number(error) is not None:
+            raise
+        fault = str(error)
+    aside = folder.with_name(f"{folder.name}.damaged-{time.time_ns()}")
+    folder.rename(aside)
+    folder.mkdir()
+    print(f"warning: {path} is damaged ({fault}); S3 begins anew, and all it held lies in {aside}", flush=True)
+    return ObjectIndex(path)
+
+
+def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) -> None:
+    """Bring back buckets and objects; a record that cannot be read or has lost its body is left out, and said."""
+    used: set[str] = set()
+    whole = True
+    if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.any():
+        # The index was lost: what a later one does not name would be removed.
+        set_aside(blobs.root, "holds objects that no index names")
+        make_folder(blobs.root)
+    # Any error is of one row, and leaves out that row alone.
+    for row in index.db.execute(BUCKETS).fetchall():
+        try:
+            name, text = map(_text, row)
+            if not BUCKET.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a bucket")
+            record = json.loads(text)
+            of_type(record, {"region": str, "created": str, "versioning": (str, type(None))})
+            bucket = backend.create_bucket(name, record["region"])
+            bucket.creation_date = datetime.datetime.fromisoformat(record["created"])
+            bucket.versioning_status = record["versioning"]
+        except Exception as error:
+            print(f"warning: the record of bucket {_shown(row[0])} is damaged ({error!r}); it is left out", flush=True)
+    for row in index.db.execute(OBJECTS + " ORDER BY bucket, key, ordinal").fetchall():
+        try:
+            bucket_name, key, text = map(_text, row)
+            used |= _restore_version(backend, blobs, bucket_name, key, json.loads(text))
+        except Exception as error:
+            whole = False
+            said = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
+            _hide_older(backend, row)
+            uri = "/".join(_shown(column) for column in row[:2])
+            print(f"warning: s3://{uri} cannot be brought back ({said}); it is left out", flush=True)
+    if whole:  # else a body may belong to what could not be read
+        blobs.sweep(used)
+
+
+def _restore_version(
+    backend: models.S3Backend, blobs: BlobFolder, bucket_name: str, key: str, record: dict[str, Any]
+) -> set[str]:
+    """Bring back one version; gives the name of its body."""
+    of_type(record, {"modified": str})
+    store = backend.buckets[bucket_name].keys
+    modified = datetime.datetime.fromisoformat(record["modified"])
+    if modified.utcoffset():
+        raise ValueError(f"its time {modified} is not of UTC, as ours are")
+    used = set()
+    if "marker" in record:
+        of_type(record, {"marker": str})
+        version: Any = models.FakeDeleteMarker(store.get(key))
+        version._version_id = record["marker"]
+    else:
+        of_type(record, {"blob": str, "attributes": dict, "metadata": dict, "tags": dict})
+        of_type(record["attributes"], {"contentsize": int, "_etag": str, "_storage_class": str})
+        of_type(record["metadata"], dict.fromkeys(record["metadata"], str))
+        of_type(record["tags"], dict.fromkeys(record["tags"], str))
+        path = blobs.path(record["blob"])
+        if not path.is_file() or path.stat().st_size != record["attributes"]["contentsize"]:
+            raise ValueError(f"its body has {path.stat().st_size} bytes, not {record['attributes']['contentsize']}")
+        adopted: Any = Adopted(path)
+        version = models.FakeKey(key, adopted, ACCOUNT, backend.region_name, bucket_name=bucket_name, etag="known")
+        vars(version).update({k: v for k, v in record["attributes"].items() if k in KEPT})
+        version.set_metadata(record["metadata"])
+        if record["tags"]:
+            backend.tagger.tag_resource(version.arn, [{"Key": k, "Value": v} for k, v in record["tags"].items()])
+        used.add(path.name)
+    version.last_modified = modified
+    store[key] = version
+    return used
+
+
+def _hide_older(backend: models.S3Backend, row: tuple[Any, ...]) -> None:
+    """Put a delete marker in the place of a version that is left out: an older one must not be taken for it."""
+    with contextlib.suppress(Exception):
+        store = backend.buckets[_text(row[0])].keys
+        store[_text(row[1])] = models.FakeDeleteMarker(store[_text(row[1])])
+
+
+def _text(column: object) -> str:
+    """A column that is text as UTF-8 has it. Raises ValueError for any other."""
+    if not isinstance(column, bytes):
+        raise ValueError(f"{column!r} is no text")
+    return column.decode()
+
+
+def _shown(column: object) -> str:
+    """A column in a message."""
+    return column.decode(errors="backslashreplace") if isinstance(column, bytes) else repr(column)
+
+
+def of_type(record: Any, wanted: dict[str, Any]) -> None:
+    """Raise ValueError unless a record has members of these types."""
+    if not isinstance(record, dict):
+        raise ValueError("it is no object")
+    for name, kind in wanted.items():
+        if name not in record or not isinstance(record[name], kind):
+            raise ValueError(f"its {name} is {record.get(name)!r:.60}")
+
+
+class Adopted:
+    """A body that already lies in the blob folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+
+def _record(backend: models.S3Backend, version: Any) -> dict[str, Any]:
+    modified = version.last_modified.isoformat()
+    if isinstance(version, models.FakeDeleteMarker):
+        return {"marker": version.version_id, "modified": modified}
+    return {
+        "blob": version.blob.name,
+        "modified": modified,
+        "metadata": dict(version.metadata),
+        "tags": backend.tagger.get_tag_dict_for_resource(version.arn),
+        "attributes": {name: getattr(version, name) for name in KEPT},
+    }

@@ -1,0 +1,207 @@
+"""A host's output, line by line: to disk, to the CloudWatch Logs API, and through the metric expressions."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from moto.cloudwatch.models import MetricAggregatedDatum, cloudwatch_backends
+
+from smtrain.core.facts.sagemaker import LOG_GROUP
+from smtrain.plane.client import ACCOUNT, REGION
+from smtrain.plane.server.jobs import JobRecord
+from smtrain.plane.server.logfile import LogFile
+from smtrain.plane.server.scanner import Scanner
+from smtrain.plane.server.streams import EVENT_BYTES, stream_of
+
+LINE_BYTES = (256 << 10) - EVENT_BYTES
+"""Of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LARGEST = 2.0**360
+"""Of a metric: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
+_scanner = Scanner()
+
+
+class HostLog:
+    """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
+
+    def __init__(self, job: JobRecord, host: str, lost: Callable[[OSError], None]) -> None:
+        """`lost` is told once when the file takes no more; the lines are kept in memory and tried with every write."""
+        self.job = job
+        folder = job.folder / "logs"
+        folder.mkdir(exist_ok=True)
+        epoch = int(time.time())
+        while (folder / f"{host}-{epoch}.jsonl").exists():  # another attempt in the same second
+            epoch += 1
+        self.name = f"{host}-{epoch}"
+        self._log = LogFile(folder / f"{self.name}.jsonl", lost)
+        self._stream = stream_of(f"{job.name}/{self.name}", self._log)
+        self._metrics = Metrics(job)
+        self._lock = threading.Lock()
+        self._clock = 0
+        self.last_line = ""
+
+    def write(self, lines: list[str]) -> None:
+        """Append lines, all of this moment. Timestamps never go back, so that readers see the order written."""
+        with self._lock:
+            self._clock = max(self._clock, int(time.time() * 1000))
+            self._stream.append([(self._clock, line) for line in lines])
+            self.last_line = next((line.strip() for line in reversed(lines) if line.strip()), self.last_line)
+            if given_up := self._metrics.scan(self._clock, lines):
+                self._stream.append([(self._clock, line) for line in given_up])
+
+    def pump(self, descriptor: int) -> None:
+        """Copy everything that arrives until its last writer is gone. A line that is too long for an event is cut.
+
+        The pipe is read on if a line cannot be kept: its writers would stand still for ever.
+        """
+        try:
+            for lines in _lines(descriptor):
+                try:
+                    self.write(lines)
+                except Exception:
+                    traceback.print_exc()
+        except Exception:
+            traceback.print_exc()
+            while os.read(descriptor, 1 << 16):
+                pass
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """What the disk does not take by now is in memory alone."""
+        with self._lock:
+            self._log.close()
+
+
+class Metrics:
+    """The metrics of a job. An expression that cannot be used is given up, which the job's log says."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self._job = job
+        self._second: dict[str, tuple[int, MetricAggregatedDatum]] = {}
+        """By name, the second of the last point and what all points of it come to: CloudWatch shows no finer."""
+        self._patterns: dict[str, str] = {}
+        with suppress(Exception):  # a damaged record has none
+            for definition in job.request["AlgorithmSpecification"].get("MetricDefinitions") or []:
+                self._patterns[str(definition["Name"])] = str(definition["Regex"])
+            for name in job.state["given_up"]:
+                self._patterns.pop(name, None)
+
+    def scan(self, stamp: int, lines: list[str]) -> list[str]:
+        """Keep what lines of this time (ms) hold; gives what is to be said of expressions that are given up."""
+        if not self._patterns:
+            return []
+        names = list(self._patterns)
+        try:
+            found = _scanner.find(list(self._patterns.values()), lines)
+        except (OSError, ValueError) as error:
+            print(f"warning: metrics of {self._job.name} cannot be looked for: {error}", flush=True)
+            return []
+        said = []
+        for name, texts in zip(names, found, strict=True):
+            if isinstance(texts, str):
+                del self._patterns[name]
+                self._job.give_up_metric(name)
+                said.append(f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}")
+                continue
+            for value in _numbers(texts):
+                self._keep(name, value, stamp)
+        return said
+
+    def _keep(self, name: str, value: float, stamp: int) -> None:
+        self._job.record_metric(name, value, stamp / 1000)
+        second, datum = self._second.get(name, (0, None))
+        if datum is None or second != stamp // 1000:
+            # moto compares with naive UTC times.
+            at = datetime.datetime.fromtimestamp(stamp // 1000, datetime.timezone.utc).replace(tzinfo=None)
+            dimensions = [{"Name": "TrainingJobName", "Value": self._job.name}]
+            datum = MetricAggregatedDatum(LOG_GROUP, name, value, value, 1, value, dimensions, at, "None")
+            self._second[name] = stamp // 1000, datum
+            cloudwatch_backends[ACCOUNT][REGION].metric_data.append(datum)
+            return
+        datum.min, datum.max = min(datum.min, value), max(datum.max, value)
+        datum.sum, datum.sample_count = datum.sum + value, datum.sample_count + 1
+
+
+def _numbers(texts: list[str]) -> Iterator[float]:
+    """The numbers that CloudWatch takes: neither NaN nor infinite nor larger than its largest."""
+    for text in texts:
+        if len(text) < 400 and _NUMBER.fullmatch(text.strip()):
+            value = float(text)
+            if math.isfinite(value) and abs(value) <= _LARGEST:
+                yield value
+
+
+def _lines(descriptor: int) -> Iterator[list[str]]:
+    """The lines that arrive, as many at a time as there are, until the last writer is gone."""
+    rest, cut = b"", 0
+    while chunk := os.read(descriptor, 1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        found: list[str] = []
+        for line in whole:
+            pieces = _pieces(line)
+            found += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
+            cut = 0
+        *full, rest = _cuts(rest)
+        for piece in full:
+            found += _texts(piece)
+            cut += len(piece)
+        if found:
+            yield found
+    if rest or cut:
+        yield [*_pieces(rest), *([_cut(cut + len(rest))] if cut else [])]
+
+
+def _pieces(line: bytes) -> list[str]:
+    """A line as text, in as many pieces as events it needs."""
+    return [text for piece in _cuts(line) for text in _texts(piece)]
+
+
+def _cuts(line: bytes) -> list[bytes]:
+    """The bytes of a line in pieces, of which the last may go on."""
+    pieces = []
+    while len(line) > LINE_BYTES:
+        at = _boundary(line)
+        pieces.append(line[:at])
+        line = line[at:]
+    return [*pieces, line]
+
+
+def _texts(piece: bytes) -> list[str]:
+    """A piece as text: in several, if it is not UTF-8 and so takes up to three times as many bytes as it had."""
+    text = piece.decode("utf-8", "replace")
+    most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
+    return [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
+
+
+def _boundary(line: bytes) -> int:
+    """The last place for a cut that is not within a character."""
+    at = LINE_BYTES
+    while at > LINE_BYTES - 4 and line[at] & 0xC0 == 0x80:
+        at -= 1
+    return at
+
+
+def _cut(size: int) -> str:
+    return f"smtrain: the line above has {size:,} bytes; it was cut every {LINE_BYTES:,}, as CloudWatch does"
+
+
+def replay(job: JobRecord) -> None:
+    """Bring a job's streams and metric points back from its files, after a restart; a file that cannot be is said."""
+    metrics = Metrics(job)
+    for path in sorted((job.folder / "logs").glob("*.jsonl")):
+        try:
+            log, batches = LogFile.found(path)
+            for batch in batches:
+                metrics.scan(batch[0][0], [line for _, line in batch])
+            stream_of(f"{job.name}/{path.stem}", log)
+        except Exception as error:
+            print(f"warning: {path} cannot be read ({error!r}); it is left out", flush=True)

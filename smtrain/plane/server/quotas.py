@@ -1,0 +1,193 @@
+"""Service Quotas for SageMaker: the quotas by their real names, their API, and what CreateTrainingJob makes of them.
+
+The codes are made up (a hash of the name): real ones differ, so clients must look quotas up by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from moto.core.exceptions import JsonRESTError
+from moto.servicequotas.responses import ServiceQuotasResponse
+
+from smtrain.core.botocore_models import described
+from smtrain.core.facts.sagemaker import PER_JOB, RUN_TIME, SPOT, TRAINING, WARM_POOL
+from smtrain.plane.client import ACCOUNT, REGION
+from smtrain.plane.server import validation
+from smtrain.plane.server.jobs import JobRecord, hosts_of
+
+# Generous, so that only who sets a quota meets it.
+DEFAULT_INSTANCES, DEFAULT_SECONDS = 1000.0, 2_419_200.0
+
+
+class LimitExceededError(JsonRESTError):
+    """SageMaker's ResourceLimitExceeded."""
+
+    code = 400
+
+    def __init__(self, quota: str, limit: float, used: int, wanted: int) -> None:
+        super().__init__(
+            "ResourceLimitExceeded",
+            f"The account-level service limit '{quota}' is {limit:.0f} Instances, with current utilization of "
+            f"{used} Instances and a request delta of {wanted} Instances. Please use AWS Service Quotas to request an "
+            "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an "
+            "increase for this quota.",
+        )
+
+
+class Quotas:
+    """The quotas of the account."""
+
+    def __init__(self) -> None:
+        kinds = sorted(getattr(described("sagemaker").shape_for("TrainingInstanceType"), "enum", []))
+        names = [name.format(type=kind) for kind in kinds for name in (TRAINING, SPOT, WARM_POOL)]
+        self.values = dict.fromkeys([*names, PER_JOB], DEFAULT_INSTANCES) | {RUN_TIME: DEFAULT_SECONDS}
+        self._defaults = dict(self.values)
+        self.requested: list[dict[str, Any]] = []
+
+    def control(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Set quotas by name, {"values": {name: number}}; {"clear": true} brings the defaults back."""
+        if asked.get("clear"):
+            self.values, self.requested = dict(self._defaults), []
+        values = asked.get("values") or {}
+        if unknown := values.keys() - self.values.keys():
+            raise ValueError(f"no such quota: {', '.join(sorted(unknown))}")
+        self.values.update({name: float(value) for name, value in values.items()})
+        return {}
+
+    def check(self, request: dict[str, Any], jobs: Iterable[JobRecord]) -> None:
+        """Raise `LimitExceededError` where a request would pass a quota."""
+        jobs = list(jobs)
+        hosts = hosts_of(request)
+        if len(hosts) > self.values[PER_JOB]:
+            raise LimitExceededError(PER_JOB, self.values[PER_JOB], 0, len(hosts))
+        spot = bool(request.get("EnableManagedSpotTraining"))
+        uses = [SPOT if spot else TRAINING]
+        if request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+            uses.append(WARM_POOL)
+        for kind in {kind for _, kind, _ in hosts}:
+            wanted = sum(kind == other for _, other, _ in hosts)
+            for use in uses:
+                name = use.format(type=kind)
+                limit = self.values.get(name, DEFAULT_INSTANCES)
+                used = sum(_used(job, kind, use) for job in jobs)
+                if used + wanted > limit:
+                    raise LimitExceededError(name, limit, used, wanted)
+
+    def described(self, name: str) -> dict[str, Any]:
+        seconds = name == RUN_TIME
+        return {
+            "ServiceCode": "sagemaker",
+            "ServiceName": "Amazon SageMaker",
+            "QuotaArn": f"arn:aws:servicequotas:{REGION}:{ACCOUNT}:sagemaker/{code_of(name)}",
+            "QuotaCode": code_of(name),
+            "QuotaName": name,
+            "Value": self.values[name],
+            "Unit": "Seconds" if seconds else "None",
+            "Adjustable": True,
+            "GlobalQuota": False,
+            "QuotaAppliedAtLevel": "ACCOUNT",
+        }
+
+
+def code_of(name: str) -> str:
+    """L- and eight hex digits, as real codes look."""
+    return "L-" + hashlib.sha256(name.encode()).hexdigest()[:8].upper()
+
+
+def _used(job: JobRecord, kind: str, use: str) -> int:
+    """Instances of a type that a job counts for under one use."""
+    count = sum(kind == other for _, other, _ in hosts_of(job.request))
+    if use == WARM_POOL:
+        held = not job.ended and job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds")
+        return count if held or (job.ended and job.pool_status() == "Available") else 0
+    spot = bool(job.request.get("EnableManagedSpotTraining"))
+    return count if not job.ended and spot == (use == SPOT) else 0
+
+
+def install(quotas: Quotas) -> None:
+    """Put our handlers in place of moto's, which knows no SageMaker."""
+
+    def missing(what: str) -> JsonRESTError:
+        message = f"The request failed because the specified {what} does not exist."
+        return JsonRESTError("NoSuchResourceException", message)
+
+    def asked_of(self: Any) -> dict[str, Any]:
+        asked: dict[str, Any] = json.loads(self.body)
+        if asked.get("ServiceCode") != "sagemaker":
+            raise missing("service")
+        return asked
+
+    def named(code: str) -> str:
+        for name in quotas.values:
+            if code_of(name) == code:
+                return name
+        raise missing("quota")
+
+    def list_service_quotas(self: Any) -> str:
+        asked = asked_of(self)
+        names = sorted(quotas.values)
+        if code := asked.get("QuotaCode"):
+            names = [named(code)]
+        try:
+            start = int(base64.b64decode(asked["NextToken"])) if asked.get("NextToken") else 0
+        except ValueError:
+            raise JsonRESTError("InvalidPaginationTokenException", "Invalid pagination token provided.") from None
+        end = start + int(asked.get("MaxResults") or 100)
+        page: dict[str, Any] = {"Quotas": [quotas.described(name) for name in names[start:end]]}
+        if end < len(names):
+            page["NextToken"] = base64.b64encode(str(end).encode()).decode()
+        return json.dumps(page)
+
+    def get_service_quota(self: Any) -> str:
+        return json.dumps({"Quota": quotas.described(named(asked_of(self)["QuotaCode"]))})
+
+    def request_service_quota_increase(self: Any) -> str:
+        asked = asked_of(self)
+        name = named(asked["QuotaCode"])
+        if asked["DesiredValue"] <= quotas.values[name]:
+            raise JsonRESTError(
+                "IllegalArgumentException", "You must provide a quota value greater than the current quota value."
+            )
+        shown = quotas.described(name)
+        told = {
+            **{key: shown[key] for key in ("ServiceCode", "ServiceName", "QuotaArn", "QuotaCode", "QuotaName", "Unit")},
+            "Id": hashlib.sha256(f"{name}{time.time_ns()}".encode()).hexdigest()[:32],
+            "DesiredValue": asked["DesiredValue"],
+            "Status": "PENDING",
+            "Created": time.time(),
+            "LastUpdated": time.time(),
+        }
+        quotas.requested.append(told)
+        return json.dumps({"RequestedQuota": told})
+
+    def list_requested_service_quota_change_history_by_quota(self: Any) -> str:
+        code = asked_of(self)["QuotaCode"]
+        return json.dumps({"RequestedQuotas": [told for told in quotas.requested if told["QuotaCode"] == code]})
+
+    for handler in (
+        list_service_quotas,
+        get_service_quota,
+        request_service_quota_increase,
+        list_requested_service_quota_change_history_by_quota,
+    ):
+        operation = "".join(word.capitalize() for word in handler.__name__.split("_"))
+        setattr(ServiceQuotasResponse, handler.__name__, _validated(operation, handler))
+    defaults: Any = _validated("ListAWSDefaultServiceQuotas", list_service_quotas)
+    ServiceQuotasResponse.list_aws_default_service_quotas = defaults  # type: ignore[method-assign]
+
+
+def _validated(operation: str, handler: Any) -> Any:
+    """The handler, behind the service's own validation of what it was asked."""
+
+    def run(self: Any) -> Any:
+        if fault := validation.fault_of("service-quotas", operation, json.loads(self.body)):
+            raise JsonRESTError("IllegalArgumentException", fault)
+        return handler(self)
+
+    return run

@@ -1,0 +1,121 @@
+"""What the control plane refuses of a request: what it cannot honour, and what AWS refuses beyond its model."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from smtrain.plane.server import pools
+
+HERE = "smtrain's local control plane"
+# Parts of a request that would start or feed services that are not here.
+ABSENT = {
+    "ServerlessJobConfig": "runs no serverless jobs",
+    "MlflowConfig": "has no MLflow",
+    "ModelPackageConfig": "has no model registry",
+    "ExperimentConfig": "keeps no experiments",
+    "DebugRuleConfigurations": "evaluates no debugger rules",
+    "ProfilerRuleConfigurations": "evaluates no profiler rules",
+}
+
+
+def fault_of(request: dict[str, Any]) -> str | None:
+    """Why this request cannot be run here, in AWS's words where AWS would refuse it too."""
+    for key, reason in ABSENT.items():
+        if request.get(key):
+            return f"{key} cannot be honoured: {HERE} {reason}"
+    if fault := _algorithm_fault(request.get("AlgorithmSpecification") or {}):
+        return fault
+    if fault := _machines_fault(request.get("ResourceConfig") or {}) or _spot_fault(request) or pools.fault_of(request):
+        return fault
+    checkpoints = request.get("CheckpointConfig") or {}
+    places = {
+        "OutputDataConfig.S3OutputPath": request["OutputDataConfig"]["S3OutputPath"],
+        "CheckpointConfig.S3Uri": checkpoints.get("S3Uri", "s3://"),
+        "TensorBoardOutputConfig.S3OutputPath": (request.get("TensorBoardOutputConfig") or {}).get(
+            "S3OutputPath", "s3://"
+        ),
+    }
+    for key, uri in places.items():
+        if not uri.startswith("s3://"):
+            return f"{key} is {uri}: it must be an s3:// URI"
+    path = checkpoints.get("LocalPath", "/opt/ml/checkpoints")
+    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
+        return f"CheckpointConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
+    curves = request.get("TensorBoardOutputConfig") or {}
+    path = curves.get("LocalPath", "/opt/ml/output/tensorboard")
+    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
+        return f"TensorBoardOutputConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
+    names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or []]
+    if len(set(names)) < len(names):
+        return "InputDataConfig: channel names must be unique"
+    for channel in request.get("InputDataConfig") or []:
+        if fault := _channel_fault(channel, request["AlgorithmSpecification"]["TrainingInputMode"]):
+            return fault
+    return None
+
+
+def _algorithm_fault(algorithm: dict[str, Any]) -> str | None:
+    if algorithm.get("AlgorithmName"):
+        return f"AlgorithmSpecification.AlgorithmName cannot be honoured: {HERE} has no algorithms by name"
+    if not algorithm.get("TrainingImage"):
+        return "AlgorithmSpecification.TrainingImage is required: a training job needs an image"
+    for definition in algorithm.get("MetricDefinitions") or []:
+        try:
+            re.compile(definition["Regex"])
+        except re.error as error:
+            return f"MetricDefinitions: the Regex of {definition['Name']} is not a regular expression: {error}"
+    return None
+
+
+def _machines_fault(resources: dict[str, Any]) -> str | None:
+    given = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
+    if len(given) != 1:
+        return (
+            f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {given or 'none'}"
+        )
+    if resources.get("TrainingPlanArn"):
+        return f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines; leave it out here"
+    if resources.get("InstanceType") and "InstanceCount" not in resources:
+        return "ResourceConfig.InstanceCount is required with InstanceType"
+    counted = resources.get(given[0])
+    entries = [resources] if isinstance(counted, str) else counted or []
+    if any(entry.get("InstanceCount", 1) < 1 for entry in entries):
+        return "ResourceConfig: InstanceCount must be at least 1"
+    return None
+
+
+def _spot_fault(request: dict[str, Any]) -> str | None:
+    limits = request.get("StoppingCondition") or {}
+    longest = limits.get("MaxWaitTimeInSeconds")
+    if not request.get("EnableManagedSpotTraining"):
+        return "Invalid MaxWaitTimeInSeconds. It is for managed spot training only" if longest else None
+    if not longest or longest < limits.get("MaxRuntimeInSeconds", 86400):
+        return "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+    if request["ResourceConfig"].get("InstancePreferences"):
+        return "InstancePreferences is not supported with managed spot training"
+    return None
+
+
+def _channel_fault(channel: dict[str, Any], default_mode: str) -> str | None:
+    name = channel["ChannelName"]
+    if name in (".", ".."):
+        return f"InputDataConfig: '{name}' is not a channel name; it would be a folder outside of the channels"
+    source = channel["DataSource"].get("S3DataSource")
+    if not source:
+        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataSource only"
+    if source["S3DataType"] != "S3Prefix":
+        return f"InputDataConfig: channel '{name}': {HERE} serves S3DataType S3Prefix, not {source['S3DataType']}"
+    if not source["S3Uri"].startswith("s3://"):
+        return f"InputDataConfig: channel '{name}': {source['S3Uri']} must be an s3:// URI"
+    if unknown := [key for key in source if key not in ("S3DataType", "S3Uri", "S3DataDistributionType")]:
+        return f"InputDataConfig: channel '{name}': {HERE} does not honour S3DataSource.{unknown[0]}"
+    mode = channel.get("InputMode", default_mode)
+    if mode not in ("File", "FastFile"):
+        return f"InputDataConfig: channel '{name}': {HERE} serves InputMode File and FastFile, not {mode}"
+    for key in ("ShuffleConfig", "RecordWrapperType"):
+        if channel.get(key, "None") != "None":
+            return f"InputDataConfig: channel '{name}': {key} works with Pipe mode only; leave it out"
+    if channel.get("CompressionType", "None") != "None":
+        return f"InputDataConfig: channel '{name}': CompressionType works with Pipe mode only, on AWS too"
+    return None

@@ -1,0 +1,82 @@
+"""EventBridge Scheduler as far as smtrain uses it: schedules of one moment that delete a SageMaker endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import threading
+import time
+from typing import Any
+
+from moto.sagemaker.exceptions import AWSValidationException
+from moto.sagemaker.models import FakeEndpointConfig, sagemaker_backends
+from moto.scheduler.models import scheduler_backends
+
+from smtrain.plane.client import ACCOUNT, REGION
+from smtrain.plane.server import validation
+
+_LOOK_S = 1.0
+_DELETES = ":scheduler:::aws-sdk:sagemaker:deleteEndpoint"
+
+
+def install() -> None:
+    """Let endpoints have every instance type that the service's model knows; moto's own list ends years ago."""
+
+    def validate_instance_type(self: Any, instance_type: str) -> None:
+        known = validation.input_shape("sagemaker", "CreateEndpointConfig").members["ProductionVariants"].member
+        if instance_type not in known.members["InstanceType"].enum:
+            raise AWSValidationException(f"InstanceType {instance_type} is not one that endpoints have.")
+
+    FakeEndpointConfig.validate_instance_type = validate_instance_type  # type: ignore[method-assign]
+
+
+def start() -> None:
+    """Look every second for what is due, for as long as the process lives."""
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def control(asked: dict[str, Any]) -> dict[str, Any]:
+    """The plane's clock: do what is due so many seconds from now; gives the names of the schedules that ran."""
+    now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=float(asked.get("ahead", 0)))
+    return {"ran": run_due(now)}
+
+
+def run_due(now: datetime.datetime) -> list[str]:
+    """Run each schedule whose moment has come, once."""
+    ran = []
+    for group in list(scheduler_backends[ACCOUNT][REGION].schedule_groups.values()):
+        for schedule in list(group.schedules.values()):
+            try:
+                if _run_if_due(schedule, now):
+                    ran.append(schedule.name)
+                    group.schedules.pop(schedule.name, None)
+            except Exception as error:  # of this one: all others are run on time
+                group.schedules.pop(schedule.name, None)
+                print(f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed", flush=True)
+    return ran
+
+
+def _run_if_due(schedule: Any, now: datetime.datetime) -> bool:
+    at = _moment(schedule.schedule_expression)
+    if at is None or at > now or not schedule.target.get("Arn", "").endswith(_DELETES):
+        return False
+    sagemaker_backends[ACCOUNT][REGION].endpoints.pop(json.loads(schedule.target["Input"])["EndpointName"], None)
+    return True
+
+
+def _moment(expression: str) -> datetime.datetime | None:
+    """The moment of `at(...)`, which we write in UTC; None for a rate or a cron line."""
+    try:
+        return datetime.datetime.fromisoformat(expression.removeprefix("at(").removesuffix(")")).replace(
+            tzinfo=datetime.timezone.utc
+        )
+    except ValueError:
+        return None
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(_LOOK_S)
+        with contextlib.suppress(Exception):  # the thread deletes endpoints for as long as the process lives
+            run_due(datetime.datetime.now(datetime.timezone.utc))

@@ -1,0 +1,141 @@
+"""SageMaker's Search over training jobs: filters, subexpressions, order and pages."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from moto.sagemaker.exceptions import AWSValidationException
+
+from smtrain.core.botocore_models import described
+from smtrain.plane.server.jobs import JobRecord
+from smtrain.plane.server.refusals import HERE
+
+PAGE = 100
+"""Results of a page, if the request does not say it."""
+_COMPARES: dict[str, Callable[[Any, Any], bool]] = {
+    "GreaterThan": lambda actual, wanted: actual > wanted,
+    "GreaterThanOrEqualTo": lambda actual, wanted: actual >= wanted,
+    "LessThan": lambda actual, wanted: actual < wanted,
+    "LessThanOrEqualTo": lambda actual, wanted: actual <= wanted,
+}
+
+
+def found(jobs: Iterable[JobRecord], asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a Search. Raises AWSValidationException for what it cannot be asked here."""
+    if asked["Resource"] != "TrainingJob":
+        raise AWSValidationException(
+            f"Resource is {asked['Resource']}: {HERE} searches training jobs only; use TrainingJob"
+        )
+    expression = asked.get("SearchExpression") or {}
+    records = [job.gen_response_object() for job in jobs]
+    chosen = [record for record in records if _holds(expression, record)]
+    field = asked.get("SortBy") or "LastModifiedTime"
+    _check(field)
+    descending = asked.get("SortOrder", "Descending") == "Descending"
+    chosen.sort(key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending)
+    shown, more = paged(chosen, asked, PAGE)
+    return {"Results": [{"TrainingJob": record} for record in shown], **more}
+
+
+def paged(jobs: list[dict[str, Any]], asked: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The jobs of the page that is asked for, of `size` if that is not said, and the token of the next one.
+
+    A token names the last job shown, so that jobs created meanwhile shift nothing. Raises AWSValidationException for a
+    token that names none.
+    """
+    names = [job["TrainingJobName"] for job in jobs]
+    token = asked.get("NextToken")
+    if token and token not in names:
+        raise AWSValidationException("The pagination token is not valid.")
+    start = names.index(token) + 1 if token else 0
+    end = start + int(asked.get("MaxResults") or size)
+    return jobs[start:end], {"NextToken": names[end - 1]} if end < len(jobs) else {}
+
+
+def _holds(expression: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether a job's record fulfils an expression; an empty one holds for all."""
+    if expression.get("NestedFilters"):
+        raise AWSValidationException(f"NestedFilters cannot be honoured: {HERE} has Filters and SubExpressions only")
+    told = [_fits(given, record) for given in expression.get("Filters") or []]
+    told += [_holds(given, record) for given in expression.get("SubExpressions") or []]
+    return any(told) or not told if expression.get("Operator") == "Or" else all(told)
+
+
+def _fits(asked: dict[str, Any], record: dict[str, Any]) -> bool:
+    name, operator = asked["Name"], asked.get("Operator") or ("Equals" if "Value" in asked else "Exists")
+    _check(name)
+    values = _values(record, name)
+    if operator in ("Exists", "NotExists"):
+        return bool(values) == (operator == "Exists")
+    if "Value" not in asked:
+        raise AWSValidationException(f"The filter of {name} has no Value, which {operator} needs.")
+    wanted: str = asked["Value"]
+    if operator == "NotEquals":
+        return not any(_equal(value, wanted) for value in values)
+    if operator == "Contains":
+        return any(wanted in str(value) for value in values)
+    if operator == "In":
+        return any(_equal(value, each.strip()) for value in values for each in wanted.split(","))
+    if compare := _COMPARES.get(operator):
+        return any(compare(value, _like(value, wanted)) for value in values if not isinstance(value, dict))
+    return any(_equal(value, wanted) for value in values)
+
+
+def _check(name: str) -> None:
+    """Raise AWSValidationException for a property that training jobs do not have."""
+    first = name.partition(".")[0]
+    if first != "Metrics" and first not in described("sagemaker").shape_for("TrainingJob").members:
+        raise AWSValidationException(f"Unknown property name: {name}")
+
+
+def _values(record: dict[str, Any], name: str) -> list[Any]:
+    """All values of a property (`TrainingJobName`, `Tags.team`, `HyperParameters.lr`, `Metrics.loss`)."""
+    first, _, rest = name.partition(".")
+    if first == "Tags":
+        return [tag["Value"] for tag in record["Tags"] if tag["Key"] == rest]
+    if first == "Metrics":
+        return [metric["Value"] for metric in record["FinalMetricDataList"] if metric["MetricName"] == rest]
+    if first in ("HyperParameters", "Environment") and rest:
+        return [value for key, value in (record.get(first) or {}).items() if key == rest]
+    held: list[Any] = [record]
+    for part in name.split("."):
+        below = [each.get(part) for each in held if isinstance(each, dict)]
+        held = [one for each in below if each is not None for one in (each if isinstance(each, list) else [each])]
+    return held
+
+
+def _equal(value: Any, wanted: str) -> bool:
+    try:
+        return bool(value == _like(value, wanted))
+    except AWSValidationException:
+        return False
+
+
+def _like(value: Any, wanted: str) -> Any:
+    """The filter's value as what it is compared with: a number, a time, or text."""
+    try:
+        if isinstance(value, bool):
+            return wanted.lower() == "true"
+        if isinstance(value, (int, float)):
+            return float(wanted)
+        if isinstance(value, datetime.datetime):
+            moment = datetime.datetime.fromisoformat(wanted.replace("Z", "+00:00"))
+            return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
+    except ValueError:
+        raise AWSValidationException(
+            f"The Value {wanted[:60]!r} of a filter is not a number or a time, which its property needs."
+        ) from None
+    return wanted
+
+
+def _order(record: dict[str, Any], field: str) -> tuple[int, Any]:
+    """The sort key of a job; jobs that do not have the property are the least."""
+    values = [value for value in _values(record, field) if not isinstance(value, dict)]
+    if not values:
+        return (0, 0)
+    value = values[0]
+    if isinstance(value, datetime.datetime):
+        value = value.timestamp()
+    return (1, value) if isinstance(value, (int, float)) else (2, str(value))

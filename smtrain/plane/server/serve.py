@@ -1,0 +1,226 @@
+"""The server process: moto's AWS on 127.0.0.1, our training jobs behind its SageMaker.
+
+    python -m smtrain.plane.server.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace SECONDS]
+
+Whoever can call it can run programs as its user. So it binds 127.0.0.1 only, answers only requests that are signed with
+the secret of this home (other users of the machine do not have it), and none that a browser sends for a web page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import io
+import json
+import os
+import secrets
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
+from smtrain.plane.server import moto_contract
+from smtrain.plane.server.auth import Gate
+from smtrain.plane.server.files import write_atomically
+from smtrain.plane.written import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
+
+SETTLES_WITHIN = 10.0  # seconds; whoever ends us waits for twenty
+
+
+class ServerLog(io.TextIOBase):
+    """server.log, which loses what a full disk does not take: no thread may end because it had something to say."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(1, text.encode(errors="replace"))
+        return len(text)
+
+
+def _lock(state: Path) -> Any:
+    """Held for the life of the process: two servers must never write one state. Waits for one that is ending."""
+    make_way(state / "serve.lock")
+    handle = open(state / "serve.lock", "a+")  # noqa: SIM115
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # For `smtrain local stop`, if endpoint.json is damaged while this process runs.
+            with contextlib.suppress(OSError):  # a full disk
+                handle.truncate(0)
+                handle.write(str(os.getpid()))
+                handle.flush()
+            return handle
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.exit(f"another control plane already uses {state}; end it first with `smtrain local stop`")
+            time.sleep(0.05)
+
+
+def _bind(app: Any, port: int, previous_url: str) -> Any:
+    """Bind the port asked for, else the one of the last run, so that clients survive a restart, else any."""
+    from werkzeug.serving import make_server
+
+    from smtrain.plane.server.requests_quietly import QuietHandler
+
+    previous = port_of(previous_url)
+    for candidate in [port] if port else [previous, 0]:
+        # werkzeug ends the process itself when a port is taken, hence SystemExit.
+        with contextlib.suppress(OSError, SystemExit):
+            return make_server("127.0.0.1", candidate, app, threaded=True, request_handler=QuietHandler)
+    sys.exit(f"port {port} of 127.0.0.1 cannot be bound; choose another with --port")
+
+
+def _previous(state: Path) -> dict[str, Any]:
+    """The well-formed fields of the last server's endpoint.json; a damaged file is set aside."""
+    found, path = endpoint_fields(state), state / ENDPOINT
+    if os.path.lexists(path) and not {"url", "pid", "access_key", "secret_key"} <= found.keys():
+        set_aside(path, "is damaged")
+    return found
+
+
+def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool) -> None:
+    """Serve until SIGTERM, SIGINT or `idle_exit` seconds without request and job."""
+    state = state_folder(home)
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
+    os.umask(0o077)
+    _held = _lock(state)  # let go of by the end of the process alone
+    # moto's settings are read at import: no header that lets web pages in, no real account anywhere.
+    os.environ.update(
+        MOTO_DISABLE_GLOBAL_CORS="true",
+        AWS_EC2_METADATA_DISABLED="true",
+        AWS_CONFIG_FILE=os.devnull,
+        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+    )
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
+    from smtrain.plane.server import disk_reserve, logs_api, quotas, schedules, simulator, store, training_api
+    from smtrain.plane.server.control import Control
+    from smtrain.plane.server.executor import Executor
+    from smtrain.plane.server.guard import Guard
+    from smtrain.plane.server.operations import Operations
+    from smtrain.plane.testing.faults import Faults
+
+    before = _previous(state)
+    access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
+    secret_key = before.get("secret_key") or secrets.token_hex(20)
+
+    # Its applications raise what a handler raises, for they are in Flask's debug mode; the guard takes it.
+    faults = Faults(Operations(DomainDispatcherApplication(create_backend_app)))
+    control = Control(faults)
+    gate = Gate(control, access_key, secret_key)
+    guard = Guard(gate, state)
+    server = _bind(guard, port, before.get("url", ""))
+    url = f"http://127.0.0.1:{server.server_port}"
+    endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
+
+    disk_reserve.reserve_in(state)
+    store.install(state / "s3")
+    executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=guard)
+    training_api.install(executor)
+    logs_api.install()
+    simulator.install()
+    quotas.install(executor.quotas)
+    schedules.install()
+    schedules.start()
+    control.connect(faults, executor, endpoint)
+    executor.restore()
+    _make_defaults()
+    make_way(state / "aws_config")
+    config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
+    disk_reserve.insist(lambda: write_atomically(state / "aws_config", config))
+    make_way(state / SDK_DEFAULTS)
+    modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
+    defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
+    disk_reserve.insist(lambda: write_atomically(state / SDK_DEFAULTS, defaults))
+    written = {k: v for k, v in vars(endpoint).items() if k != "home"}
+
+    def end() -> None:
+        # Clients start a plane again that has died, not one that was told to end.
+        with contextlib.suppress(OSError):
+            write_atomically(state / ENDPOINT, json.dumps({**written, "stopped": True}))
+        server.shutdown()
+
+    def leave(*_: Any) -> None:
+        threading.Thread(target=end, daemon=True).start()
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGINT, leave)
+    gate.last_request = time.monotonic()
+    if idle_exit is not None:
+        threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
+    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(written)))
+    server.serve_forever(poll_interval=0.05)
+    executor.settle(SETTLES_WITHIN)
+    # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
+    store.close()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
+    while executor.busy() or time.monotonic() - gate.last_request < seconds:
+        time.sleep(min(1.0, seconds / 4))
+    leave()
+
+
+def _make_defaults() -> None:
+    """The bucket and the role every request may name."""
+    from moto.iam.models import iam_backends
+    from moto.s3.models import s3_backends
+
+    from smtrain.plane.server import store
+
+    if BUCKET not in s3_backends[ACCOUNT]["aws"].buckets:
+        s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
+        store.keep(BUCKET, None)
+    trust = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "sagemaker.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ],
+    }
+    iam_backends[ACCOUNT]["aws"].create_role(
+        role_name=ROLE.rsplit("/", 1)[1],
+        assume_role_policy_document=json.dumps(trust),
+        path="/",
+        permissions_boundary=None,
+        description="What training jobs of smtrain's local control plane name as their role",
+        tags=[],
+        max_session_duration="3600",
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m smtrain.plane.server.serve", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0, help="0: the port of the last run if it is free, else any")
+    parser.add_argument("--idle-exit", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
+    given = parser.parse_args(arguments)
+    sys.stdout = sys.stderr = ServerLog()
+    if fault := moto_contract.fault():
+        sys.exit(fault)
+    try:
+        serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
+    except (OSError, sqlite3.Error) as error:
+        from smtrain.plane.server import disk_reserve
+
+        told = disk_reserve.sentence(error, state_folder(given.home.absolute()))
+        if told is None:
+            raise
+        sys.exit(told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""S3 that survives a restart: moto keeps its semantics, we keep its bodies in files and its records in SQLite.
+
+`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Bodies go to `blobs/`; after every
+request that can change something, and before it is answered, the records of the keys it touched go to `index.sqlite`.
+Kept: buckets, their versioning, objects with versions, delete markers, metadata, tags, ETags, checksums.
+Lost at a restart, as nothing here needs them: multipart uploads in progress, ACLs, bucket policies and other
+bucket settings.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import zlib
+from base64 import b64encode
+from contextlib import nullcontext
+from hashlib import md5
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from moto import settings
+from moto.s3 import exceptions, models
+from moto.s3.responses import S3Response
+
+from smtrain.plane.client import ACCOUNT
+from smtrain.plane.server import disk_reserve
+from smtrain.plane.server.blobs import Blob, BlobFolder
+from smtrain.plane.server.index import Adopted, ObjectIndex, opened, restore
+from smtrain.plane.server.links import KEY_BYTES
+
+
+class _Request(threading.local):
+    """What the request that this thread serves has touched."""
+
+    def __init__(self) -> None:
+        self.lazy = 0
+        self.touched: set[tuple[str, str]] = set()
+        self.dropped: list[Path] = []
+
+
+_request = _Request()
+_one_by_one = threading.RLock()
+_state: Path
+_blobs: BlobFolder
+_index: ObjectIndex
+
+
+def _backend() -> models.S3Backend:
+    return models.s3_backends[ACCOUNT]["aws"]
+
+
+def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
+    """Write down a bucket (key None) or what the present request touched, then remove bodies nobody names.
+
+    With `gone` the request deletes: it goes through on a full disk as well.
+    """
+    backend = _backend()
+    if key is not None:
+        _request.touched.add((bucket, key))
+    touched, _request.touched = _request.touched, set()
+    dropped, _request.dropped = _request.dropped, []
+    if touched or dropped:
+        _index.put_keys(backend, touched, dropped, gone=gone)
+    if key is None:
+        found = backend.buckets.get(bucket)
+        record = None
+        if found:
+            record = {
+                "region": found.region_name,
+                "created": found.creation_date.isoformat(),
+                "versioning": found.versioning_status,
+            }
+        _index.put_bucket(bucket, record)
+
+
+def close() -> None:
+    """Fold the write-ahead log into the index; nothing may be stored afterwards."""
+    _index.close()
+
+
+def install(folder: Path) -> None:
+    """Put moto's S3 onto `folder` and bring back what it holds."""
+    global _blobs, _index, _state
+    folder.mkdir(parents=True, exist_ok=True)
+    _state, _index, _blobs = folder.parent, opened(folder), BlobFolder(folder / "blobs")
+    key: Any = models.FakeKey
+    key.value = property(_read, _write)
+    key.dispose = _dispose
+    key.__del__ = lambda self: None
+    models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
+    # moto keeps every instance for its tests' sake; a server that lives for days must not.
+    tracked: Any
+    for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
+        tracked.instances_tracked = _Nothing()
+    _wrap(S3Response, "get_object", _lazily)
+    _wrap(models.S3Backend, "copy_object", _lazily)
+    _wrap(models.S3Backend, "upload_part_copy", _lazily)
+    _wrap(models.S3Backend, "put_object", _touching)
+    _wrap(models.S3Backend, "delete_object", _touching)
+    _wrap(S3Response, "key_response", _keeping)
+    _wrap(S3Response, "bucket_response", _keeping)
+    backend: Any = models.S3Backend
+    backend.url_paths = property(_addresses(backend.url_paths))
+    restore(_index, _blobs, _backend())
+
+
+class _Nothing(list):  # type: ignore[type-arg]
+    def append(self, _: Any) -> None:
+        pass
+
+
+def _wrap(owner: Any, name: str, wrapper: Any) -> None:
+    setattr(owner, name, wrapper(getattr(owner, name)))
+
+
+def _addresses(theirs: Any) -> Any:
+    """moto's patterns of addresses, in which a dot is no line break: a key may hold one."""
+
+    def ours(self: Any) -> dict[str, Any]:
+        return {re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler for pattern, handler in theirs.fget(self).items()}
+
+    return ours
+
+
+def _lazily(method: Any) -> Any:
+    """Within this method a key's value is a Blob, not bytes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _request.lazy += 1
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _request.lazy -= 1
+
+    return run
+
+
+def _touching(method: Any) -> Any:
+    """Note which key a backend method changes: put_object(bucket, key, ...) and delete_object(bucket, key, ...)."""
+
+    def run(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
+        _request.touched.add((bucket_name, key_name))
+        return method(self, bucket_name, key_name, *args, **kwargs)
+
+    return run
+
+
+def _keeping(method: Any) -> Any:
+    """Write down what a changing request did before it is answered; a disk that takes no more is an S3 error."""
+
+    def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
+        # WSGI has a character for each byte of the path: /bucket/key.
+        name, _, key = request.environ.get("PATH_INFO", "").lstrip("/").partition("/")
+        size, bucket = len(key), _backend().buckets.get(name)
+        upload = request.args.get("uploadId")
+        if request.method == "POST" and upload and bucket and upload not in bucket.multiparts:  # moto would fail
+            body = "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>"
+            return 404, {"Content-Type": "application/xml"}, body
+        if size > KEY_BYTES and request.method in ("PUT", "POST"):
+            while request.stream.read(1 << 20):  # a client that still sends would see a broken pipe
+                pass
+            said = f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
+            body = f"<Error><Code>KeyTooLongError</Code><Message>{said}</Message></Error>"
+            return 400, {"Content-Type": "application/xml"}, body
+        try:
+            with _one_by_one if _is_conditional(request) else nullcontext():
+                reply = method(self, request, full_url, headers)
+            if request.method in ("PUT", "POST", "DELETE"):
+                # With virtual hosts and paths alike, moto has worked out the names by now.
+                whole_bucket = method.__name__ == "bucket_response"
+                gone = request.method == "DELETE" or "delete" in request.args
+                keep(self.bucket_name, None if whole_bucket else self.parse_key_name(), gone=gone)
+        except (OSError, sqlite3.Error) as error:
+            told = disk_reserve.sentence(error, _state)
+            if told is None or isinstance(error, PermissionError):
+                raise
+            body = f"<Error><Code>InsufficientStorage</Code><Message>{escape(told)}</Message></Error>"
+            return 507, {"Content-Type": "application/xml"}, body
+        return reply
+
+    return run
+
+
+def _is_conditional(request: Any) -> bool:
+    """Whether it is a write on a condition, which moto tests and then writes: of two at once one must be refused."""
+    return request.method == "PUT" and ("If-Match" in request.headers or "If-None-Match" in request.headers)
+
+
+def _read(self: Any) -> Any:
+    blob = Blob(self.blob)
+    if _request.lazy:
+        return blob
+    try:
+        return b"".join(blob)
+    finally:
+        blob.close()
+
+
+def _write(self: Any, value: Any) -> None:
+    etag: str | None = None
+    if isinstance(value, Adopted):
+        self.blob = value.path
+    elif isinstance(value, Blob) and value.start == 0 and len(value) == value.path.stat().st_size:
+        self.blob = _blobs.link(value.path)
+        if self._etag is None:
+            etag = _digest(value)
+    elif isinstance(value, Blob):
+        self.blob, etag = _blobs.write(value)
+    else:
+        self.blob, etag = _blobs.write([value.encode() if isinstance(value, str) else value])
+    if isinstance(value, Blob):
+        value.close()
+    self.contentsize = self.blob.stat().st_size
+    self._etag = self._etag or etag
+
+
+def _digest(blob: Blob) -> str:
+    digest = md5(usedforsecurity=False)
+    for chunk in blob:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _dispose(self: Any, garbage: bool = False) -> None:
+    """The body goes once the index no longer names it, so that a kill in between loses nothing."""
+    _request.dropped.append(self.blob)
+    self.disposed = True
+
+
+def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[str, str, int] | None]:
+    """moto's FakeMultipart.complete without the whole object in memory."""
+    parts: list[Any] = []
+    for number, etag in body:
+        part: Any = self.parts.get(number)
+        if part is None or part.etag.strip('"') != etag.strip('"'):
+            raise exceptions.InvalidPart()
+        if parts and parts[-1].contentsize < settings.S3_UPLOAD_PART_MIN_SIZE:
+            raise exceptions.EntityTooSmall()
+        parts.append(part)
+    if not parts:
+        raise exceptions.MalformedXML
+    path = _blobs.join([part.blob for part in parts])
+    digest = md5(b"".join(bytes.fromhex(part._etag) for part in parts), usedforsecurity=False)
+    checksum = _checksum(self.metadata, path)
+    for part in self.parts.values():
+        part.dispose()
+    self.parts = {}
+    return Adopted(path), f"{digest.hexdigest()}-{len(parts)}", checksum
+
+
+def _checksum(metadata: Any, path: Path) -> tuple[str, str, int] | None:
+    """A whole-object CRC32 where one was asked for; other kinds are left out rather than wrong."""
+    if metadata.get("x-amz-checksum-algorithm") != "CRC32":
+        return None
+    if metadata.get("x-amz-checksum-type") != "FULL_OBJECT":
+        return None
+    crc = 0
+    for chunk in Blob(path):
+        crc = zlib.crc32(chunk, crc)
+    return "FULL_OBJECT", b64encode(crc.to_bytes(4, "big")).decode(), 1

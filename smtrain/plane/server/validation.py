@@ -1,0 +1,118 @@
+"""Requests held against the service's own model, as botocore ships it: what is required, lengths, ranges, patterns.
+
+What the service refuses is refused here in its words, before any code of ours reads a field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from botocore.validate import ParamValidator
+
+from smtrain.core.botocore_models import described
+from smtrain.core.facts import instance
+
+SHOWN, CHOICES = 60, 12  # characters of a value that a message repeats, values of an enumeration that it lists
+INSTANCE_TYPES = "TrainingInstanceType"
+
+
+@cache
+def input_shape(service: str, operation: str) -> Any:
+    """What an operation takes, whatever the user's AWS settings are."""
+    return described(service).operation_model(operation).input_shape
+
+
+def fault_of(service: str, operation: str, asked: dict[str, Any]) -> str | None:
+    """Why the service would refuse these parameters, in one line; None where its model has nothing against them."""
+    shape = input_shape(service, operation)
+    faults = list(_faults(shape, asked, ""))
+    if faults:
+        count = f"{len(faults)} validation error{'s' if len(faults) > 1 else ''} detected"
+        return f"{count}: {'; '.join(faults)}"
+    report = ParamValidator().validate(asked, shape)
+    return " ".join(report.generate_report().split()) if report.has_errors() else None
+
+
+def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
+    """Faults of a value and of all below it. A value of another type than the shape's is left to botocore."""
+    kind = shape.type_name
+    if kind == "structure" and isinstance(value, dict):
+        for name in shape.required_members:
+            if value.get(name) is None:
+                yield f"Value null at '{_below(path, name)}' failed to satisfy constraint: Member must not be null"
+        for name, member in shape.members.items():
+            if value.get(name) is not None:
+                yield from _faults(member, value[name], _below(path, name))
+        return
+    if broken := list(_broken(shape, value)):
+        yield f"Value '{_shown(value)}' at '{path}' failed to satisfy constraint: {broken[0]}"
+    if kind == "list" and isinstance(value, list):
+        for number, entry in enumerate(value, 1):
+            yield from _faults(shape.member, entry, f"{path}.{number}.member")
+    elif kind == "map" and isinstance(value, dict):
+        for what, part, entries in (("key", shape.key, value), ("value", shape.value, value.values())):
+            for entry in entries:
+                if rules := list(_broken(part, entry)):
+                    yield (
+                        f"Value '{_shown(entry)}' at '{path}' failed to satisfy constraint: "
+                        f"Map {what} must satisfy constraint: [{', '.join(rules)}]"
+                    )
+
+
+def _broken(shape: Any, value: Any) -> Iterator[str]:
+    """The rules of one shape that a value breaks."""
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    sized = {"string": str, "list": list, "map": dict}.get(shape.type_name)
+    if sized and isinstance(value, sized):
+        what, size = "length", len(value)
+    elif shape.type_name in ("integer", "long", "float", "double") and isinstance(value, (int, float)):
+        what, size = "value", value
+    else:
+        return
+    if least is not None and size < least:
+        yield f"Member must have {what} greater than or equal to {least}"
+    if most is not None and size > most:
+        yield f"Member must have {what} less than or equal to {most}"
+    if not isinstance(value, str):
+        return
+    pattern = shape.metadata.get("pattern")
+    if pattern and not _compiled(pattern).fullmatch(value):
+        yield f"Member must satisfy regular expression pattern: {pattern}"
+    choices = list(getattr(shape, "enum", []))
+    if choices and value not in choices and not (shape.name == INSTANCE_TYPES and instance(value)):
+        more = f", and {len(choices) - CHOICES} more" if len(choices) > CHOICES else ""
+        yield f"Member must satisfy enum value set: [{', '.join(choices[:CHOICES])}{more}]"
+
+
+_SIGNS = r"!-/:-@\[-`{-~\u0080-\U0010ffff"
+_CLASSES = {
+    r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "a-zA-Z0-9",
+    r"\p{M}": _SIGNS, r"\p{S}": _SIGNS, r"\p{P}": _SIGNS,
+}  # fmt: skip
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of the service, which is Java's, for Python: of its Unicode classes Python has coarser ones.
+
+    The few that Python cannot read take everything.
+    """
+    for java, python in _CLASSES.items():
+        pattern = pattern.replace(java, python)
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return re.compile("(?s:.*)")
+
+
+def _below(path: str, name: str) -> str:
+    """The service names members as its own code does: outputDataConfig.s3OutputPath."""
+    return f"{path}.{name[0].lower()}{name[1:]}".lstrip(".")
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,97 @@
+"""Small JSON files that the control plane keeps for itself, read so that no state of one can stop or mislead anyone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from smtrain.core.text import say
+
+ENDPOINT = "endpoint.json"
+MOST_BYTES = 1 << 20
+_URL = re.compile(r"http://127\.0\.0\.1:([0-9]{1,5})")
+
+
+def opened(path: Path, *, links: bool = True) -> BinaryIO:
+    """A regular file for reading. Raises OSError for anything else; a named pipe is not waited for."""
+    follow = 0 if links else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a regular file of at most a megabyte; None if there is anything else."""
+    try:
+        with opened(path) as file:
+            text = file.read(MOST_BYTES + 1)
+            told = json.loads(text) if len(text) <= MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def set_aside(path: Path, reason: str) -> None:
+    """Move a file, or what stands in its place, out of the way, and say so in the log of this process."""
+    for number in range(1, 100):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not os.path.lexists(aside):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                path.rename(aside)
+                say(f"warning: {path} {reason}; set aside as {aside.name}", error=True)
+            return
+
+
+def make_way(path: Path) -> None:
+    """Set aside what is no regular file where the control plane keeps one."""
+    if os.path.lexists(path) and not path.is_file():
+        set_aside(path, "is not a file")
+
+
+def endpoint_fields(state: Path) -> dict[str, Any]:
+    """The well-formed fields of what the last server of this state folder has written about itself."""
+    told = read_json(state / ENDPOINT) or {}
+    return {name: told[name] for name, good in _GOOD.items() if name in told and good(told[name])}
+
+
+def pid_in(lock: Path) -> int | None:
+    """The process that holds the lock of a server, as it has written there."""
+    with contextlib.suppress(OSError, ValueError):
+        if lock.is_file():
+            text = lock.read_text()[:20]
+            return int(text) if _GOOD["pid"](int(text)) else None
+    return None
+
+
+def port_of(url: str) -> int:
+    """The port of an address that the server has written; 0 if it has none that can be bound."""
+    found = _URL.fullmatch(url)
+    port = int(found[1]) if found else 0
+    return port if port < 1 << 16 else 0
+
+
+def _text(pattern: str) -> Callable[[Any], bool]:
+    compiled = re.compile(pattern)
+    return lambda value: isinstance(value, str) and compiled.fullmatch(value) is not None
+
+
+_GOOD: dict[str, Callable[[Any], bool]] = {
+    "url": lambda value: isinstance(value, str) and port_of(value) > 0,
+    "region": _text(r"[a-z0-9-]{1,40}"),
+    "account": _text(r"[0-9]{12}"),
+    "bucket": _text(r"[a-z0-9.-]{3,63}"),
+    "role": _text(r"arn:[\w+=,.@:/-]{1,256}"),
+    "pid": lambda value: type(value) is int and 0 < value < 1 << 31,
+    "access_key": _text(r"\w{16,128}"),
+    "secret_key": _text(r"[\w/+=]{16,128}"),
+    "stopped": lambda value: isinstance(value, bool),
+}

@@ -1,0 +1,1 @@
+"""Tools over runs and models: chat, compare, report, serve, tune, images, publish."""

@@ -1,0 +1,263 @@
+"""`smtrain.chat`: a conversation with a model, or with two that answer the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.launch.names import checked
+from smtrain.core.doing import doing
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.extras import collector_paused
+from smtrain.core.public import public, public_class
+from smtrain.core.text import Say, clean
+from smtrain.tools.chat.resolve_model import FoundModel, find
+from smtrain.worker.generation.memory_fit import refuse_too_large
+from smtrain.worker.generation.sampling import Sampling
+from smtrain.worker.generation.turns import Conversation
+
+if TYPE_CHECKING:
+    pass
+
+# A conversation's own defaults: greedy answers of small models repeat themselves.
+DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
+
+
+@dataclass
+class Speaker:
+    """Who answers: a model, with its own half of the conversation."""
+
+    name: str
+    """What its answers are headed with; empty if it is alone."""
+    loaded: Any
+    """`smtrain.worker.generation.load.Loaded`; None where the model is elsewhere."""
+    plain: bool
+    """Without the model's adapter."""
+    conversation: Conversation
+
+
+@public_class
+class Chat:
+    """A conversation; `smtrain.chat` makes it. In a notebook it shows a box to type in."""
+
+    def __init__(self, speakers: list[Speaker], sampling: Sampling) -> None:
+        self._speakers, self.sampling = speakers, sampling
+        self._tries = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Of those who answer, in the order in which they do."""
+        return [speaker.name for speaker in self._speakers]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """What was said, as {role, content}; with two models, the trained one's."""
+        return [*self._speakers[-1].conversation.messages]
+
+    def by_name(self) -> dict[str, list[dict[str, str]]]:
+        """What was said to each who answers."""
+        return {one.name: [*one.conversation.messages] for one in self._speakers}
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt, which may be set at any time."""
+        return self._speakers[-1].conversation.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        for speaker in self._speakers:
+            speaker.conversation.system = text or None
+
+    def ask(self, text: str) -> str | dict[str, str]:
+        """The answer to a question; with two models, both answers by name."""
+        answers: dict[str, str] = dict.fromkeys(self.names, "")
+        for name, piece in self.stream(text):
+            answers[name] += piece
+        return answers if len(answers) > 1 else next(iter(answers.values()))
+
+    def stream(self, text: str) -> Iterator[tuple[str, str]]:
+        """(who answers, piece of the answer), as it comes; what was answered until then is kept if it is left early."""
+        from smtrain.worker.generation.conversation import spelled
+        from smtrain.worker.generation.generating import stream
+
+        if not text.strip():
+            raise CheckpointError("the question is empty; ask something")
+        sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
+        told = [spelled(one.loaded, one.conversation.asked(text), sampling.max_new_tokens)[0] for one in self._speakers]
+        answers = [""] * len(told)
+        try:
+            for number, (speaker, ids) in enumerate(zip(self._speakers, told, strict=True)):
+                most = (speaker.loaded.positions or 1 << 30) - ids.shape[1]
+                short = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, most))
+                pieces = stream(speaker.loaded, ids, short, plain=speaker.plain)
+                try:
+                    for piece in pieces:
+                        shown = clean(piece)
+                        answers[number] += shown
+                        yield speaker.name, shown
+                finally:
+                    pieces.close()  # type: ignore[attr-defined]  # a generator
+        finally:
+            for speaker, answer in zip(self._speakers, answers, strict=True):
+                speaker.conversation.add(text, answer)
+
+    def retry(self) -> Iterator[tuple[str, str]]:
+        """The last question once more, with another seed, in place of its answer."""
+        question = None
+        for speaker in self._speakers:
+            question = speaker.conversation.take_back()
+        if question is None:
+            raise CheckpointError("nothing has been asked yet, so there is nothing to retry")
+        self._tries += 1
+        yield from self.stream(question)
+
+    def clear(self) -> None:
+        """Forget what was said; the system prompt stays."""
+        self._tries = 0
+        for speaker in self._speakers:
+            speaker.conversation.messages.clear()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The conversation as plain values: `messages` as instruction data has them, by name if two models answer."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        held = {name: [*first, *messages] for name, messages in self.by_name().items()}
+        return {"messages": held[self.names[-1]], **({"answers": held} if len(held) > 1 else {})}
+
+    def _ipython_display_(self) -> None:
+        from smtrain.tools.chat.widget import show
+
+        show(self)
+
+
+@public
+def chat(
+    model: Any = None, *, compare: Any = None, adapter: Any = None, system: str | None = None,
+    template: str | Path | None = None, turns: int | None = None, sampling: Sampling | None = None,
+    endpoint: str | None = None, target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
+) -> Chat:  # fmt: skip
+    """A conversation with a model, loaded here. The memory is counted before anything is loaded.
+
+    With `endpoint` the model is that of a SageMaker endpoint, and nothing is loaded.
+
+    Args:
+        model: A Hugging Face folder or an adapter as PEFT writes it, a run or job or the name of one, an s3:// prefix.
+        compare: A second model, which answers the same questions first.
+        adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
+        system: The system prompt.
+        template: File of a chat template, in place of the model's own.
+        turns: How many earlier questions, with their answers, go before a new one. Default: as many as there is room.
+        sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
+            with `temperature=0` the likeliest token each time.
+        endpoint: A SageMaker endpoint, such as `smtrain.deploy` makes, in place of `model`.
+        target: `local` or `aws`: where a run, job or s3:// prefix is. Default: here if it is known here, else AWS.
+        say: Takes what is told meanwhile.
+        **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
+            stop, seed.
+
+    Returns:
+        The conversation: `ask`, `stream`, `retry`, `clear`; a box to type in where a notebook shows it.
+
+    Raises:
+        CheckpointError: There is no model or chat template, the adapter is for another model, or the memory of this
+            machine does not hold it.
+        ConfigError: A setting has no meaning, or neither or both of model and endpoint are given.
+        JobError: No run or job of that name has a model.
+
+    Examples:
+        >>> talk = smtrain.chat("demo://tiny-llama", max_new_tokens=4, temperature=0)
+        >>> answer = talk.ask("What is a list?")
+        >>> [message["role"] for message in talk.messages]
+        ['user', 'assistant']
+    """
+    drawn = known_settings(sampling or _usual(settings), settings)
+    if turns is not None and turns < 0:
+        raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
+    if endpoint is not None:
+        from smtrain.tools.chat.endpoint import EndpointChat
+
+        _refuse_beside_endpoint(
+            endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template}
+        )
+        return EndpointChat(endpoint, drawn, system, turns, target)
+    if model is None:
+        raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
+    found, other, on_top = chosen(model, compare, adapter, target)
+    needs = [found.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
+    refuse_too_large(needs)
+    return _loaded(found, other, on_top, compare is not None, drawn, system, template, turns, say)
+
+
+def _refuse_beside_endpoint(endpoint: str, given: dict[str, Any]) -> None:
+    """Raise `ConfigError` for what an endpoint has decided already, and for what cannot be its name."""
+    if beside := next((key for key, value in given.items() if value is not None), None):
+        raise ConfigError([f"{beside}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
+    checked("endpoint", endpoint)
+
+
+def _usual(settings: dict[str, Any]) -> Sampling:
+    """A conversation's defaults; at temperature 0, which draws nothing, those without top_k and top_p."""
+    return replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
+
+
+def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
+    """`sampling` with single settings replaced. Raises `ConfigError` for one that there is not."""
+    if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
+        names = ", ".join(Sampling.__dataclass_fields__)
+        raise ConfigError([f"{unknown[0]}: is not a generation setting; the settings are {names}"])
+    if isinstance(settings.get("stop"), str):
+        settings = {**settings, "stop": (settings["stop"],)}
+    return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
+
+
+def chosen(
+    model: Any, compare: Any, adapter: Any, target: TargetName | None
+) -> tuple[FoundModel, FoundModel | None, FoundModel | None]:
+    """The model, what it is compared with if that is another one, and the adapter on it."""
+    found, on_top = find(model, target), None if adapter is None else find(adapter, target)
+    other = None if compare is None else find(compare, target)
+    if found.is_adapter:
+        if on_top is not None:
+            raise CheckpointError(f"{found.name} is an adapter itself; name the model that both are for")
+        on_top = found
+        base = compare if compare is not None else found.described.get("base_model_name_or_path")
+        if not base or (compare is None and not Path(str(base)).is_dir() and "://" not in str(base)):
+            raise CheckpointError(
+                f"{on_top.name} is an adapter for {base or 'a model it does not name'}, which is not on this machine; "
+                "name the model, and the adapter with --adapter (adapter=)"
+            )
+        found = find(base, target)
+    elif on_top is not None and not on_top.is_adapter:
+        raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
+    if found.is_adapter or (other is not None and other.is_adapter):
+        name = found.name if found.is_adapter else other.name if other else ""
+        raise CheckpointError(
+            f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain convert`"
+        )
+    if other is not None and on_top is not None and other.folder.resolve() == found.folder.resolve():
+        other = None  # the same weights, with the adapter switched off
+    return found, other, on_top
+
+
+def _loaded(
+    found: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
+    system: str | None, template: str | Path | None, turns: int | None, say: Say,
+) -> Chat:  # fmt: skip
+    with doing("importing torch and transformers"), collector_paused():
+        from smtrain.worker.generation.conversation import set_template
+        from smtrain.worker.generation.generating import quiet
+        from smtrain.worker.generation.load import load
+
+    file = None if template is None else Path(template)
+    with doing(f"loading {found.name}"), quiet():
+        trained = load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
+        base = trained if other is None else load(other.fetch(say))
+    for one in (base, trained):
+        set_template(one, file)
+    speakers = []
+    if compared:
+        speakers.append(Speaker("base", base, other is None, Conversation(system, turns)))
+    speakers.append(Speaker("trained" if compared else "", trained, False, Conversation(system, turns)))
+    return Chat(speakers, sampling)

@@ -1,0 +1,226 @@
+"""The model that a word stands for: a folder, a run or job, an s3:// prefix or demo:// URI; fetched where it is far."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.sagemaker.attach import near_run
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.errors import CheckpointError, JobError
+from smtrain.core.home import home
+from smtrain.core.model.hf_folder import folder_of, tokenizer_in
+from smtrain.core.model.hf_folder import weights_in as first_of_weights
+from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
+from smtrain.core.near import near_path
+from smtrain.core.protocol.uris import not_here, respelled
+from smtrain.core.text import Say
+from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
+
+ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A Hugging Face folder or an adapter that was found, here or in S3."""
+
+    name: str
+    described: dict[str, Any]
+    """Its config.json, or its adapter_config.json."""
+    weights: float
+    """Bytes of its weights."""
+    is_adapter: bool
+    folder: Path
+    """Where it lies on this machine, or will."""
+    far: tuple[JobPlace, str] | None = None
+    """Target and s3:// prefix of what is not here yet."""
+    size: float = 0.0
+    """Bytes to fetch."""
+
+    @property
+    def need(self) -> Need:
+        """Memory that it takes."""
+        return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
+
+    def fetch(self, say: Say) -> Path:
+        """The folder, with everything in it; what is there from before is not fetched again."""
+        if self.far is None:
+            return self.folder
+        from smtrain.client.backends.sagemaker.downloads import download
+
+        free = shutil.disk_usage(home()).free
+        held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        if self.size - held > free:
+            raise JobError(
+                f"{self.far[1]} holds {self.size / 1e9:,.1f} GB and {home()} has {free / 1e9:,.1f} GB free; free "
+                "space there, or set SMTRAIN_HOME to a folder on another disk"
+            )
+        if held < self.size:
+            say(f"fetching {self.size / 1e9:,.2f} GB from {self.far[1]} into {self.folder}")
+        download(self.far[0], [(self.far[1], self.folder)], overwrite=True)
+        return self.folder
+
+
+def find(what: Any, target: TargetName | None = None) -> FoundModel:
+    """The model of a folder, a `Run`, a `Job`, the name of one, an s3:// prefix or a demo:// URI. Loads nothing.
+
+    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is neither a folder nor a run
+    or job with an exported model.
+    """
+    if hasattr(what, "config") and hasattr(what, "results"):
+        return _of_job(what.job("export"), what.config.name)
+    if hasattr(what, "describe") and hasattr(what, "output"):
+        return _of_job(what, what.name)
+    text = folder_of(str(what))
+    if far := not_here(text):
+        raise CheckpointError(far)
+    if told := respelled(text, ("s3://", "demo://")):
+        raise CheckpointError(told)
+    if text.startswith("demo://"):
+        from smtrain.core.demo import materialise
+
+        return _here(materialise(text), text)
+    if text.startswith("s3://"):
+        from smtrain.client.backends.choose import place_of
+
+        return _in_s3(place_of(text, target)[1], text, text)
+    if not text.strip():
+        raise CheckpointError("the model is an empty name; name a folder, a run, a job or an s3:// prefix")
+    path = Path(text).expanduser()
+    if path.exists():
+        return _here(path, text)
+    if "/" in text or text.startswith("."):
+        raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}")
+    return _of_name(text, target)
+
+
+def _hub_too(text: str) -> str:
+    """The folder or the model of the hub that a name may mean: one like it here, or `organization/name`."""
+    if near := near_path(Path(text).expanduser()):
+        return f"; {near.rstrip()}"
+    far = not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
+    return f"; if it is a model of the hub, {far.partition('; ')[2]}" if far else ""
+
+
+def _here(path: Path, name: str) -> FoundModel:
+    if not path.is_dir():
+        raise CheckpointError(f"{name} is a file, and {file_kind(path)}; name the folder of a Hugging Face model")
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() and weights_in(folder) and _has_weights(folder):
+            return FoundModel(name, described_in(folder), weights_in(folder), False, folder)
+        if (folder / ADAPTER).is_file():
+            return FoundModel(name, _json(folder / ADAPTER), weights_in(folder), True, folder)
+    if (path / "manifest.json").is_file() or any(path.glob("*/manifest.json")) or any(path.rglob("dp_rank_00_tp*")):
+        held = [file.name for file in path.rglob("*") if file.is_file()]
+        config = "" if tokenizer_in(held) else " --config MODEL"
+        why = " (MODEL is the folder of the model that training started from, for its tokenizer)" if config else ""
+        raise CheckpointError(
+            f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}` makes one of a "
+            f"checkpoint{why}"
+        )
+    names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
+    if (path / "config.json").is_file() and (found := file_misfit(path / "config.json")):
+        raise CheckpointError(found)
+    if found := broken_link(path) or folder_misfit(names, name):
+        raise CheckpointError(found)
+    lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
+    raise CheckpointError(
+        f"{name} holds {'no ' if lacks == 'weights' else ''}{lacks}; name the folder of a Hugging Face model"
+    )
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether files of weights have the names by which they are read."""
+    names = [path.name for path in folder.iterdir()]
+    return first_of_weights(names) is not None or bool(missing_shards(names)[0])
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
+        raise CheckpointError(why) from None
+    if not isinstance(told, dict):
+        raise CheckpointError(f"{file} is not a JSON object; copy it again")
+    return told
+
+
+def _of_name(name: str, target: TargetName | None) -> FoundModel:
+    from botocore.exceptions import ClientError
+
+    from smtrain.client.backends.choose import place_of
+    from smtrain.client.backends.sagemaker.calls import unasked
+    from smtrain.client.jobs.job import Job
+    from smtrain.client.jobs.listing import jobs_of
+
+    job, place = place_of(name, target)
+    where = "here" if place.name == "local" else "on AWS"
+    try:
+        exports = jobs_of(place, job, "export")
+        done = next((one for one in exports if one.known_done), None)
+        if done is not None:
+            return _of_job(done, name)
+        if exports or jobs_of(place, job, "train"):
+            raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` exports one")
+        found = Job(job, place)
+        found.describe()
+    except (ClientError, JobError) as error:
+        if unasked(error) or "exported" in str(error):
+            raise
+        near = near_path(name) or (near_run(name) if place.name == "local" else "")
+        raise JobError(
+            f"{name}: there is no such folder, and no run or job of this name {where}; {near}`smtrain list` lists "
+            "the existing ones"
+        ) from None
+    return _of_job(found, name)
+
+
+def _of_job(job: Any, name: str) -> FoundModel:
+    from smtrain.client.jobs.results import exported
+    from smtrain.core.protocol.requests import stage_of
+
+    ours = stage_of(job.name)
+    if ours is not None and ours[1] == "train":
+        done = exported(job, job.describe())
+        if done is None:
+            raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it")
+        job = done
+    try:
+        return _in_s3(job.target, job.output, name)
+    except CheckpointError:
+        raise JobError(f"{job.name} left no Hugging Face model; name the run, or its export job") from None
+
+
+def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
+    from smtrain.core.protocol.uris import split_uri
+
+    prefix = f"{uri.rstrip('/')}/"
+    _, key = split_uri(prefix)
+    sizes = {item["Key"][len(key) :]: item["Size"] for item in target.listing(prefix)}
+    kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
+    if kind is None:
+        if found := folder_misfit(sizes, uri):
+            raise CheckpointError(found)
+        what = "is empty" if not sizes else f"holds neither config.json nor {ADAPTER}"
+        raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
+    body = target.read(prefix + kind)
+    try:
+        described = json.loads(body)
+    except ValueError:
+        why = misfit(kind, body[:HEAD], len(body)) or "cannot be read as JSON; mend it there, or copy this file again"
+        raise CheckpointError(f"{uri}: {kind} {why}") from None
+    weights = next(
+        (sum(some) for ending in WEIGHTS if (some := [size for file, size in sizes.items() if file.endswith(ending)])),
+        0,
+    )
+    folder = home() / "models" / hashlib.sha256(f"{target.name} {prefix}".encode()).hexdigest()[:16]
+    return FoundModel(
+        name, described, float(weights), kind == ADAPTER, folder, (target, prefix), float(sum(sizes.values()))
+    )

@@ -1,0 +1,151 @@
+"""The conversation on a terminal or a pipe: questions, answers as they come, and the commands that begin with /."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.text import say
+from smtrain.tools.chat.chat import Chat
+
+HELP = """/clear          forget what was said
+/retry          answer the last question once more, with another seed
+/system TEXT    set the system prompt; alone: show it
+/save FILE      write the conversation as JSON; FILE is not replaced
+/help           this list
+/quit           leave; so does the end of input (Ctrl-D)
+Ctrl-C stops an answer; pressed twice at the prompt it leaves. A line that ends in \\ goes on in the next one."""
+PROMPT, MORE = "> ", ". "
+
+
+class Terminal:
+    """Reads questions until there are no more."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._talks = sys.stdin.isatty()  # else there is nobody to prompt
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/clear": self._clear, "/retry": self._retry, "/system": self._system, "/save": self._save,
+            "/help": lambda _: say(HELP),
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Until /quit, the end of input, or Ctrl-C twice."""
+        if self._talks:
+            _editing()
+            say("/help lists the commands, /quit leaves")
+        pressed = asked = False
+        while True:
+            try:
+                text = self._read()
+                pressed = False
+                if text is None or text in ("/quit", "/exit"):
+                    return
+                asked = asked or bool(text)
+                self._take(text)
+            except EOFError:
+                if self._talks:
+                    say("")
+                elif not asked:
+                    say("standard input has no question: type at a terminal, or pipe a line into it", error=True)
+                return
+            except KeyboardInterrupt:
+                if not self._talks:
+                    raise
+                say("")
+                if pressed:
+                    return
+                pressed = True
+                say("Ctrl-C again leaves, and so does /quit", error=True)
+
+    def _read(self) -> str | None:
+        lines = [self._line(PROMPT)]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line(MORE))
+        return "\n".join(lines).strip()
+
+    def _line(self, prompt: str) -> str:
+        if self._talks:
+            return input(prompt)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\n")
+
+    def _take(self, text: str) -> None:
+        if not text:
+            return
+        word, _, rest = text.partition(" ")
+        try:
+            if word in self._commands:
+                self._commands[word](rest.strip())
+            elif word.startswith("/") and word[1:].isalpha():
+                say(f"there is no command {word}; /help lists them", error=True)
+            else:
+                self._answer(self._chat.stream(text))
+        except SmtrainError as error:
+            if not self._talks:
+                raise
+            say(error, error=True)
+
+    def _answer(self, pieces: Iterator[tuple[str, str]]) -> None:
+        """Show an answer as it comes; Ctrl-C stops it, and what there is of it is kept."""
+        before, ended = "", True
+        try:
+            for name, piece in pieces:
+                if name != before:
+                    if before:
+                        say("" if ended else "\n")
+                    say(f"{name}:")
+                    before = name
+                say(piece, end="")
+                sys.stdout.flush()
+                ended = piece.endswith("\n")
+        except KeyboardInterrupt:
+            if not self._talks:
+                raise
+            close = getattr(pieces, "close", None)
+            if close is not None:
+                close()
+            say(" (stopped)", end="")
+            ended = False
+        if not ended:
+            say("")
+        sys.stdout.flush()
+
+    def _clear(self, _: str) -> None:
+        self._chat.clear()
+        say("forgotten", error=True)
+
+    def _retry(self, _: str) -> None:
+        self._answer(self._chat.retry())
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._chat.system = text
+        else:
+            say(self._chat.system or "there is no system prompt")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise SmtrainError("/save needs the name of a file")
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as out:
+                out.write(json.dumps(self._chat.to_dict(), ensure_ascii=False, indent=2) + "\n")
+        except FileExistsError:
+            raise SmtrainError(f"{name} is there already; name another file") from None
+        except OSError as error:
+            raise SmtrainError(f"{name} cannot be written ({error.strerror}); name another file") from None
+        say(f"saved in {name}", error=True)
+
+
+def _editing() -> None:
+    """Arrow keys and earlier lines in `input`, where Python has readline."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        pass

@@ -1,0 +1,111 @@
+"""A conversation in a notebook: a box to type in, answers as they come, buttons to stop, retry and clear."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.extras import present
+
+if TYPE_CHECKING:
+    from smtrain.tools.chat.chat import Chat
+
+_TEXT = "white-space:pre-wrap;margin:.2em 0"
+HOW = "a conversation: <code>talk.ask(TEXT)</code> answers; with the package ipywidgets there is a box to type in here"
+
+
+def show(chat: Chat) -> None:
+    """Display the conversation; without ipywidgets, what was said and how to ask."""
+    from IPython.display import HTML, display
+
+    here: Any = display
+    if not present("ipywidgets"):
+        here(HTML(f"{said(chat)}<p>{HOW}</p>"))  # type: ignore[no-untyped-call]
+        return
+    here(Widget(chat).box)
+
+
+def said(chat: Chat, running: dict[str, str] | None = None, question: str = "") -> str:
+    """The conversation as HTML; of two models side by side. `running` is the answer in hand, by who gives it."""
+    columns = []
+    for name, messages in chat.by_name().items():
+        lines = [f"<b>{escape(name)}</b>"] if name else []
+        shown = [*messages]
+        if running is not None:
+            shown += [{"role": "user", "content": question}, {"role": "assistant", "content": running.get(name, "")}]
+        for message in shown:
+            grey = "color:#777;" if message["role"] != "assistant" else ""
+            lines.append(f'<div style="{grey}{_TEXT}">{escape(message["content"])}</div>')
+        columns.append(f'<td style="text-align:left;vertical-align:top">{"".join(lines)}</td>')
+    style = "width:100%;table-layout:fixed"
+    return f'<table class="tex2jax_ignore mathjax_ignore" style="{style}"><tr>{"".join(columns)}</tr></table>'
+
+
+class Widget:
+    """What is shown, with ipywidgets; `box` holds it."""
+
+    def __init__(self, chat: Chat) -> None:
+        import ipywidgets
+
+        made: Any = ipywidgets
+        self._chat = chat
+        self._answering = threading.Lock()
+        self._stop = threading.Event()
+        self.shown = made.HTML(said(chat))
+        self.note = made.HTML()
+        self.entry = made.Text(placeholder="ask, and press Enter", layout=made.Layout(width="auto"))
+        self.buttons = {name: made.Button(description=name) for name in ("Stop", "Retry", "Clear")}
+        self.entry.on_msg(self._typed)
+        self.buttons["Stop"].on_click(lambda _: self._stop.set())
+        self.buttons["Retry"].on_click(lambda _: self._begin("", retry=True))
+        self.buttons["Clear"].on_click(lambda _: self.clear())
+        self.box = made.VBox([self.shown, self.note, self.entry, made.HBox(list(self.buttons.values()))])
+
+    def ask(self, text: str) -> threading.Thread | None:
+        """Answer in a thread, so that the notebook stays free; None while another answer is given."""
+        if not text.strip():
+            return None
+        return self._begin(text)
+
+    def _typed(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        """What the browser tells of the box: Enter was pressed in it."""
+        if content.get("event") == "submit":
+            self.ask(self.entry.value)
+
+    def clear(self) -> None:
+        """Forget what was said, unless an answer is given."""
+        if self._answering.acquire(blocking=False):
+            self._chat.clear()
+            self.shown.value = said(self._chat)
+            self._answering.release()
+
+    def _begin(self, text: str, retry: bool = False) -> threading.Thread | None:
+        if not self._answering.acquire(blocking=False):
+            return None
+        self._stop.clear()
+        self.entry.value, self.note.value = "", ""
+        worker = threading.Thread(target=self._answer, args=(text, retry), daemon=True)
+        worker.start()
+        return worker
+
+    def _answer(self, text: str, retry: bool) -> None:
+        try:
+            question = text
+            if retry and self._chat.messages:
+                question = self._chat.messages[-2]["content"]
+            pieces: Iterator[tuple[str, str]] = self._chat.retry() if retry else self._chat.stream(text)
+            running: dict[str, str] = {}
+            for name, piece in pieces:
+                running[name] = running.get(name, "") + piece
+                self.shown.value = said(self._chat, running, question)
+                if self._stop.is_set():
+                    pieces.close()  # type: ignore[attr-defined]  # a generator
+                    break
+        except SmtrainError as error:
+            self.note.value = escape(str(error))
+        finally:
+            self.shown.value = said(self._chat)
+            self._answering.release()

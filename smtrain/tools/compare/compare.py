@@ -1,0 +1,286 @@
+"""Two or more trainings against the first of them: differences over windows, where one leaves, a verdict."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from typing import Any, Literal, get_args
+
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.near import hint
+from smtrain.core.public import public
+from smtrain.tools.compare.series import Series, with_tokens
+from smtrain.tools.compare.sources import read
+
+By = Literal["step", "tokens", "time"]
+USUAL = 0.02
+"""Windowed losses of two seeds of one training differ less where a step has many tokens: with 4,096 of them they were
+up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
+_SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number of one training where both have it: `x`, its values there and the baseline's, raw and smoothed.
+
+    `difference` is (smoothed - baseline's smoothed) / |baseline's smoothed| at each `x`.
+    """
+
+    x: tuple[float, ...]
+    values: tuple[float, ...]
+    baseline: tuple[float, ...]
+    smooth: tuple[float, ...]
+    smooth_baseline: tuple[float, ...]
+    difference: tuple[float, ...]
+
+    def mean(self) -> float:
+        """Of the differences' sizes, over all windows that are full."""
+        sizes = [abs(d) for d in self.difference if isfinite(d)]
+        return sum(sizes) / len(sizes) if sizes else nan
+
+    def largest(self) -> tuple[float, float]:
+        """(difference, where) of the greatest size."""
+        found = [(d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d)]
+        return max(found, key=lambda pair: abs(pair[0])) if found else (nan, nan)
+
+    def leaves(self, tolerance: float, window: int) -> float | None:
+        """Where the difference, smoothed over `window` points, goes beyond `tolerance`; None where it never does.
+
+        The first window that is beyond it reaches over the place itself: there the unsmoothed differences turn.
+        """
+        pairs = enumerate(zip(self.difference, self.values, self.baseline, strict=True))
+        at = next((i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)
+        if at is None:
+            return None
+        low = max(0, at - (window - 1) // 2)
+        pairs_near = list(zip(self.values, self.baseline, strict=True))[low : at + window // 2 + window]
+        if not all(isfinite(a) and isfinite(b) and b for a, b in pairs_near):
+            return self.x[at]
+        split = _turn([(a - b) / abs(b) for a, b in pairs_near], tolerance)
+        return self.x[at if split is None else low + split]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A training beside the baseline; `grad_norm` is None where one of them does not log it."""
+
+    name: str
+    loss: Curve
+    grad_norm: Curve | None
+    left_at: float | None
+    """Where the loss is first beyond the tolerance."""
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. `within` is False where a loss left the tolerance that was given, or is usual."""
+
+    by: By
+    window: int
+    tolerance: float
+    series: tuple[Series, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def within(self) -> bool:
+        return all(pair.left_at is None for pair in self.pairs)
+
+    @property
+    def verdict(self) -> str:
+        """A sentence for each training but the first, and for each resume that changed a learning rate."""
+        return "\n".join([*(pair.verdict for pair in self.pairs), *self.changes])
+
+    @property
+    def changes(self) -> list[str]:
+        """A sentence for each resume that changed a learning rate."""
+        return [
+            f"{one.name} was resumed at step {step:,.0f} with another learning rate: {new} in place of {old}."
+            for one in self.series
+            for step, old, new in one.rate_changes
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: numbers of both, where they part, no curves."""
+        first = self.series[0]
+        return {
+            "by": self.by,
+            "window": self.window,
+            "tolerance": self.tolerance,
+            "within": self.within,
+            "baseline": _summary(first),
+            "compared": [
+                {
+                    **_summary(one),
+                    "verdict": pair.verdict,
+                    "left_at": pair.left_at,
+                    "points": len(pair.loss.x),
+                    "loss_difference_mean": _plain(pair.loss.mean()),
+                    "loss_difference_largest": _plain(pair.loss.largest()[0]),
+                    "loss_difference_largest_at": _plain(pair.loss.largest()[1]),
+                    "grad_norm_difference_mean": _plain(pair.grad_norm.mean()) if pair.grad_norm else None,
+                }
+                for one, pair in zip(self.series[1:], self.pairs, strict=True)
+            ],
+        }
+
+    def plot(self) -> Any:
+        """Loss and gradient norm on one picture, the differences below them, as a matplotlib Figure."""
+        from smtrain.tools.compare.picture import draw
+
+        return draw(self)
+
+    def _repr_html_(self) -> str:
+        from smtrain.tools.compare.picture import page
+
+        return page(self, whole=False)
+
+
+@public
+def compare(
+    *trainings: Any, by: By = "step", window: int = 20, tolerance: float | None = None,
+    tokens_per_step: float | None = None, target: TargetName | None = None,
+) -> Comparison:  # fmt: skip
+    """Whether trainings learn alike: each against the first.
+
+    Args:
+        *trainings: Two or more, each a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a folder of TensorBoard's
+            files, a CSV file, a log of Megatron-LM, GPT-NeoX or NeMo (neuronx-nemo-megatron), a DataFrame or a list of
+            records; `NAME=PATH` gives a file a name.
+        by: What they are laid over each other by: `step`, `tokens` or `time` (seconds since the first step).
+        window: Points around each place, of whose mean the smoothed curves are made.
+        tolerance: Share of the first one's smoothed loss by which another's may differ; None: 0.02.
+        tokens_per_step: Global batch size times sequence length, for logs that do not tell.
+        target: Where named jobs are: `local` or `aws`.
+
+    Returns:
+        What was found; a notebook shows it, `verdict` says it, `plot()` draws it.
+
+    Raises:
+        ConfigError: The arguments are wrong.
+        DataError: A file has no steps, or two trainings have none in common.
+        JobError: A name is neither a file nor a run or job.
+
+    Examples:
+        >>> falling = [{"step": step, "loss": 8 - step / 50} for step in range(1, 101)]
+        >>> smtrain.compare(falling, falling).within
+        True
+    """
+    if len(trainings) < 2:
+        raise ConfigError(["compare: give two or more trainings; the first is what the others are compared with"])
+    if by not in get_args(By):
+        raise ConfigError([f"by: got {by!r}; {hint(str(by), get_args(By))}"])
+    if window < 1 or (tolerance is not None and not 0 < tolerance < float("inf")):
+        raise ConfigError([f"window and tolerance must be above 0; they are {window} and {tolerance}"])
+    found = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
+    limit = USUAL if tolerance is None else tolerance
+    return Comparison(by, window, limit, found, tuple(_pair(found[0], one, by, window, limit) for one in found[1:]))
+
+
+def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> Pair:
+    loss = _curve(base, one, "loss", by, window)
+    if loss is None:
+        a, b = ((s.along(by)[0], s.along(by)[-1]) for s in (base, one))
+        raise DataError(
+            f"{one.name} and {base.name} have no {by} in common: {one.name} goes from {b[0]:,.0f} to {b[1]:,.0f}, "
+            f"{base.name} from {a[0]:,.0f} to {a[1]:,.0f}"
+        )
+    left = loss.leaves(tolerance, window)
+    return Pair(
+        one.name, loss, _curve(base, one, "grad_norm", by, window), left,
+        _verdict(base.name, one.name, loss, left, by, window, tolerance),
+    )  # fmt: skip
+
+
+def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve | None:
+    """Both where both are: at the steps that both have, else at the other's places within the baseline's range."""
+    ours, theirs = _points(base, what, by), _points(one, what, by)
+    if by == "step":
+        held = dict(theirs)
+        common = [(x, value, held[x]) for x, value in ours if x in held]
+    else:
+        common = [(x, known, value) for x, value in theirs if (known := _between(ours, x)) is not None]
+    if not common:
+        return None
+    x, a, b = zip(*common, strict=True)
+    smooth_a, smooth_b = _smooth(a, window), _smooth(b, window)
+    before, after = (window - 1) // 2, window // 2
+    whole = range(before, len(x) - after) if window < len(x) else range(len(x) // 2, len(x) // 2 + 1)
+    difference = tuple(
+        (q - p) / abs(p) if p and i in whole else nan for i, (p, q) in enumerate(zip(smooth_a, smooth_b, strict=True))
+    )
+    return Curve(x, b, a, smooth_b, smooth_a, difference)
+
+
+def _points(one: Series, what: str, by: By) -> list[tuple[float, float]]:
+    return [(x, r[what]) for x, r in zip(one.along(by), one.records, strict=True) if what in r]
+
+
+def _between(points: list[tuple[float, float]], x: float) -> float | None:
+    """The value at `x` on the line between its neighbours; None outside of them."""
+    if not points or not points[0][0] <= x <= points[-1][0]:
+        return None
+    i = bisect_left(points, x, key=lambda point: point[0])
+    (x1, y1), (x0, y0) = points[i], points[max(0, i - 1)]
+    return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def _turn(values: Sequence[float], tolerance: float) -> int | None:
+    """Where the values after differ most from those before (the split with the largest sum of squares between its two
+    parts); None where those before are beyond the tolerance as well."""
+    best, at, total, before = 0.0, None, sum(values), 0.0
+    for k in range(1, len(values)):
+        before += values[k - 1]
+        a, b = before / k, (total - before) / (len(values) - k)
+        between = k * (len(values) - k) * (b - a) ** 2
+        if abs(a) <= tolerance and between > best:
+            best, at = between, k
+    return at
+
+
+def _smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """The mean of the `window` values around each place; at the ends, of those that are there."""
+    before, after = (window - 1) // 2, window // 2
+    parts = (values[max(0, i - before) : i + after + 1] for i in range(len(values)))
+    return tuple(sum(part) / len(part) for part in parts)
+
+
+def _verdict(base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float) -> str:
+    largest, where = loss.largest()
+    over = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
+    seen = (
+        f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from {over}, at most by "
+        f"{largest:+.2%} at {_place(where, by)}"
+    )
+    if not isfinite(largest):
+        at = f" from {_place(left, by)}" if left is not None else ""
+        return f"{one} and {base} cannot be compared{at}: a loss is not a finite number wherever both have one."
+    if left is None:
+        return f"{one} follows {base}: {seen}, within the tolerance of {tolerance:.2%}."
+    return f"{one} leaves {base} at {_place(left, by)}, beyond the tolerance of {tolerance:.2%}: {seen}."
+
+
+def _place(x: float, by: By) -> str:
+    return f"step {x:,.0f}" if by == "step" else f"{x:,.0f} {_SPELLED[by]}"
+
+
+def _summary(one: Series) -> dict[str, Any]:
+    last = one.records[-1]
+    return {
+        "name": one.name,
+        "from": one.of,
+        "steps": len(one.records),
+        "last_step": int(last["step"]),
+        "last_loss": _plain(last["loss"]),
+        "tokens_per_s": _plain(one.tokens_per_s()),
+        "tokens_per_dollar": _plain(one.tokens_per_dollar()),
+        "learning_rate_changes": [{"step": int(step), "from": old, "to": new} for step, old, new in one.rate_changes],
+    }
+
+
+def _plain(value: float | None) -> float | None:
+    """JSON has neither nan nor infinity."""
+    return value if value is not None and isfinite(value) else None

@@ -1,0 +1,131 @@
+"""A comparison to look at: one figure, and one page without anything outside of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.core.errors import DataError
+from smtrain.core.extras import missing
+from smtrain.core.text import clean
+from smtrain.core.web_page import document, image, wide
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from smtrain.tools.compare.compare import Comparison
+
+_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
+_WIDTH = 9.0
+_SHOWN = {"broad": _WIDTH, "narrow": 4.6}
+"""Widths of the pictures of a page in inches; the page shows the one that its reader's screen has room for."""
+_STYLE = """
+figure{background:#fff;border-radius:4px;margin:1em 0}figure svg{margin:0 auto}table{width:auto}td{white-space:nowrap}
+.narrow{display:none}@media(max-width:40rem){.broad{display:none}.narrow{display:block}}
+"""
+_CELL = "padding:.2em .8em"
+_AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
+
+
+def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
+    """Loss over its relative difference, and gradient norm likewise if it is logged; raw pale, smoothed strong.
+
+    `width` is in inches.
+
+    Raises DataError where matplotlib is not installed.
+    """
+    try:
+        from smtrain.client.follow.figure import Picture
+    except ImportError:
+        raise DataError(missing("matplotlib")) from None
+    norms = all(pair.grad_norm for pair in comparison.pairs)
+    figure = Picture(figsize=(width, 9 if norms else 5.5), layout="constrained")
+    rows: Any = figure.subplots(4 if norms else 2, 1, sharex=True, height_ratios=(3, 1, 2, 1) if norms else (3, 1))
+    _rows(comparison, rows[0], rows[1], "loss", "loss (nats per token)")
+    rows[1].axhspan(-100 * comparison.tolerance, 100 * comparison.tolerance, color="#888888", alpha=0.15)
+    if norms:
+        _rows(comparison, rows[2], rows[3], "grad_norm", "grad norm")
+    rows[-1].set_xlabel(_AXES[comparison.by])
+    rows[0].legend(frameon=False)
+    for axis in rows:
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
+    base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
+    above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
+    # dashed and above the others, so that both are seen where one lies on the other
+    above.plot(
+        base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, linestyle=(0, (4, 3)), zorder=3,
+        label=clean(comparison.series[0].name),
+    )  # fmt: skip
+    for number, pair in enumerate(comparison.pairs, start=1):
+        curve, colour = getattr(pair, what), _COLOURS[number % len(_COLOURS)]
+        above.plot(curve.x, curve.values, color=colour, linewidth=0.7, alpha=0.3)
+        above.plot(curve.x, curve.smooth, color=colour, linewidth=1.6, label=clean(pair.name))
+        below.plot(curve.x, [100 * d for d in curve.difference], color=colour, linewidth=1.2)
+        if what == "loss" and pair.left_at is not None:
+            above.axvline(pair.left_at, color=colour, linestyle=":", linewidth=1)
+    for number, one in enumerate(comparison.series):
+        places = dict(zip((record["step"] for record in one.records), one.along(comparison.by), strict=True))
+        for step, old, new in one.rate_changes:
+            above.axvline(
+                places.get(step, step), color=_COLOURS[number % len(_COLOURS)], linestyle="--", linewidth=1,
+                label=clean(f"{one.name}: learning rate {old} to {new}") if what == "loss" else None,
+            )  # fmt: skip
+    above.set_ylabel(label)
+    below.set_ylabel("difference, %")
+    below.axhline(0, color="#555555", linewidth=0.8)
+
+
+def page(comparison: Comparison, *, whole: bool = True) -> str:
+    """HTML with the verdict, the numbers and the picture in it; `whole` is a document, else a part of one."""
+    told = comparison.to_dict()
+    columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
+    head = "".join(f"<th style='text-align:left;{_CELL}'>{column.replace('_', ' ')}</th>" for column in columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td style='{_CELL}'>{escape(_cell(row[column]))}</td>" for column in columns) + "</tr>"
+        for row in (told["baseline"], *told["compared"])
+    )
+    verdicts = "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
+    verdicts += "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
+    table = f"<table><tr>{head}</tr>{rows}</table>"
+    if not whole:
+        drawn = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
+        return f"{verdicts}{drawn}<div style='overflow-x:auto'>{table}</div>"
+    title = escape(clean(" against ".join(one.name for one in comparison.series)))
+    pictures = "".join(f"<figure class={name}>{_svg(comparison, width)}</figure>" for name, width in _SHOWN.items())
+    return document(title, f"<h1>{title}</h1>{verdicts}{pictures}{wide(table)}", _STYLE, "smtrain compare")
+
+
+def _svg(comparison: Comparison, width: float) -> str:
+    """The picture as an element, its words as text in the reader's font."""
+    from matplotlib import rc_context
+
+    drawn = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        draw(comparison, width).savefig(drawn, format="svg")
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+
+
+def save(comparison: Comparison, folder: Path) -> list[Path]:
+    """compare.png, compare.html and compare.json in `folder`; their paths. Raises OSError as files do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"compare.{end}" for end in ("png", "html", "json")]
+    draw(comparison).savefig(paths[0], dpi=150)
+    paths[1].write_text(page(comparison), "utf-8")
+    paths[2].write_text(json.dumps(comparison.to_dict(), indent=2) + "\n", "utf-8")
+    return paths
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, float):
+        return clean(str(value))
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

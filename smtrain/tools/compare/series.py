@@ -1,0 +1,132 @@
+"""A training as numbers by step, whatever wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from smtrain.core.errors import DataError
+
+NAMES = {
+    "step": ("step", "iteration", "iter", "global_step", "optimizer_step", "_step"),
+    "loss": (
+        "loss", "lm loss", "lm_loss", "train_loss", "reduced_train_loss", "train/loss", "training loss", "lm-loss",
+        "train/lm_loss", "lm-loss-training/lm loss",
+    ),
+    "grad_norm": (
+        "grad_norm", "grad norm", "gradient_norm", "grad-norm", "train/grad_norm", "gradient norm", "global_grad_norm",
+    ),
+    "lr": ("lr", "learning rate", "learning_rate", "learning-rate", "train/lr", "train/learning_rate"),
+    "tokens_per_s": ("tokens_per_s", "tokens/s", "tokens_per_second", "train/tokens_per_s"),
+    "samples": ("consumed samples", "consumed_samples"),
+    "step_s": (
+        "step_s", "iteration_time", "elapsed time per iteration (ms)", "train_step_timing in s", "iteration-time",
+    ),
+    "time": ("time", "wall_time", "timestamp"),
+}  # fmt: skip
+"""Our name of a number, and the names that other tools give it."""
+_OURS = {name: ours for ours, names in NAMES.items() for name in names}
+_IN_MILLISECONDS = {"elapsed time per iteration (ms)"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A training: `records` hold a step each, in order, by our names; `of` says where they come from.
+
+    `tokens_per_step` and `dollars_per_hour` are None where nothing tells.
+    """
+
+    name: str
+    of: str
+    records: tuple[dict[str, float], ...]
+    tokens_per_step: float | None = None
+    dollars_per_hour: float | None = None
+    rate_changes: tuple[tuple[float, str, str], ...] = ()
+    """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
+
+    def tokens_per_s(self) -> float | None:
+        """The median over all steps; from step times where the log has no rates."""
+        rates = [record["tokens_per_s"] for record in self.records if "tokens_per_s" in record]
+        if not rates and self.tokens_per_step:
+            rates = [self.tokens_per_step / record["step_s"] for record in self.records if record.get("step_s")]
+        return sorted(rates)[len(rates) // 2] if rates else None
+
+    def tokens_per_dollar(self) -> float | None:
+        """At that rate and the machines' price."""
+        rate = self.tokens_per_s()
+        return rate * 3600 / self.dollars_per_hour if rate and self.dollars_per_hour else None
+
+    def along(self, by: str) -> list[float]:
+        """Where each record lies: its step, its tokens so far, or its seconds since the first.
+
+        Raises DataError where the log does not tell.
+        """
+        if by == "step":
+            return [record["step"] for record in self.records]
+        if by == "tokens":
+            if not self.tokens_per_step:
+                raise DataError(
+                    f"{self.name}: nothing says how many tokens a step has; give --tokens-per-step (global batch size "
+                    "times sequence length), or compare by step"
+                )
+            return [record["step"] * self.tokens_per_step for record in self.records]
+        if all("time" in record for record in self.records):
+            return [record["time"] - self.records[0]["time"] for record in self.records]
+        seconds, total, before = [], 0.0, self.records[0]["step"]
+        for record in self.records:
+            took = record.get("step_s")
+            if took is None and self.tokens_per_step and record.get("tokens_per_s"):
+                took = self.tokens_per_step / record["tokens_per_s"]
+            if took is None:
+                raise DataError(
+                    f"{self.name}: nothing says how long a step took; give --tokens-per-step where it logs tokens a "
+                    "second, or compare by step"
+                )
+            total += took * (record["step"] - before)
+            before = record["step"]
+            seconds.append(total)
+        return seconds
+
+
+def series(
+    name: str, of: str, rows: Iterable[Mapping[str, Any]], tokens_per_step: float | None = None,
+    dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (),
+) -> Series:  # fmt: skip
+    """A series out of rows with anyone's names. A step logged twice counts last, rows without a step or loss not.
+
+    Raises DataError where no row has both.
+    """
+    by_step: dict[int, dict[str, float]] = {}
+    seen: set[str] = set()
+    for row in rows:
+        record: dict[str, float] = {}
+        for key, value in row.items():
+            seen.add(str(key))
+            spelled = str(key).strip().lower()
+            number = _number(value)
+            if number is not None and (ours := _OURS.get(spelled)) and ours not in record:
+                record[ours] = number / 1000 if spelled in _IN_MILLISECONDS else number
+        if "step" in record and "loss" in record and isfinite(record["step"]):
+            by_step[int(record["step"])] = record | {"step": int(record["step"])}
+    if not by_step:
+        columns = ", ".join(sorted(seen)[:12]) or "nothing"
+        raise DataError(
+            f"{of} has no steps with a loss: it has {columns}; needed are a step ({', '.join(NAMES['step'][:4])}) and "
+            f"a loss ({', '.join(NAMES['loss'][:4])})"
+        )
+    records = tuple(by_step[step] for step in sorted(by_step))
+    return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes))
+
+
+def with_tokens(found: Series, tokens_per_step: float | None) -> Series:
+    """The same with the tokens of a step, where it does not know them itself."""
+    return replace(found, tokens_per_step=found.tokens_per_step or tokens_per_step)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,157 @@
+"""An image that has all that the stages import, on a base that has most of it: jobs from it install nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from smtrain.client.launch import wheels
+from smtrain.client.launch.image_inspect import Contents
+from smtrain.core.config import Stage
+from smtrain.core.errors import LocalError
+from smtrain.core.facts import table
+from smtrain.core.protocol.data_packages import WORDS, requirements
+from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.core.text import Say
+from smtrain.plane.docker import plainly, sentence
+from smtrain.tools.image.lock import Interpreter, Pin, download, resolve
+from smtrain.version import __version__
+
+LOCK = "requirements.lock"
+PLACE = "/opt/smtrain"
+LABEL = "smtrain.lock"
+"""Label of an image built here: the first characters of its lock file's sha256."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is built: a base and what is added to it."""
+
+    base: str
+    user: str
+    """The user of the base's containers; empty: root, or not known."""
+    interpreter: Interpreter
+    pins: tuple[Pin, ...]
+    """What the base lacks of what every image must have."""
+    extras: str
+    """The part of wheels.txt that it lacks, as pip reads it."""
+
+    @property
+    def lock(self) -> str:
+        """The lock file: exact releases and hashes."""
+        head = f"# What {self.base} lacks for the stages of smtrain {__version__}; from `smtrain image build`.\n"
+        return head + "".join(f"{pin}\n" for pin in self.pins) + self.extras
+
+    @property
+    def dockerfile(self) -> str:
+        """The Dockerfile; beside it lie the lock file and the folder wheels."""
+        as_root, back = ("USER root\n", f"USER {self.user}\n") if self.user not in ("", "root", "0") else ("", "")
+        install = (
+            f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-pip-version-check \\\n"
+            f"      --no-index --find-links={PLACE}/wheels --no-deps --require-hashes -r {PLACE}/{LOCK} \\\n"
+            f"    && rm -rf {PLACE}/wheels\n"
+        )
+        return (
+            f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at start.\n"
+            f"FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels {PLACE}/wheels\n{install}{back}"
+        )
+
+    def write(self, folder: Path, say: Say) -> None:
+        """Write the build context: Dockerfile, lock file, wheels. Raises `LocalError` where a wheel cannot be had."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "Dockerfile").write_text(self.dockerfile, "utf-8")
+        (folder / LOCK).write_text(self.lock, "utf-8")
+        shutil.rmtree(folder / "wheels", ignore_errors=True)
+        say(f"downloading {self.count} wheels for Python {self.interpreter.python} on {self.interpreter.machine}")
+        download(folder / LOCK, self.interpreter, folder / "wheels")
+
+    @property
+    def count(self) -> int:
+        """How many packages are added."""
+        return len(self.pins) + self.extras.count("==")
+
+
+def recipe(
+    base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
+) -> Recipe:
+    """What to add to a base for these stages, and for what their data needs (core/protocol/data_packages.py).
+
+    Without `contents` the base could not be looked into, and has what the table of AWS's images says: all but the
+    wheels and what is for `needs`. Raises `LocalError` where the base cannot be made whole.
+    """
+    if contents is None:
+        python = wheels.pythons(base)
+        if len(python) > 1:
+            raise LocalError(
+                f"image {base} is not on this machine, and its name does not tell its Python (py312): "
+                f"`smtrain image pull {base}` first, to look into it"
+            )
+        interpreter = Interpreter(f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"])
+        return Recipe(base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None))
+    if "torch" not in contents.packages:
+        raise LocalError(f"image {base} has no torch, which is not added; build on one that has (`smtrain images`)")
+    interpreter = Interpreter(contents.python, contents.machine)
+    words = [*stages, *(WORDS[need] for need in needs)]
+    lacking = {line.partition("#")[0].strip() for word in words for line in contents.lacking["requirements"][word]}
+    extras = _extras(stages, contents)
+    travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
+    # What travels is locked already, by the hashes of every Python's wheel; what it needs in turn is not.
+    pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
+    locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
+    return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras)
+
+
+def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
+    """The pins of what needs nothing else. The rest depends on the base's packages, none of which is to be moved, and
+    they are not known."""
+    lines = [line for need in needs for line in requirements(entrypoints_folder() / "requirements.txt", WORDS[need])]
+    pins = resolve(lines, {}, interpreter)
+    if len(pins) > len(lines):
+        raise LocalError(
+            f"{' and '.join(needs)}: what {', '.join(lines)} need in turn depends on the packages of image {base}, "
+            f"which is not on this machine; `smtrain image pull {base}` first, to look into it"
+        )
+    return tuple(pins)
+
+
+def _extras(stages: Sequence[Stage], contents: Contents | None) -> str:
+    """The entries of wheels.txt for these stages that the image does not have."""
+    entries = []
+    for entry in wheels.lock_file().read_text("utf-8").replace("\\\n", "\\\0").splitlines():
+        head, _, told = entry.partition("#")
+        name = head.partition("==")[0].strip()
+        if "==" in head and set(told.split()) & set(stages) and not (contents and name in contents.packages):
+            entries.append(head.rstrip().replace("\\\0", "\\\n") + "\n")
+    return "".join(entries)
+
+
+def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
+    """Build the image and give it a name. Raises `LocalError` with the step that failed."""
+    with tempfile.TemporaryDirectory(prefix="smtrain-image-") as context:
+        recipe.write(Path(context), say)
+        last = ""
+        with plainly(f"building {tag}"):
+            steps = client.api.build(
+                path=context, tag=tag, rm=True, forcerm=True, decode=True, network_mode="none",
+                labels={LABEL: recipe_hash(recipe)},
+            )  # fmt: skip
+            for step in steps:
+                text = str(step.get("stream") or "").strip()
+                if "error" in step:
+                    raise LocalError(f"building {tag} failed: {sentence(RuntimeError(step['error']), last)}")
+                if text.startswith("Step "):
+                    last = text
+                    say(f"  {text}")
+        return client.images.get(tag)
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """What tells two recipes on one base apart."""
+    return hashlib.sha256(recipe.lock.encode()).hexdigest()[:16]

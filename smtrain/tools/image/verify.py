@@ -1,0 +1,104 @@
+"""Would the jobs of a config run in an image? Looked at from inside, and tried once with the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from smtrain.client.launch.image_inspect import FOLDER, Contents, look, run
+from smtrain.client.preflight.findings import Finding, Report
+from smtrain.client.preflight.installing import libraries
+from smtrain.core.config import Stage
+from smtrain.core.facts.engines import is_gpu, is_neuron
+
+NEURON = {"neuronx-cc": "the Neuron compiler", "neuron-ls": "the Neuron tools"}
+LARGE = 30 * 10**9
+
+
+def verify(
+    client: Any, image: Any, stages: Sequence[Stage], engine: str, instance_type: str | None, needs: Sequence[str] = ()
+) -> Report:
+    """Every finding on an image that is on this machine.
+
+    `instance_type` None: what accelerators need is not looked for. `needs`: what the data needs
+    (core/protocol/data_packages.py). Raises `LocalError` where no container of it runs.
+    """
+    contents = look(client, image, engine)
+    return Report(
+        (
+            *_size(image), *_libraries(contents, stages, needs), *_imports(contents),
+            *_accelerator(contents, instance_type), *_user(contents), *_contract(client, image),
+        )
+    )  # fmt: skip
+
+
+def _size(image: Any) -> Iterator[Finding]:
+    size = int(image.attrs["Size"])
+    level, remedy = (
+        ("warning", "every host pulls it at every start outside a warm pool") if size > LARGE else ("ok", "")
+    )
+    yield Finding("size", level, f"it takes {size / 1e9:.1f} GB on a disk", remedy)  # type: ignore[arg-type]
+
+
+def _libraries(contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = ()) -> Iterator[Finding]:
+    yield from libraries(contents, stages, needs)
+    versions = [f"{name} {contents.packages[name]}" for name in ("torch", "transformers") if name in contents.packages]
+    yield Finding("libraries", "ok", ", ".join([f"Python {contents.python}", *versions]))
+
+
+def _imports(contents: Contents) -> Iterator[Finding]:
+    reasons: dict[str, list[str]] = {}
+    for module, reason in contents.faults.items():
+        reasons.setdefault(reason, []).append(module)
+    for reason, modules in reasons.items():
+        which = (
+            modules[0]
+            if len(modules) == 1
+            else f"{modules[0]} and {len(modules) - 1} more module{'s' * (len(modules) > 2)}"
+        )
+        yield Finding("imports", "fault", f"{which} cannot be imported: {reason}")
+    if not reasons:
+        yield Finding("imports", "ok", "everything that the stages import can be, torchrun included")
+
+
+def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Finding]:
+    if instance_type and is_neuron(instance_type):
+        for program, what in NEURON.items():
+            if not contents.programs.get(program):
+                yield Finding(
+                    "accelerator", "fault", f"it has no {program} ({what}), which {instance_type} needs",
+                    "build on a Neuron image (`smtrain images`)",
+                )  # fmt: skip
+    if instance_type and (is_neuron(instance_type) or is_gpu(instance_type)):
+        there = bool(contents.programs.get("fi_info"))
+        yield Finding(
+            "network", "ok" if there else "warning",
+            "it has libfabric (fi_info)" if there else "it has no fi_info: hosts may talk to each other without EFA",
+            "" if there else "build on one of AWS's images, or install the EFA libraries",
+        )  # fmt: skip
+
+
+def _user(contents: Contents) -> Iterator[Finding]:
+    if contents.uid or contents.unwritable:
+        where = f", who may not write to {', '.join(contents.unwritable)}" if contents.unwritable else ""
+        yield Finding(
+            "user", "warning", f"its containers run as user {contents.uid}{where}; SageMaker's folders belong to root",
+            "end its Dockerfile with USER root",
+        )  # fmt: skip
+    else:
+        yield Finding("user", "ok", "its containers run as root")
+
+
+def _contract(client: Any, image: Any) -> Iterator[Finding]:
+    """The launcher without its inputs: it is to fail, and to say why where SageMaker looks."""
+    command = ["python3", f"{FOLDER}/entrypoints/launch.py", "convert"]
+    status, said, failure = run(client, image, command, read="/opt/ml/output/failure")
+    if status and failure:
+        yield Finding("contract", "ok", "a stage that fails says why in /opt/ml/output/failure and ends with a status")
+    else:
+        last = (said.strip().splitlines() or ["nothing"])[-1]
+        yield Finding(
+            "contract", "fault", f"a stage without inputs left with {status} and wrote no /opt/ml/output/failure; it "
+            f"said: {last}",
+            "look at the image's own start files and at its user's rights",
+        )  # fmt: skip

@@ -1,0 +1,175 @@
+"""`smtrain push`: an exported model to the Hugging Face hub, by the hub's own client."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.launch.inputs import file_sha256
+from smtrain.core import text
+from smtrain.core.errors import ConfigError, JobError, first_line
+from smtrain.core.extras import missing
+from smtrain.core.model.card import README, card, metadata, usage
+from smtrain.core.model.hf_folder import SOURCE, WEIGHTS, is_legal
+from smtrain.core.public import public
+from smtrain.core.text import Say
+from smtrain.tools.chat.resolve_model import FoundModel, find
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_NOT_PUSHED = (".*", "**/.*", SOURCE, "*.part", "training_args.bin", "optimizer.pt")
+"""What is of this machine, or says nothing to others."""
+_OF_THE_HUB = {".gitattributes"}
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+
+
+@public
+def push(
+    model: str, repository: str, *, private: bool = True, update: bool = False, revision: str | None = None,
+    message: str | None = None, target: TargetName | None = None, say: Say = text.say,
+) -> str:  # fmt: skip
+    """Upload an exported model to a repository of the Hugging Face hub; the same call goes on after an interruption.
+
+    The token is the one that `hf auth login` keeps or HF_TOKEN holds; HF_ENDPOINT names another hub. The model card
+    goes along, and where the folder has none a short one is made.
+
+    Args:
+        model: A folder, a run, a job that exported, or an s3:// prefix; what is in S3 is fetched first.
+        repository: `organization/name`; it is made where it does not exist.
+        private: Whether a repository that is made is private. One that exists stays as it is.
+        update: Add to a repository that holds another model.
+        revision: The branch. Default: the main one.
+        message: Of the commit. Default: names the run.
+        target: `local` or `aws`, where the run is.
+        say: Called with each line.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        ConfigError: The name cannot be one of a repository.
+        CheckpointError: The folder holds no model.
+        JobError: There is no such run, the hub refuses, or the repository holds another model.
+
+    Examples:
+        >>> smtrain.push("./no-such-folder", "me/llama")
+        Traceback (most recent call last):
+        smtrain.core.errors.CheckpointError: ./no-such-folder: there is no such folder
+    """
+    if not _REPO.fullmatch(repository):
+        raise ConfigError([f"repository: got {repository!r}; it is organization/name, as in my-org/llama-medical"])
+    found = find(model, target)
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise JobError(missing("huggingface_hub")) from None
+    api = HfApi(library_name="smtrain")
+    mine = _may_write(api)
+    held = _held(api, repository, revision)
+    folder = found.fetch(say)
+    files = _files(folder)
+    size = sum(path.stat().st_size for path in files.values())
+    if held and not update and (others := _others(held, files)):
+        raise JobError(
+            f"{repository} holds another model ({others}); give another name, or add to it with --update (update=True)"
+        )
+    visible = "private" if private else "public"
+    say(
+        f"pushing {len(files)} files, {size / 1e9:,.2f} GB, to {api.endpoint}/{repository}"
+        + (f" as {mine}, a new {visible} repository" if held is None else f" as {mine}")
+    )
+    try:
+        if held is None:
+            api.create_repo(repository, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repository, branch=revision, exist_ok=True)
+        if README not in files:
+            body = _card(found, folder, repository).encode()
+            api.upload_file(path_or_fileobj=body, path_in_repo=README, repo_id=repository, revision=revision)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, revision=revision, ignore_patterns=list(_NOT_PUSHED),
+            commit_message=message or f"{found.name} by smtrain",
+        )  # fmt: skip
+    except Exception as error:  # its own, httpx's and the disk's have no common class
+        raise JobError(f"{_why(error, api.endpoint, repository)}; the same command goes on from there") from None
+    address = f"{api.endpoint}/{repository}"
+    say(f"pushed: {address}")
+    return address
+
+
+def _may_write(api: HfApi) -> str:
+    """Whose token it is."""
+    try:
+        told: dict[str, Any] = api.whoami()
+    except Exception as error:
+        raise JobError(_why(error, api.endpoint)) from None
+    return str(told.get("name", "?"))
+
+
+def _held(api: HfApi, repository: str, revision: str | None) -> dict[str, tuple[int | None, str | None]] | None:
+    """Size and sha256, where the hub tells them, of the files of a repository; None where there is none."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        told = api.model_info(repository, revision=revision, files_metadata=True)
+    except RevisionNotFoundError:
+        return {}
+    except RepositoryNotFoundError:
+        return None
+    except Exception as error:
+        raise JobError(_why(error, api.endpoint, repository)) from None
+    return {
+        item.rfilename: (item.size, item.lfs.sha256 if item.lfs else None)
+        for item in told.siblings or []
+        if item.rfilename not in _OF_THE_HUB
+    }
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """What is pushed, by its name in the repository."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and not any(path.match(pattern) for pattern in _NOT_PUSHED)
+    }
+
+
+def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Path]) -> str:
+    """A file by which a repository shows that it holds another model than what an interrupted push left; or nothing."""
+    weights = {name for pair in WEIGHTS for name in pair}
+    for name, (size, sha256) in sorted(held.items()):
+        ours = files.get(name)
+        if ours is None:
+            if name in weights or name.endswith((".safetensors", ".bin", ".gguf", ".pt")):
+                return name
+        elif sha256 is not None and (size != ours.stat().st_size or sha256 != file_sha256(ours)):
+            return name
+    return ""
+
+
+def _card(found: FoundModel, folder: Path, repository: str) -> str:
+    """A README for a folder that has none."""
+    legal = [path.name for path in folder.iterdir() if is_legal(path.name)]
+    about = metadata(None, "", adapter=found.is_adapter, legal=legal)
+    return card(repository.partition("/")[2], about, [usage(repository, adapter=found.is_adapter)])
+
+
+def _why(error: Exception, hub: str, repository: str | None = None) -> str:
+    """What an answer of the hub means, and what helps."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    where = f"{hub}/{repository}" if repository else hub
+    if type(error).__name__ == "LocalTokenNotFoundError":
+        return f"there is no token for {hub}; {_LOGIN}"
+    if status == 401:
+        return f"{hub} does not take the token; {_LOGIN}"
+    if status == 403:
+        return f"the token may not write to {where}; take one with the right to write there, or another organization"
+    if status is not None:
+        return f"{where} answered {status} ({text.clean(first_line(error))})"
+    return f"{where} could not be reached ({text.clean(first_line(error))})"

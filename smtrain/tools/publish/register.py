@@ -1,0 +1,154 @@
+"""`smtrain register`: an exported model as a version in the SageMaker Model Registry, with numbers and origin."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from smtrain.client.backends.sagemaker.calls import unnamed
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.jobs.job import Job
+from smtrain.client.launch import names
+from smtrain.core import text
+from smtrain.core.errors import JobError
+from smtrain.core.public import public
+from smtrain.core.text import Say
+from smtrain.tools.chat.resolve_model import find
+from smtrain.tools.report.gather import RunAccount, gather
+from smtrain.tools.serve.deploy import refuse_unknown_type, spec_of
+from smtrain.tools.serve.requests import EndpointSpec, create_model
+from smtrain.worker.evaluation.report import main_rows
+
+_VALUE = re.compile(r"[^\w\s.:/=+\-@]")
+"""What a value of CustomerMetadataProperties may not hold (the service's model)."""
+_JSON = "application/json"
+
+
+@public
+def register(
+    run: str, instance_type: str, *, group: str | None = None, approve: bool = False, role: str | None = None,
+    image: str | None = None, target: TargetName | None = None, say: Say = text.say,
+) -> str:  # fmt: skip
+    """Make a run's exported model a version of a model package group, as `smtrain deploy` would serve it.
+
+    The version carries where it comes from (the train job, the config's numbers, the base model), the last loss and
+    validation loss, and the evaluation's file. A run that is a version already is not registered again.
+
+    Args:
+        run: The run.
+        instance_type: The type that is to serve it, such as ml.g6e.xlarge; whether it holds the model is checked.
+        group: The model package group, made where it does not exist. Default: the run's name.
+        approve: Whether the version is approved at once; else it waits for somebody's approval.
+        role: The container's role, to be found in the version's description. Default: that of the run's jobs.
+        image: The container image. Default: the newest known vLLM image of the region.
+        target: `local` or `aws`.
+        say: Called with each line.
+
+    Returns:
+        The version's ARN.
+
+    Raises:
+        ConfigError: The group's name is wrong.
+        JobError: There is no such run, it has exported nothing, the devices do not hold it, or AWS refuses.
+
+    Examples:
+        >>> smtrain.register("llama", "ml.g6e.xlarge", say=lambda line: None).rpartition("/")[2]
+        '1'
+    """
+    refuse_unknown_type(instance_type)
+    account = gather(run, target)
+    group = account.name if group is None else group
+    names.checked("group", group)
+    found = find(account.name, account.target.name)
+    if found.far is None:
+        raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one")
+    spec = spec_of(found, account.target, found.far[1], account.name, instance_type, 1, role, image, None)
+    asked = create_model_package(account, spec, group, approve=approve)
+    client = account.target.sagemaker
+    if held := _held(client, group, asked):
+        say(f"{account.name} is {held} already")
+        return held
+    _make_group(client, group, account.name)
+    arn: str = client.create_model_package(**asked)["ModelPackageArn"]
+    state = "approved" if approve else "waiting for approval"
+    say(f"registered {account.name} as {arn}, {state}")
+    return arn
+
+
+def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *, approve: bool) -> dict[str, Any]:
+    """CreateModelPackage; a pure function of the run and of how it would be served."""
+    container = create_model(spec)["PrimaryContainer"]
+    trained, evaluated = account.last("train"), account.last("evaluate")
+    asked: dict[str, Any] = {
+        "ModelPackageGroupName": group,
+        "ModelPackageDescription": f"run {account.name}, exported by smtrain",
+        "InferenceSpecification": {
+            "Containers": [container],
+            "SupportedContentTypes": [_JSON],
+            "SupportedResponseMIMETypes": [_JSON],
+            "SupportedRealtimeInferenceInstanceTypes": [spec.instance_type],
+        },
+        "ModelApprovalStatus": "Approved" if approve else "PendingManualApproval",
+        "Domain": "NATURAL_LANGUAGE_PROCESSING",
+        "Task": "TEXT_GENERATION",
+        "CustomerMetadataProperties": _properties(account),
+    }
+    if trained:
+        asked["MetadataProperties"] = {"GeneratedBy": trained.told["TrainingJobArn"]}
+        asked["SourceUri"] = trained.told["TrainingJobArn"]
+    if evaluated and account.evaluation is not None:
+        uri = f"{Job(evaluated.name, account.target).output}evaluation.json"
+        asked["ModelMetrics"] = {"ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}}
+    return asked
+
+
+def _properties(account: RunAccount) -> dict[str, str]:
+    """What a list of versions is read by; the evaluation's accuracies among them."""
+    train, model = account.config.get("train", {}), account.config.get("model", {})
+    records = account.records
+    found: dict[str, Any] = {
+        "smtrain:run": account.name, "smtrain:base": model.get("path"), "smtrain:steps": train.get("steps"),
+        "smtrain:lr": train.get("lr"), "smtrain:seq_len": train.get("seq_len"),
+        "smtrain:objective": train.get("objective", "pretrain"),
+    }  # fmt: skip
+    for name in ("loss", "val_loss"):
+        if said := [record[name] for record in records if name in record]:
+            found[f"smtrain:{name}"] = f"{said[-1]:.6g}"
+    for task, row in main_rows(account.evaluation).items() if account.evaluation else ():
+        found[f"smtrain:{task}"] = f"{row['after']['value']:.6g}"
+    kept = {key: _VALUE.sub("-", str(value))[:256] for key, value in found.items() if value is not None}
+    return dict(list(kept.items())[:50])
+
+
+def _held(client: Any, group: str, asked: dict[str, Any]) -> str | None:
+    """The version of the group that is the same model, if there is one."""
+    from botocore.exceptions import ClientError
+
+    data = _data_of(asked)
+    try:
+        pages = client.get_paginator("list_model_packages").paginate(ModelPackageGroupName=group)
+        arns = [item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]]
+    except ClientError as error:
+        if unnamed(error):
+            return None
+        raise
+    return next((arn for arn in arns if _data_of(client.describe_model_package(ModelPackageName=arn)) == data), None)
+
+
+def _data_of(package: dict[str, Any]) -> list[Any]:
+    """Where the weights of a version lie."""
+    containers = package.get("InferenceSpecification", {}).get("Containers", [])
+    return [(one.get("ModelDataSource"), one.get("AdditionalModelDataSources")) for one in containers]
+
+
+def _make_group(client: Any, group: str, run: str) -> None:
+    from botocore.exceptions import ClientError
+
+    try:
+        client.describe_model_package_group(ModelPackageGroupName=group)
+    except ClientError as error:
+        if not unnamed(error):
+            raise
+        client.create_model_package_group(
+            ModelPackageGroupName=group, ModelPackageGroupDescription=f"versions of {run} (smtrain register)"
+        )

@@ -1,0 +1,87 @@
+"""How this copy of smtrain was installed, as a command that installs the same: from git, a wheel or an index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from smtrain.core.git import committed
+from smtrain.version import __version__
+
+_URL = re.compile(r"(https?|ssh|git)://|[\w.-]+@[\w.-]+:")
+
+
+def commands() -> list[str]:
+    """Lines of a shell that install this smtrain; what cannot be had elsewhere is a comment."""
+    told = _direct_url()
+    if vcs := told.get("vcs_info"):
+        return [f"pip install 'smtrain @ {vcs.get('vcs', 'git')}+{told['url']}@{vcs.get('commit_id', '')}'"]
+    if "archive_info" in told:
+        return _of_wheel(told)
+    if "dir_info" in told or _is_checkout():
+        return _of_checkout(Path(unquote(urlsplit(told["url"]).path)) if "url" in told else _root())
+    return [f"pip install smtrain=={__version__}"]
+
+
+def _direct_url() -> dict[str, Any]:
+    """The installer's note on the source of the package (PEP 610); empty for one that an index gave."""
+    try:
+        told = json.loads(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _of_wheel(told: dict[str, Any]) -> list[str]:
+    info, url = told["archive_info"], str(told.get("url", ""))
+    digest = info.get("hashes", {}).get("sha256") or str(info.get("hash", "")).removeprefix("sha256=")
+    file = Path(unquote(urlsplit(url).path))
+    if not digest and url.startswith("file:") and file.is_file():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    source = file.name if url.startswith("file:") else url
+    return [f"pip install {source}" + (f"  # sha256 {digest}" if digest else "")]
+
+
+def _of_checkout(folder: Path) -> list[str]:
+    commit = committed(folder)
+    if commit is None:
+        return [f"# smtrain {__version__}, from a folder that is no git repository", "pip install FOLDER"]
+    told = [f"# smtrain {__version__}, from a checkout at git commit {commit}"]
+    origin = _origin(folder)
+    if origin and _URL.match(origin):
+        return [*told, f"pip install 'smtrain @ git+{_plain(origin)}@{commit.split()[0]}'"]
+    return [*told, f"git checkout {commit.split()[0]}", "pip install ."]
+
+
+def _origin(folder: Path) -> str | None:
+    try:
+        words = ["git", "config", "remote.origin.url"]
+        done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _plain(origin: str) -> str:
+    """The URL without a user's name or password, as pip takes it."""
+    if "://" not in origin:  # git@host:organization/name
+        host, _, path = origin.partition(":")
+        return f"ssh://{host}/{path}"
+    parts = urlsplit(origin)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.scheme != "ssh" else origin
+
+
+def _root() -> Path:
+    import smtrain
+
+    return Path(smtrain.__file__).parent.parent
+
+
+def _is_checkout() -> bool:
+    return (_root() / "pyproject.toml").is_file() and (_root() / ".git").exists()

@@ -1,0 +1,61 @@
+"""What a finished run adds to its MLflow run: report, config, evaluation and model card as artefacts, and its cost."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.follow.tracked import tracked_of
+from smtrain.client.jobs.job import Job
+from smtrain.core.config.track import Track
+from smtrain.core.errors import JobError, first_line
+from smtrain.core.model.card import README
+from smtrain.core.text import Say
+from smtrain.core.tracking.mlflow import MlflowTracker
+from smtrain.core.tracking.open import EXPERIMENT
+from smtrain.tools.report.gather import RunAccount, gather
+from smtrain.tools.report.page import config_text, page
+from smtrain.worker.evaluation.report import main_rows
+
+
+def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
+    """Attach the results of a run. A tracker that does not take them is said, and changes nothing."""
+    if not track.mlflow:
+        return
+    try:
+        run = gather(name, target.name)
+        train = run.last("train")
+        if train is None:
+            return
+        told = tracked_of(Job(train.name, target), train.told)
+        tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, told)
+        with tempfile.TemporaryDirectory(prefix="smtrain-") as folder:
+            taken = tracker.attach(_files(run, Path(folder)), _numbers(run))
+        say(f"MLflow has the report of {name}" if taken else f"MLflow has no run of {name} to attach its report to")
+    except Exception as error:  # a run that is done is done, whatever a tracker says
+        say(f"MLflow does not take the report of {name} ({first_line(error)}); `smtrain report {name}` writes it here")
+
+
+def _files(run: RunAccount, folder: Path) -> list[Path]:
+    texts = {"report.html": page(run), "config.yaml": config_text(run)}
+    if run.evaluation:
+        texts["evaluation.json"] = json.dumps(run.evaluation, indent=2)
+    export = run.last("export")
+    if export is not None and export.status == "Completed":
+        try:
+            texts[README] = Job(export.name, run.target).read(README).decode("utf-8", "replace")
+        except JobError:
+            pass  # an older version wrote none
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
+    return [folder / name for name in texts]
+
+
+def _numbers(run: RunAccount) -> dict[str, float]:
+    dollars = [job.cost.dollars for job in run.jobs]
+    found = {"cost_dollars": sum(d or 0.0 for d in dollars)} if None not in dollars else {}
+    for task, row in main_rows(run.evaluation).items() if run.evaluation else ():
+        found[f"evaluation/{task}"] = row["after"]["value"]
+    return found

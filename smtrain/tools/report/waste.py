@@ -1,0 +1,114 @@
+"""What a run's dollars went into: the steps that count, and what was paid for without one."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from smtrain.core.protocol.log_lines import step_record
+
+if TYPE_CHECKING:
+    from smtrain.tools.report.gather import JobAccount
+
+USEFUL = "steps that count"
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A part of what was billed: seconds of all its jobs, and dollars where prices are known."""
+
+    stage: str
+    what: str
+    seconds: float
+    dollars: float | None
+    wasted: bool
+
+
+def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
+    """Every billed second of the jobs (oldest first) under one name, by stage; they add up to what was billed."""
+    found: dict[tuple[str, str], Portion] = {}
+    trains = [job for job in jobs if job.stage == "train"]
+    for job in jobs:
+        split = _of_train(job, _went_on_at(job, trains)) if job.stage == "train" else _of_other(job)
+        for what, seconds, wasted in split:
+            _add(found, job, what, seconds, wasted)
+        if pool := job.cost.items.get("warm pool"):
+            before = found.get((job.stage, "warm pool, idle"))
+            held = (job.told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds", 0.0)
+            found[job.stage, "warm pool, idle"] = Portion(
+                job.stage, "warm pool, idle", held + (before.seconds if before else 0.0),
+                pool + ((before.dollars or 0.0) if before else 0.0), True,
+            )  # fmt: skip
+    return [portion for portion in found.values() if portion.seconds > 0]
+
+
+def _add(found: dict[tuple[str, str], Portion], job: JobAccount, what: str, seconds: float, wasted: bool) -> None:
+    whole, billed = _window(job), job.cost.billable_s
+    seconds = seconds * billed / whole if whole else 0.0  # spot is billed less than its time
+    priced = job.cost.dollars is not None
+    dollars = job.cost.items.get("training", 0.0) * seconds / billed if priced and billed else 0.0
+    before = found.get((job.stage, what))
+    if before is not None:
+        seconds += before.seconds
+        priced = priced and before.dollars is not None
+        dollars += before.dollars or 0.0
+    found[job.stage, what] = Portion(job.stage, what, seconds, dollars if priced else None, wasted)
+
+
+def _window(job: JobAccount) -> float:
+    """Seconds between the start and the end of its machines."""
+    began = job.told.get("TrainingStartTime")
+    now = datetime.datetime.now(datetime.timezone.utc)
+    end = job.told.get("TrainingEndTime") or now
+    return max(0.0, float((end - began).total_seconds())) if began else 0.0
+
+
+def _of_other(job: JobAccount) -> list[tuple[str, float, bool]]:
+    failed = job.status in ("Failed", "Stopped")
+    return [("attempts that did not end well" if failed else "its work", _window(job), failed)]
+
+
+def _went_on_at(job: JobAccount, trains: Sequence[JobAccount]) -> float | None:
+    """The first step of the attempt after this one that has any; None where there is none."""
+    later = trains[trains.index(job) + 1 :]
+    firsts = (min((_step(line.text) for line in other.steps), default=None) for other in later)
+    return next((first for first in firsts if first is not None), None)
+
+
+def _step(text: str) -> float:
+    return (step_record(text) or {"step": 0.0})["step"]
+
+
+def _of_train(job: JobAccount, again_from: float | None) -> list[tuple[str, float, bool]]:
+    """(what, seconds of its window, whether it is waste)."""
+    whole = _window(job)
+    done = [(line.timestamp / 1000, r) for line in job.steps if "loss" in (r := step_record(line.text) or {})]
+    if not done:
+        well = job.status == "Completed"
+        return [("nothing was left to train" if well else "attempts that ended before a step", whole, True)]
+    start = job.told["TrainingStartTime"].timestamp()
+    (first, head), (last, tail) = done[0], done[-1]
+    counted = max(0.0, tail["step"] - head["step"])
+    each = (last - first) / counted if counted else 0.0
+    before = min(whole, max(0.0, first - each - start))
+    stepping = min(whole - before, last - first + each)
+    waited = min(stepping, sum(r.get("data_wait", 0.0) for _, r in done) * each * _every(done))
+    lost = 0.0
+    if again_from is not None and counted:
+        steps = [r["step"] for _, r in done]
+        lost = stepping * sum(step >= again_from for step in steps) / len(steps)
+    waited *= 1 - lost / stepping if stepping else 0.0
+    return [
+        (USEFUL, stepping - lost - waited, False),
+        ("steps done again after a restart", lost, True),
+        ("waiting for data", waited, True),
+        ("before the first step: download, start, compilation", before, True),
+        ("after the last step: saving, upload", whole - before - stepping, True),
+    ]
+
+
+def _every(done: Sequence[tuple[float, dict[str, float]]]) -> float:
+    """Steps between two lines."""
+    return (done[-1][1]["step"] - done[0][1]["step"]) / (len(done) - 1) if len(done) > 1 else 1.0

@@ -1,0 +1,293 @@
+"""`smtrain deploy` and `undeploy`: an endpoint from an exported prefix, for a while or until it is deleted."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.sagemaker.role import role_arn
+from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.jobs.listing import train_jobs
+from smtrain.client.launch.names import checked, schedule_name
+from smtrain.core import botocore_models, text
+from smtrain.core.config.units import spell
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.images import serving_image
+from smtrain.core.facts.names import instance_meant
+from smtrain.core.near import nearest
+from smtrain.core.public import public
+from smtrain.core.text import Say
+from smtrain.tools.chat.resolve_model import FoundModel, find
+from smtrain.tools.serve import requests
+from smtrain.tools.serve.fit import price_of, tensor_parallel
+from smtrain.tools.serve.requests import EndpointSpec
+
+_SHORTEST_S = 900
+"""An endpoint takes some minutes to start: for less it would be deleted before it answers."""
+_LOOK_S = {"local": 0.2, "aws": 15.0}
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """An endpoint that was made."""
+
+    name: str
+    status: str
+    dollars_per_hour: float | None
+    until: datetime.datetime | None
+    """When it deletes itself; None: never."""
+
+
+@public
+def deploy(
+    model: str, instance_type: str, *, name: str | None = None, seconds: int | None = None, instance_count: int = 1,
+    role: str | None = None, schedule_role: str | None = None, image: str | None = None, max_length: int | None = None,
+    wait: bool = True, target: TargetName | None = None, say: Say = text.say,
+) -> Deployed:  # fmt: skip
+    """Make a SageMaker endpoint from a model in S3, served by vLLM with OpenAI's API; nothing is packed or copied.
+
+    Whether the devices hold the model is checked first, and the price is said. An adapter is served beside its base,
+    unmerged. With `seconds` a schedule that deletes the endpoint is made before the endpoint is.
+
+    Args:
+        model: A run, a job that exported, or an s3:// prefix.
+        instance_type: A type with GPUs, such as ml.g6e.xlarge.
+        name: The endpoint's name, which is also what clients say as `model`. Default: the run's name.
+        seconds: Delete the endpoint after so long, by EventBridge Scheduler. None: it stays until `undeploy`.
+        instance_count: How many instances.
+        role: The role of the container, its ARN or name. Default: that of the run's jobs.
+        schedule_role: The role by which the schedule deletes the endpoint. Default: `role`.
+        image: The container image. Default: the newest known vLLM image of the region.
+        max_length: Most tokens of prompt and answer together. Default: what the model has positions for.
+        wait: Return when the endpoint answers, or could not be made.
+        target: `local` or `aws`. Locally an endpoint is a record that answers nothing; `smtrain serve` does.
+        say: Called with each line.
+
+    Returns:
+        The endpoint.
+
+    Raises:
+        ConfigError: An argument is wrong.
+        JobError: There is no such model in S3, the devices do not hold it, the name is taken, or AWS refuses.
+
+    Examples:
+        >>> made = smtrain.deploy("llama", "ml.g6e.xlarge", say=lambda line: None)
+        >>> made.status
+        'InService'
+        >>> smtrain.undeploy("llama", say=lambda line: None)
+    """
+    if seconds is not None and seconds < _SHORTEST_S:
+        raise ConfigError([f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m"])
+    if instance_count < 1 or (max_length is not None and max_length < 1):
+        raise ConfigError(["instance_count and max_length must be at least 1"])
+    refuse_unknown_type(instance_type)
+    if not model.isprintable():
+        raise JobError(f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are")
+    found = find(model, target)
+    if found.far is None:
+        raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
+    place, uri = sagemaker(found.far[0]), found.far[1]
+    spec = spec_of(found, place, uri, name, instance_type, instance_count, role, image, max_length)
+    _refuse_taken(place, spec.name)
+    price = price_of(instance_type, place.region_name())
+    hourly = price.dollars_per_hour * instance_count if price else None
+    until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
+    say(_announced(spec, hourly, price, until))
+    if until is not None:
+        _schedule(place, spec.name, until, role_arn(schedule_role, place) if schedule_role else spec.role)
+    _create(place, spec, until is not None)
+    status = _follow(place, spec.name, say) if wait else "Creating"
+    say(_how(place, spec, status))
+    return Deployed(spec.name, status, hourly, until)
+
+
+def refuse_unknown_type(instance_type: str) -> None:
+    """Raises `ConfigError` for what is no instance type of endpoints, as the installed boto3 knows them."""
+    known = botocore_models.described("sagemaker").shape_for("ProductionVariantInstanceType").enum
+    if instance_type not in known:
+        near = instance_meant(instance_type) or nearest(instance_type, known)
+        meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"
+        raise ConfigError([f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}"])
+
+
+@public
+def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say) -> None:
+    """Delete an endpoint, its configuration, its model entries and its schedule; the model's files stay.
+
+    Args:
+        name: The endpoint's name.
+        target: `local` or `aws`. Default: `aws` where there are credentials.
+        say: Called with each line.
+
+    Raises:
+        ConfigError: It cannot be the name of an endpoint.
+        JobError: There is no such endpoint.
+
+    Examples:
+        >>> smtrain.undeploy("no-such-endpoint", target="local")
+        Traceback (most recent call last):
+        smtrain.core.errors.JobError: no-such-endpoint: there is no such endpoint on target local
+    """
+    from botocore.exceptions import ClientError
+
+    place = _place(target)
+    told = described(place, name)
+    if told is None:
+        raise JobError(f"{name}: there is no such endpoint on target {place.name}")
+    client = place.sagemaker
+    config = client.describe_endpoint_config(EndpointConfigName=told["EndpointConfigName"])
+    client.delete_endpoint(EndpointName=name)
+    client.delete_endpoint_config(EndpointConfigName=told["EndpointConfigName"])
+    for variant in config["ProductionVariants"]:
+        client.delete_model(ModelName=variant["ModelName"])
+    try:
+        place.client("scheduler").delete_schedule(Name=schedule_name(name))
+    except ClientError:
+        pass  # it has none
+    say(f"deleted endpoint {name}; nothing of it is billed any more")
+
+
+def described(place: Target, name: str) -> dict[str, Any] | None:
+    """DescribeEndpoint's answer; None where there is no such endpoint. Raises `ConfigError` for what is no name."""
+    from botocore.exceptions import ClientError
+
+    checked("endpoint", name)
+    try:
+        told: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
+    except ClientError as error:
+        if "could not find" not in str(error).lower():
+            raise
+        return None
+    return told
+
+
+def _place(target: TargetName | None) -> Target:
+    from smtrain.client.backends.sagemaker.attach import place_of
+
+    return place_of("", target)[1]
+
+
+def spec_of(
+    found: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
+    image: str | None, max_length: int | None,
+) -> EndpointSpec:  # fmt: skip
+    """How a model in S3 is served. Raises `JobError` where the devices do not hold it, or its base is not known."""
+    named = name or found.name.rstrip("/").rpartition("/")[2]
+    base, given, weights, body = uri, role, found.weights, found.described
+    told: dict[str, Any] = {}
+    if not uri.startswith(found.name):  # a run or a job
+        told = train_jobs(found.name, place.name)[1][-1].describe()
+        given = given or told["RoleArn"]
+    if found.is_adapter:
+        channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
+        base = channels.get("model", {}).get("S3Uri", "")
+        if not base:
+            raise JobError(f"{found.name} is an adapter, and its base model is not known; name its run")
+        whole = find(base, place.name)
+        weights, body = whole.weights + found.weights, whole.described
+    region = place.region_name()
+    return EndpointSpec(
+        named, base, image or serving_image(region), instance_type, count,
+        tensor_parallel(named, weights, body, instance_type), role_arn(given, place),
+        adapter=uri if found.is_adapter else None,
+        rank=max(8, int(found.described.get("r") or 8)) if found.is_adapter else 0,
+        max_length=max_length, tags={"smtrain:run": found.name} if told else {},
+    )  # fmt: skip
+
+
+def _refuse_taken(place: Target, name: str) -> None:
+    told = described(place, name)
+    if told is not None:
+        raise JobError(
+            f"endpoint {name} is there already ({told['EndpointStatus']}); `smtrain undeploy {name}` deletes it, or "
+            "choose another name with --name"
+        )
+
+
+def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> None:
+    """Before the endpoint: what cannot be deleted by itself is not made."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    partition = role.split(":")[1] if role.startswith("arn:") else "aws"
+    client = place.client("scheduler")
+    asked = requests.create_schedule(name, until, role, partition)
+    try:
+        try:
+            client.create_schedule(**asked)
+        except ClientError as error:
+            if error.response["Error"].get("Code") != "ConflictException":
+                raise
+            client.delete_schedule(Name=asked["Name"])  # of an endpoint that is gone
+            client.create_schedule(**asked)
+    except (ClientError, BotoCoreError) as error:
+        raise JobError(
+            f"the schedule that would delete {name} could not be made ({error}), so neither was the endpoint; allow "
+            f"yourself scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}"
+        ) from None
+
+
+def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
+    """Model, configuration and endpoint; what a refusal leaves behind costs nothing, and is taken up the next time."""
+    from botocore.exceptions import ClientError
+
+    client = place.sagemaker
+    model = requests.create_model(spec)
+    config = requests.create_endpoint_config(spec, model["ModelName"])
+    try:
+        _once(client.create_model, model)
+        _once(client.create_endpoint_config, config)
+        client.create_endpoint(**requests.create_endpoint(spec, config["EndpointConfigName"]))
+    except ClientError as error:
+        if scheduled:
+            place.client("scheduler").delete_schedule(Name=schedule_name(spec.name))
+        raise JobError(f"endpoint {spec.name} was refused: {error}") from None
+
+
+def _once(call: Any, request: dict[str, Any]) -> None:
+    """A name of its content that is taken is the same thing, made by an earlier call."""
+    from botocore.exceptions import ClientError
+
+    try:
+        call(**request)
+    except ClientError as error:
+        if "already exist" not in str(error).lower():
+            raise
+
+
+def _follow(place: Target, name: str, say: Say) -> str:
+    """Wait until the endpoint answers or cannot; gives its status. Raises `JobError` where it failed."""
+    before, began = "", time.monotonic()
+    while True:
+        told = described(place, name)
+        if told is None:
+            raise JobError(f"endpoint {name} is gone: somebody deleted it while it was being made")
+        status = str(told["EndpointStatus"])
+        if status != before:
+            say(f"-- {name}: {status} ({spell(time.monotonic() - began)})")
+            before = status
+        if status == "Failed":
+            raise JobError(
+                f"endpoint {name} failed: {told.get('FailureReason', 'no reason was given')}; its log is in "
+                f"CloudWatch, /aws/sagemaker/Endpoints/{name}; `smtrain undeploy {name}` deletes it"
+            )
+        if status not in ("Creating", "Updating", "SystemUpdating"):
+            return status
+        time.sleep(_LOOK_S[place.name])
+
+
+def _announced(spec: EndpointSpec, hourly: float | None, price: Any, until: datetime.datetime | None) -> str:
+    money = f"${hourly:,.2f} an hour ({price})" if hourly is not None else "at a price that is not known here"
+    end = f"until {until:%Y-%m-%d %H:%M} UTC" if until else "until it is deleted"
+    return f"endpoint {spec.name}: {spec.instance_count} x {spec.instance_type}, {money}, {end}"
+
+
+def _how(place: Target, spec: EndpointSpec, status: str) -> str:
+    if place.name == "local":
+        return f"{spec.name} is {status}; on this machine it is a record alone, and `smtrain serve` is what answers"
+    return (
+        f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model": "{spec.name}"; '
+        f"`smtrain undeploy {spec.name}` deletes it"
+    )

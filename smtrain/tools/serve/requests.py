@@ -1,0 +1,121 @@
+"""The requests of an endpoint, pure functions: CreateModel, CreateEndpointConfig, CreateEndpoint, CreateSchedule."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.client.launch.names import part_name, schedule_name
+
+MODEL, ADAPTER = "/opt/ml/model", "adapter"
+_ADDITIONAL = "/opt/ml/additional-model-data-sources"
+_STARTS_S = 3600
+"""The longest that SageMaker lets a container load its model, and a model download."""
+_TRIES, _AGE_S = 185, 86400
+"""What EventBridge Scheduler does about a deletion that fails: these are its own most."""
+
+
+@dataclass(frozen=True)
+class EndpointSpec:
+    """An endpoint, with everything that decides its requests."""
+
+    name: str
+    model: str
+    """s3:// prefix of the Hugging Face folder, or of the base model where there is an adapter."""
+    image: str
+    instance_type: str
+    instance_count: int
+    tensor_parallel: int
+    role: str
+    adapter: str | None = None
+    """s3:// prefix of peft's folder, served beside its base without merging."""
+    rank: int = 0
+    max_length: int | None = None
+    volume_gb: int | None = None
+    environment: Mapping[str, str] | None = None
+    tags: Mapping[str, str] | None = None
+
+
+def environment(spec: EndpointSpec) -> dict[str, str]:
+    """Of the vLLM image: SM_VLLM_X=v becomes its option --x v, and `true` an option without a value."""
+    found = {
+        "SM_VLLM_MODEL": MODEL,
+        "SM_VLLM_SERVED_MODEL_NAME": f"{spec.name}-base" if spec.adapter else spec.name,
+        "SM_VLLM_TENSOR_PARALLEL_SIZE": str(spec.tensor_parallel),
+    }
+    if spec.max_length:
+        found["SM_VLLM_MAX_MODEL_LEN"] = str(spec.max_length)
+    if spec.adapter:
+        found |= {
+            "SM_VLLM_ENABLE_LORA": "true",
+            "SM_VLLM_MAX_LORA_RANK": str(spec.rank),
+            "SM_VLLM_LORA_MODULES": f"{spec.name}={_ADDITIONAL}/{ADAPTER}",
+        }
+    return found | dict(spec.environment or {})
+
+
+def create_model(spec: EndpointSpec) -> dict[str, Any]:
+    """CreateModel: the exported prefix as it is, without an archive."""
+    container: dict[str, Any] = {
+        "Image": spec.image, "ModelDataSource": {"S3DataSource": _prefix(spec.model)},
+        "Environment": environment(spec),
+    }  # fmt: skip
+    if spec.adapter:
+        source = {"ChannelName": ADAPTER, "S3DataSource": _prefix(spec.adapter)}
+        container["AdditionalModelDataSources"] = [source]
+    made: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role, "Tags": _tags(spec)}
+    return {"ModelName": _named(spec, made), **made}
+
+
+def create_endpoint_config(spec: EndpointSpec, model: str) -> dict[str, Any]:
+    """CreateEndpointConfig: one variant, with the host's driver that CUDA 13 images need and an hour to start."""
+    variant: dict[str, Any] = {
+        "VariantName": "all", "ModelName": model, "InstanceType": spec.instance_type,
+        "InitialInstanceCount": spec.instance_count, "InitialVariantWeight": 1.0,
+        "ModelDataDownloadTimeoutInSeconds": _STARTS_S, "ContainerStartupHealthCheckTimeoutInSeconds": _STARTS_S,
+        "InferenceAmiVersion": "al2-ami-sagemaker-inference-gpu-3-1",
+    }  # fmt: skip
+    if spec.volume_gb:
+        variant["VolumeSizeInGB"] = spec.volume_gb
+    made: dict[str, Any] = {"ProductionVariants": [variant], "Tags": _tags(spec)}
+    return {"EndpointConfigName": _named(spec, made), **made}
+
+
+def create_endpoint(spec: EndpointSpec, config: str) -> dict[str, Any]:
+    """CreateEndpoint."""
+    return {"EndpointName": spec.name, "EndpointConfigName": config, "Tags": _tags(spec)}
+
+
+def create_schedule(name: str, at: datetime.datetime, role: str, partition: str = "aws") -> dict[str, Any]:
+    """EventBridge Scheduler's CreateSchedule: DeleteEndpoint once, at a moment (UTC), tried again for a day."""
+    return {
+        "Name": schedule_name(name),
+        "Description": f"deletes the SageMaker endpoint {name} (smtrain deploy --for)",
+        "ScheduleExpression": f"at({at:%Y-%m-%dT%H:%M:%S})",
+        "ScheduleExpressionTimezone": "UTC",
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "ActionAfterCompletion": "DELETE",
+        "Target": {
+            "Arn": f"arn:{partition}:scheduler:::aws-sdk:sagemaker:deleteEndpoint",
+            "RoleArn": role,
+            "Input": json.dumps({"EndpointName": name}),
+            "RetryPolicy": {"MaximumRetryAttempts": _TRIES, "MaximumEventAgeInSeconds": _AGE_S},
+        },
+    }
+
+
+def _prefix(uri: str) -> dict[str, str]:
+    return {"S3Uri": f"{uri.rstrip('/')}/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+
+
+def _named(spec: EndpointSpec, made: dict[str, Any]) -> str:
+    """A name of its content: the same request again is the same object, which may be there already."""
+    return part_name(spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest())
+
+
+def _tags(spec: EndpointSpec) -> list[dict[str, str]]:
+    return [{"Key": k, "Value": v} for k, v in {**(spec.tags or {}), "smtrain:endpoint": spec.name}.items()]

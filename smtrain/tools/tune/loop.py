@@ -1,0 +1,176 @@
+"""Trials that this process starts and watches: on the local control plane, or on a Slurm cluster.
+
+A trial is a run of its own, named by its values, so that its job is recognised as any finished stage is. It reads what
+the stages before it have left for all trials.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from smtrain.client.follow.follower import PACES
+from smtrain.client.jobs.job import Job
+from smtrain.client.launch import queued
+from smtrain.client.launch.one_job import standing, submit
+from smtrain.client.launch.stages import Chain
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.schema import digest
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.text import Say
+from smtrain.tools.tune.search import Search
+from smtrain.tools.tune.space import Values, with_values
+from smtrain.tools.tune.trials import FINISHED_FIRST, Trial, TuningRecord, hopeless
+
+_NAME = 36  # characters of a run's name
+
+
+@dataclass(frozen=True)
+class TuningLimits:
+    """What a tuning may take."""
+
+    max_jobs: int
+    parallel: int
+    early_stop: bool
+    trial_dollars: float | None = None
+    """What the planner says that a trial costs."""
+    budget: float | None = None
+    """Dollars for all trials."""
+
+
+def trial_run(config: JobConfig, values: Values) -> str:
+    """Name of a trial's run: the same for the same values."""
+    mark = f"-t{digest([config.name, values])[:7]}"
+    return f"{config.name[: _NAME - len(mark)].rstrip('-')}{mark}"
+
+
+class TrialLoop:
+    """Keeps so many trials running until there have been enough."""
+
+    def __init__(
+        self, base: Chain, shared: dict[Stage, str], objective: str, search: Search, limits: TuningLimits,
+        record: TuningRecord, say: Say,
+    ) -> None:  # fmt: skip
+        self.base, self.shared, self.objective, self.search = base, shared, objective, search
+        self.limits, self.record, self.say = limits, record, say
+        self.trials = record.read()
+        self._jobs: dict[int, Job] = {}
+        self._stopping: set[int] = set()
+        self._told_budget = False
+
+    def go(self) -> list[Trial]:
+        """All trials, once none runs any more. Raises `JobError` where the first ones all failed."""
+        for trial in self._running():  # of a call that was interrupted; what has failed meanwhile goes on
+            self._start(trial)
+        while True:
+            for trial in self._running():
+                self._look(trial)
+            self._refuse_if_all_fail()
+            while len(self._running()) < self.limits.parallel and (values := self._next()) is not None:
+                trial = Trial(len(self.trials) + 1, values, trial_run(self.base.config, values))
+                self.trials.append(trial)
+                self.record.write(self.trials)  # before its job is there, which is found again by its name
+                self._start(trial)
+            if not self._running():
+                return self.trials
+            time.sleep(max(1.0, PACES[self.base.target.name].poll))
+
+    def _running(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.status == "running"]
+
+    def _next(self) -> Values | None:
+        if len(self.trials) >= self.limits.max_jobs:
+            return None
+        budget, one = self.limits.budget, self.limits.trial_dollars
+        if budget is not None and one is not None:
+            spent = sum(one if trial.dollars is None else trial.dollars for trial in self.trials)
+            if spent + one > budget:
+                if not self._told_budget:
+                    self.say(f"no further trial: ${spent:,.2f} are spent or promised, one more costs some ${one:,.2f}, "
+                             f"and the budget is ${budget:,.2f}")  # fmt: skip
+                self._told_budget = True
+                return None
+        return self.search(self.trials)
+
+    def _start(self, trial: Trial) -> None:
+        told = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+        try:
+            config = with_values(self.base.given, trial.values | self._own(trial))
+            chain = Chain(config, self.base.target)
+            chain.lent = dict(self.shared)
+            plan = standing(chain, chain.plan("train"))
+            if plan.done:
+                job = plan.done
+            elif self.base.target.queues:
+                job, _ = queued.submit(chain, plan, _quiet)
+            else:
+                job = submit(chain, plan, _quiet)
+        except ConfigError as error:  # its values do not go together: the next ones may
+            trial.status, trial.reason = "failed", "; ".join(error.faults)
+            self.say(f"trial {trial.number}: {told}: {trial.reason}")
+        else:
+            trial.job, self._jobs[trial.number] = job.name, job
+            self.say(f"trial {trial.number}: {told}: {job.name}{' has done this already' if plan.done else ''}")
+        self.record.write(self.trials)
+
+    def _own(self, trial: Trial) -> Values:
+        """What sets a trial's run apart: its name, and where its checkpoints go if the config says where."""
+        named = self.base.given.checkpoint.s3_uri
+        apart = {"checkpoint.s3_uri": f"{named.rstrip('/')}/{trial.run}"} if named else {}
+        return {"name": trial.run, **apart}
+
+    def _look(self, trial: Trial) -> None:
+        job = self._jobs[trial.number]
+        job.look()
+        ended = job.known_status in ENDED
+        trial.curve = [
+            (int(record["step"]), record[self.objective]) for record in job.records if self.objective in record
+        ]
+        if trial.curve:
+            trial.value = trial.curve[-1][1]
+        if ended:
+            self._end(trial, job)
+        elif (
+            self.limits.early_stop
+            and trial.number not in self._stopping
+            and hopeless(trial, self.trials, self.base.config.train.steps)
+        ):
+            self.say(f"trial {trial.number}: {self.objective} {trial.value:.4f} is worse than the median; stopping it")
+            self._stopping.add(trial.number)
+            job.stop()
+
+    def _end(self, trial: Trial, job: Job) -> None:
+        trial.dollars = job.cost().dollars
+        if job.known_status == "Completed":
+            trial.status = "finished"
+            if trial.value is None or not isfinite(trial.value):
+                trial.status, trial.reason = "failed", f"it ended without a {self.objective} that is a number"
+        elif job.known_status == "Stopped":
+            trial.status = "stopped early" if trial.number in self._stopping else "stopped"
+        else:
+            trial.status, trial.reason = "failed", str(job.explain()).splitlines()[0]
+        value = "" if trial.value is None else f", {self.objective} {trial.value:.4f}"
+        self.say(f"trial {trial.number}: {trial.status}{value}")
+        self.record.write(self.trials)
+
+    def _refuse_if_all_fail(self) -> None:
+        """One mistake of the config makes every trial fail: a few of them are enough to know."""
+        if len(self.trials) >= FINISHED_FIRST and all(trial.status == "failed" for trial in self.trials):
+            first = self.trials[0]
+            raise JobError(
+                f"all of the first {len(self.trials)} trials failed, trial {first.number} because: {first.reason}; "
+                f"mend that, delete {self.record.path} and try again"
+            )
+
+
+def lent(chain: Chain, stages: Sequence[Stage]) -> dict[Stage, str]:
+    """Where the stages that trials share have left their results; they have been done."""
+    found = {stage: chain.output(stage) for stage in stages}
+    return {stage: uri for stage, uri in found.items() if uri is not None}
+
+
+def _quiet(*_: object, **__: object) -> None:
+    """A trial's own uploads are small, and nothing to see."""

@@ -1,0 +1,166 @@
+"""SageMaker's hyperparameter tuning job: its request, made of the very train request that `launch` would send.
+
+A tuning job's definition has no entrypoint of its own, so the image's does the work: the sagemaker-training toolkit of
+AWS's images unpacks the bundle of the job's channel `code` and runs `entrypoints/tuned.py`, which becomes the launcher.
+The values arrive as hyperparameters named like the config's keys; the stage lays them over its config
+(`core/config/stage_file.py`), where the schema types and checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.follow.follower import PACES
+from smtrain.client.launch import names
+from smtrain.client.launch.request import CHECKPOINTS
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import digest
+from smtrain.core.config.stage_file import TUNED
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.text import Say
+from smtrain.core.tracking.settings import VARIABLE
+from smtrain.tools.tune.space import Axis
+from smtrain.tools.tune.trials import Status, Trial
+
+# What a training job's request has and a tuning job's definition has not; and what is for one job's checkpoints alone.
+_DROPPED = {
+    "TrainingJobName", "AlgorithmSpecification", "HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig",
+    "TensorBoardOutputConfig", "InfraCheckConfig",
+}  # fmt: skip
+_STATUS: dict[str, Status] = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
+_LONGEST = 15_768_000
+"""Seconds of ResourceLimits.MaxRuntimeInSeconds (the service's model)."""
+
+
+def tuning_name(config: JobConfig, axes: Sequence[Axis], request: dict[str, Any]) -> str:
+    """The same for the same trials, so that a second call finds the first one's job."""
+    mark = digest([request["TrainingJobName"], [str(axis) for axis in axes]])
+    return names.tuning_name(config.name, mark)
+
+
+def tuning_request(
+    config: JobConfig, request: dict[str, Any], axes: Sequence[Axis], objective: str, *, max_jobs: int, parallel: int,
+    early_stop: bool, seconds: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """CreateHyperParameterTuningJob's arguments; `request` is the train stage's, of a first attempt.
+
+    `seconds` ends the whole tuning. Raises `ConfigError` for what a tuning job cannot do.
+    """
+    if "SessionChainingConfig" in request:
+        raise ConfigError(["compute.session_tag_chaining: a tuning job cannot have it; leave it out"])
+    algorithm = request["AlgorithmSpecification"]
+    ranged = any(axis.ranged for axis in axes)
+    keys = [axis.key for axis in axes]
+    environment = {k: v for k, v in request["Environment"].items() if k not in (CHECKPOINTS, VARIABLE)}
+    static = {
+        # as SDK v2 sends them: JSON, which the toolkit reads
+        "sagemaker_program": "entrypoints/tuned.py",
+        "sagemaker_submit_directory": "/opt/ml/input/data/code/bundle.tar.gz",
+        "sagemaker_region": config.compute.region or "",
+        "sagemaker_container_log_level": 20,
+        TUNED: ",".join(keys),
+    }
+    limits = {"MaxNumberOfTrainingJobs": max_jobs, "MaxParallelTrainingJobs": parallel}
+    if seconds is not None:
+        limits["MaxRuntimeInSeconds"] = max(120, min(seconds, _LONGEST))
+    return {
+        "HyperParameterTuningJobName": tuning_name(config, axes, request),
+        "HyperParameterTuningJobConfig": {
+            "Strategy": "Bayesian" if ranged else "Grid",
+            "HyperParameterTuningJobObjective": {"Type": "Minimize", "MetricName": f"train:{objective}"},
+            "ResourceLimits": limits,
+            "ParameterRanges": _ranges(axes),
+            "TrainingJobEarlyStoppingType": "Auto" if early_stop else "Off",
+            **({"RandomSeed": config.train.seed} if ranged and config.train.seed < 2**31 else {}),
+        },
+        "TrainingJobDefinition": {
+            "StaticHyperParameters": {key: json.dumps(value) for key, value in static.items()},
+            "AlgorithmSpecification": {
+                key: algorithm[key] for key in ("TrainingImage", "TrainingInputMode", "MetricDefinitions")
+            },
+            **{key: value for key, value in request.items() if key not in _DROPPED},
+            "Environment": environment,
+        },
+        "Tags": request["Tags"],
+    }
+
+
+def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for axis in axes:
+        if not axis.ranged:
+            kind, row = "Categorical", {"Name": axis.key, "Values": list(axis.values)}
+        else:
+            kind = "Integer" if axis.whole else "Continuous"
+            low, high = axis.ends
+            scaling = "Logarithmic" if axis.log else "Linear"
+            row = {"Name": axis.key, "MinValue": low, "MaxValue": high, "ScalingType": scaling}
+        found.setdefault(f"{kind}ParameterRanges", []).append(row)
+    return found
+
+
+def create(place: Target, request: dict[str, Any], say: Say) -> str:
+    """Send the request, or join the tuning job of its name; the name. Raises `JobError` where AWS refuses."""
+    from botocore.exceptions import ClientError, ParamValidationError
+
+    name: str = request["HyperParameterTuningJobName"]
+    try:
+        place.sagemaker.create_hyper_parameter_tuning_job(**request)
+    except ClientError as error:
+        if error.response["Error"].get("Code") != "ResourceInUse":
+            raise JobError(f"{name} was refused: {error}") from None
+        say(f"tuning job {name} is there already; joining it")
+    except ParamValidationError as error:
+        raise JobError(f"{name} was refused: {error}") from None
+    else:
+        say(f"tuning job {name}; `aws sagemaker stop-hyper-parameter-tuning-job` with this name ends it early")
+    return name
+
+
+def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Trial]:
+    """Wait for a tuning job's end; its trials. Raises `JobError` where it fails before any of them has finished."""
+    told: dict[str, str] = {}
+    while True:
+        description = place.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
+        ended = description["HyperParameterTuningJobStatus"] in ENDED
+        trials = _trials(place, name, keys)
+        for trial in trials:
+            if told.get(trial.job) != trial.status:
+                told[trial.job] = trial.status
+                values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+                value = "" if trial.value is None else f", {trial.value:.4f}"
+                say(f"trial {trial.number}: {values}: {trial.job} {trial.status}{value}")
+        if ended:
+            break
+        time.sleep(PACES[place.name].poll)
+    if description["HyperParameterTuningJobStatus"] == "Failed" and not any(t.status == "finished" for t in trials):
+        raise JobError(f"tuning job {name} failed: {description.get('FailureReason', 'SageMaker does not say why')}")
+    return trials
+
+
+def _trials(place: Target, name: str, keys: Sequence[str]) -> list[Trial]:
+    """The jobs of a tuning job as trials, in the order in which they were made."""
+    rows: list[dict[str, Any]] = []
+    asked: dict[str, Any] = {
+        "HyperParameterTuningJobName": name, "MaxResults": 100, "SortBy": "CreationTime", "SortOrder": "Ascending",
+    }  # fmt: skip
+    while True:
+        answer = place.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(**asked)
+        rows += answer["TrainingJobSummaries"]
+        if not answer.get("NextToken"):
+            break
+        asked["NextToken"] = answer["NextToken"]
+    found = []
+    for number, row in enumerate(rows, 1):
+        final = row.get("FinalHyperParameterTuningJobObjectiveMetric", {}).get("Value")
+        status = _STATUS.get(row["TrainingJobStatus"], "running")
+        job = row["TrainingJobName"]
+        values = {key: str(row["TunedHyperParameters"].get(key, "")).strip('"') for key in keys}
+        reason = str(row.get("FailureReason", "")) if status == "failed" else ""
+        found.append(Trial(number, values, job, job, status, final, reason=reason))
+    return found

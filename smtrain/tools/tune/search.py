@@ -1,0 +1,111 @@
+"""What is tried next: every combination of a grid, or what Optuna proposes for ranges. A function of the trials so far.
+
+Nothing is kept but the trials, so that a tuning which goes on proposes what it would have proposed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.extras import missing, present
+from smtrain.tools.tune.space import Axis, Values, grid
+from smtrain.tools.tune.trials import Trial
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+Search = Callable[[Sequence[Trial]], "Values | None"]
+"""The values of the next trial; None where there is nothing left to try."""
+_TRIES = 20
+"""So often another proposal is asked for where one has been tried already."""
+
+
+def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
+    """A grid where every key has values, else Optuna; raises `ConfigError` where that is not installed."""
+    if not any(axis.ranged for axis in axes):
+        return _Combinations(grid(axes))
+    if not present("optuna"):
+        raise ConfigError(
+            [f"--over: {missing('optuna')}; or name values in place of ranges, which are tried one by one"]
+        )
+    return _Proposals(axes, max_jobs, seed)
+
+
+class _Combinations:
+    """A grid's combinations in their order."""
+
+    def __init__(self, combinations: list[Values]) -> None:
+        self._combinations = combinations
+
+    def __call__(self, trials: Sequence[Trial]) -> Values | None:
+        tried = [trial.values for trial in trials]
+        return next((values for values in self._combinations if values not in tried), None)
+
+
+class _Proposals:
+    """Optuna's tree-structured Parzen estimator; its first third of trials are random."""
+
+    def __init__(self, axes: Sequence[Axis], max_jobs: int, seed: int) -> None:
+        self._axes, self._random, self._seed = axes, max(3, max_jobs // 3), seed
+
+    def __call__(self, trials: Sequence[Trial]) -> Values | None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        tried = [trial.values for trial in trials]
+        ranges = {axis.key: _distribution(axis) for axis in self._axes}
+        for attempt in range(_TRIES):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                sampler = optuna.samplers.TPESampler(
+                    seed=self._seed + len(trials) + 1000 * attempt, n_startup_trials=self._random, constant_liar=True
+                )
+                study = optuna.create_study(direction="minimize", sampler=sampler)
+                for trial in trials:
+                    study.add_trial(self._told(trial, ranges))
+                asked = study.ask(ranges)
+            values = {axis.key: _text(axis, asked.params[axis.key]) for axis in self._axes}
+            if values not in tried:
+                return values
+        return None
+
+    def _told(self, trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+        """A trial as Optuna knows one. One without a number to go by counts as failed."""
+        from optuna.trial import TrialState, create_trial
+
+        params: dict[str, Any] = {
+            axis.key: _number(axis, trial.values[axis.key]) if axis.ranged else trial.values[axis.key]
+            for axis in self._axes
+        }
+        known = trial.value is not None and isfinite(trial.value)
+        steps = {step: value for step, value in trial.curve if isfinite(value)}
+        if trial.status == "finished" and known:
+            return create_trial(
+                state=TrialState.COMPLETE, params=params, distributions=ranges, value=trial.value,
+                intermediate_values=steps,
+            )  # fmt: skip
+        state = {"running": TrialState.RUNNING, "stopped early": TrialState.PRUNED}.get(trial.status, TrialState.FAIL)
+        return create_trial(state=state, params=params, distributions=ranges, intermediate_values=steps)
+
+
+def _distribution(axis: Axis) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not axis.ranged:
+        return CategoricalDistribution(axis.values)
+    if axis.whole:
+        return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _number(axis: Axis, text: str) -> float:
+    return int(text) if axis.whole else float(text)
+
+
+def _text(axis: Axis, value: Any) -> str:
+    return axis.spell(value) if axis.ranged else str(value)

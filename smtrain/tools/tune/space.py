@@ -1,0 +1,194 @@
+"""What is tuned: keys of a config, each with values or a range, as `--over` spells them.
+
+A value is kept as text, as `--set` takes it, so that the schema alone says what type it has: here, in a trial's config,
+and in a container that is given it as a hyperparameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from smtrain.client.planner.resolve import load_config
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.error_messages import key_meant
+from smtrain.core.config.section import kinds, section_in
+from smtrain.core.errors import ConfigError
+
+Values = dict[str, str]
+"""Texts by key: `{"train.lr": "3e-05"}`."""
+
+_RANGE = re.compile(r"(?P<log>log:)?(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
+_SHARED: tuple[Stage, ...] = ("fetch", "prepare", "convert")
+_SECTIONS = ("train", "parallel")
+_CORNERS = 256
+"""So many combinations of the ends are looked at before anything starts; where there are more, one key at a time."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One key: either `values`, or a range from `low` to `high`."""
+
+    key: str
+    values: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    whole: bool = False
+    """The key takes whole numbers."""
+
+    @property
+    def ranged(self) -> bool:
+        return not self.values
+
+    def spell(self, number: float) -> str:
+        """A number of the range as text: six digits, and never outside."""
+        if self.whole:
+            return str(min(max(round(number), int(self.low)), int(self.high)))
+        return f"{min(max(float(f'{number:.6g}'), self.low), self.high):.12g}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What is tried first for faults: every value, or both ends."""
+        return self.values or (self.spell(self.low), self.spell(self.high))
+
+    def __str__(self) -> str:
+        ends = f"{self.spell(self.low)}..{self.spell(self.high)}" if self.ranged else ",".join(self.values)
+        return f"{self.key}={'log:' if self.log else ''}{ends}"
+
+
+def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
+    """The keys of `--over` texts; raises `ConfigError` with every fault in them."""
+    if not over:
+        raise ConfigError(["--over: names no key; give one or more, such as --over train.lr=log:1e-5..1e-3"])
+    faults: list[str] = []
+    found: dict[str, Axis] = {}
+    for text in over:
+        try:
+            axis = _axis(text)
+        except ValueError as error:
+            faults.append(f"--over {text}: {error}")
+            continue
+        if axis.key in found:
+            faults.append(f"--over {text}: {axis.key} is given twice; give all its values in one")
+        found[axis.key] = axis
+    if faults:
+        raise ConfigError(faults)
+    return tuple(found.values())
+
+
+def _axis(text: str) -> Axis:
+    key, equals, given = (part.strip() for part in text.partition("="))
+    if not key or not equals or not given:
+        raise ValueError("it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100")
+    section = key.partition(".")[0]
+    if section not in _SECTIONS or "." not in key:
+        near = key_meant(JobConfig, key) if section not in JobConfig.model_fields or "." not in key else None
+        if near and near.partition(".")[0] in _SECTIONS and "." in near:
+            raise ValueError(f"a config has no key {key}; did you mean {near}?")
+        raise ValueError("only keys of train and parallel can be tuned; give others a value in the config")
+    if key.startswith("train.validation"):
+        raise ValueError("trials are judged by the validation, which must be the same for all")
+    types = _types(key)
+    if (match := _RANGE.fullmatch(given)) is None:
+        values = tuple(value.strip() for value in given.split(","))
+        if not all(values):
+            raise ValueError("a value between two commas is missing")
+        if len(set(values)) < len(values):
+            raise ValueError("a value is given twice; leave one out")
+        return Axis(key, values)
+    if not types & {int, float} or bool in types:
+        raise ValueError(f"{key} takes no numbers, so it has no range; name its values, with commas between")
+    low, high, log = _number(match["low"]), _number(match["high"]), bool(match["log"])
+    share = float in types and high <= 1 and not (low.is_integer() and high.is_integer())  # of train.steps
+    whole = int in types and not share
+    if low >= high:
+        raise ValueError(f"the range must go up, and {match['low']} is not below {match['high']}")
+    if log and low <= 0:
+        raise ValueError("a range by powers (log:) must begin above 0")
+    if whole and not (low.is_integer() and high.is_integer()):
+        raise ValueError(f"{key} takes whole numbers; begin and end with one")
+    return Axis(key, low=low, high=high, log=log, whole=whole)
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text} is not a number") from None
+    if not abs(number) < 1e18:
+        raise ValueError(f"{text} is not a number to train with")
+    return number
+
+
+def _types(key: str) -> frozenset[type]:
+    """The plain types that a key takes; raises ValueError where the config has no such key, or it holds others."""
+    model: Any = JobConfig
+    parts = key.split(".")
+    for part in parts[:-1]:
+        field = model.model_fields.get(part) if model else None
+        model = section_in(field.annotation) if field else None
+    if not model or parts[-1] not in model.model_fields:
+        near = key_meant(JobConfig, key)
+        hint = f"did you mean {near}?" if near else "`smtrain config schema` shows those it has"
+        raise ValueError(f"a config has no key {key}; {hint}")
+    if section_in(model.model_fields[parts[-1]].annotation):
+        raise ValueError(f"{key} holds further keys; name one of them")
+    return kinds(model, parts[-1])
+
+
+def grid(axes: Sequence[Axis]) -> list[Values]:
+    """Every combination, the last key changing fastest; for axes that all have values."""
+    return [
+        dict(zip([axis.key for axis in axes], chosen, strict=True))
+        for chosen in product(*(axis.values for axis in axes))
+    ]
+
+
+def with_values(config: JobConfig, values: Values) -> JobConfig:
+    """The config with a trial's values; raises `ConfigError` where they do not go together with the rest."""
+    return load_config(config, set_=[f"{key}={value}" for key, value in values.items()], target=config.target)
+
+
+def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
+    """Raise `ConfigError` where values that trials may get are wrong, or change more than the training itself."""
+    for values in _corners(axes):
+        told = ", ".join(f"{key}={value}" for key, value in values.items())
+        try:
+            other = with_values(config, values)
+        except ConfigError as error:
+            raise ConfigError([f"--over: with {told}: {fault}" for fault in error.faults]) from None
+        for stage in _SHARED:
+            if other.for_stage(stage) != config.for_stage(stage):
+                raise ConfigError(
+                    [f"--over: {told} changes what stage {stage} makes, which all trials share; "
+                     "tune other keys, and give these a value in the config"]
+                )  # fmt: skip
+        changed = set(_differences(config.for_stage("train"), other.for_stage("train")))
+        if others := sorted(changed - set(values)):
+            raise ConfigError(
+                [f"--over: {told} also changes {', '.join(others)}; tune other keys, and give these a value "
+                 "in the config"]
+            )  # fmt: skip
+
+
+def _corners(axes: Sequence[Axis]) -> Iterator[Values]:
+    keys, ends = [axis.key for axis in axes], [axis.ends for axis in axes]
+    count = 1
+    for some in ends:
+        count *= len(some)
+    if count <= _CORNERS:
+        yield from (dict(zip(keys, chosen, strict=True)) for chosen in product(*ends))
+    else:
+        yield from ({axis.key: value} for axis in axes for value in axis.ends)
+
+
+def _differences(one: Any, other: Any, key: str = "") -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from _differences(one.get(name), other.get(name), f"{key}.{name}" if key else name)
+    elif one != other:
+        yield key

@@ -1,0 +1,232 @@
+"""`tune`: trainings of one config with other values, the best of them, and what they may cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smtrain.client.backends.choose import sagemaker, target_of
+from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.launch.inputs import upload_all
+from smtrain.client.launch.launch import launch
+from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.wheels import travelling
+from smtrain.client.planner.cost import HOUR, Prices, own_prices
+from smtrain.client.planner.plan import plan
+from smtrain.client.planner.resolve import load_config
+from smtrain.client.preflight.check import before
+from smtrain.core import text
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.load import Source
+from smtrain.core.config.schema import digest
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.home import home
+from smtrain.core.interrupts import gently
+from smtrain.core.public import public
+from smtrain.core.text import Say
+from smtrain.tools.tune import managed
+from smtrain.tools.tune.loop import TrialLoop, TuningLimits, lent
+from smtrain.tools.tune.search import search_of
+from smtrain.tools.tune.space import Axis, axes_of, grid, try_ends, with_values
+from smtrain.tools.tune.trials import Tuning, TuningRecord
+
+
+@gently("interrupted: what has been started goes on, and the same call comes back to it")
+@public
+def tune(
+    source: Source | None = None, *, over: Sequence[str], max_jobs: int = 12, parallel: int = 1,
+    budget: float | None = None, early_stop: bool = True, out: str | Path | None = None,
+    target: TargetName | None = None, check: bool = True, set_: Sequence[str] = (), say: Say = text.say,
+    **sections: Any,
+) -> Tuning:  # fmt: skip
+    """Train a config several times with other values, and say which are best.
+
+    The lowest last val_loss is best, or loss without train.validation. The stages before train run once for all. On
+    AWS the trials are a SageMaker tuning job's; here and on a Slurm cluster this call starts and watches them, and one
+    that was interrupted goes on.
+
+    Args:
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        over: What to change, as `train.lr=log:1e-5..1e-3`, `train.weight_decay=0..0.2` or
+            `train.warmup_steps=10,50,100`. Where every key has values, each combination is tried.
+        max_jobs: How many trials there are at most.
+        parallel: How many run at a time.
+        budget: US dollars that all may cost, by the planner's estimate. Default: `compute.price_limit`.
+        early_stop: Stop a trial whose val_loss is worse than the median of the others at its step.
+        out: The folder to write best.yaml, trials.json and, with matplotlib, tuning.png into. Default: none is
+            written.
+        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
+        say: Called with each line.
+        **sections: The config's sections as mappings, merged into what `source` says.
+
+    Returns:
+        The trials and the best of them; `print` it for the table.
+
+    Raises:
+        ConfigError: The config or `over` is wrong.
+        JobError: The budget would be passed, a stage before train did not end well, or all trials fail.
+
+    Examples:
+        >>> smtrain.tune("llama.yaml", over=["train.lr=1e-4,3e-4"], budget=0.01)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        smtrain.core.errors.JobError: 2 trials cost some $...
+    """
+    config, axes = _asked(source, over, max_jobs, parallel, budget, set_, target, sections)
+    place = target_of(config, target)
+    limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
+    search = search_of(axes, limits.max_jobs, config.train.seed) if place.name != "aws" else None
+    if out is not None and Path(out).is_file():
+        raise ConfigError([f"out: {out} is a file; name a folder"])
+    earlier = [stage for stage in stages_of(config, place.name) if stage in ("fetch", "prepare", "convert", "compile")]
+    if check:
+        before(Chain(config, place), [*earlier, "train"], say)
+    for stage in earlier:
+        launch(config, stage=stage, target=place.name, check=False, say=say)
+    chain = Chain(config, place)
+    objective = _objective(config)
+    if search is None:
+        name, trials = _on_aws(chain, axes, objective, limits, say)
+    else:
+        shared: list[Stage] = [stage for stage in earlier if stage != "compile"]
+        record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
+        name = record.path.stem
+        trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
+    found = Tuning(name, objective, axes, tuple(trials))
+    return found if out is None else _written(found, config, Path(out))
+
+
+@public
+def tuning_job(
+    source: Source | None = None, *, over: Sequence[str], max_jobs: int = 12, parallel: int = 1,
+    budget: float | None = None, early_stop: bool = True, target: TargetName | None = None, set_: Sequence[str] = (),
+    **sections: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The CreateHyperParameterTuningJob request that `tune` would send to AWS. Sends nothing; arguments as there."""
+    config, axes = _asked(source, over, max_jobs, parallel, budget, set_, target, sections)
+    limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
+    return _request(Chain(config, target_of(config, target), look=False), axes, _objective(config), limits)
+
+
+def _asked(
+    source: Source | None, over: Sequence[str], max_jobs: int, parallel: int, budget: float | None,
+    set_: Sequence[str], target: TargetName | None, sections: dict[str, Any],
+) -> tuple[JobConfig, tuple[Axis, ...]]:  # fmt: skip
+    """The config and what is tuned; raises `ConfigError` with what is wrong in them."""
+    faults = [f"{key}: got {n}; a number above 0 is needed" for key, n in
+              (("max_jobs", max_jobs), ("parallel", parallel)) if n < 1]  # fmt: skip
+    if budget is not None and not 0 < budget < float("inf"):
+        faults.append(f"budget: got {budget}; a number of dollars above 0 is needed")
+    if faults:
+        raise ConfigError(faults)
+    axes = axes_of([over] if isinstance(over, str) else over)
+    config = load_config(source, set_=set_, target=target, **sections)
+    if config.target == "slurm" and (ranged := [str(axis) for axis in axes if axis.ranged]):
+        raise ConfigError(
+            [f"--over {ranged[0]}: a Slurm cluster tries combinations alone; name the values, with commas between"]
+        )
+    try_ends(config, axes)
+    if not any(axis.ranged for axis in axes) and (count := len(grid(axes))) > max_jobs:
+        raise ConfigError([f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
+                           f"{count}, or leave out values"])  # fmt: skip
+    return config, axes
+
+
+def _objective(config: JobConfig) -> str:
+    return "val_loss" if config.train.validation else "loss"
+
+
+def _key(chain: Chain, axes: Sequence[Axis]) -> str:
+    """What makes another tuning of a config: other keys, other values, other text."""
+    return digest([chain.base_name("train"), chain.target.name, [str(axis) for axis in axes]])
+
+
+def _limits(
+    config: JobConfig, axes: Sequence[Axis], max_jobs: int, parallel: int, budget: float | None, early_stop: bool
+) -> TuningLimits:
+    """How many trials may run; raises `JobError` where they would pass the budget, before anything is started."""
+    count = max_jobs if any(axis.ranged for axis in axes) else len(grid(axes))
+    early = early_stop and config.train.validation is not None
+    budget = config.compute.price_limit if budget is None else budget
+    if budget is None:
+        return TuningLimits(count, parallel, early)
+    try:
+        planned = plan(config, target=config.target).dollars_by_item
+    except ConfigError as error:
+        raise JobError(f"what a trial costs cannot be known, so the budget cannot be kept: {error}") from None
+    if "train" not in planned:
+        raise JobError(
+            "what a trial costs cannot be known, so the budget cannot be kept: give its machines' price in "
+            "$SMTRAIN_HOME/prices.toml, or leave the budget out"
+        )
+    one = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
+    once = sum(planned.get(stage, 0.0) for stage in ("prepare", "convert", "compile"))
+    total = once + count * one
+    if total > budget:
+        fitting = int((budget - once) // one) if budget > once else 0
+        remedy = f"--max-jobs {fitting} would stay below it" if fitting else "not even one would stay below it"
+        raise JobError(
+            f"{count} trials cost some ${total:,.2f} (${one:,.2f} each, ${once:,.2f} once), above the budget of "
+            f"${budget:,.2f}; {remedy}"
+        )
+    return TuningLimits(count, parallel, early, one, budget - once)
+
+
+def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
+    """What a trial costs with one of an axis' ends: `train.steps`, for one, may be among the keys."""
+    return plan(with_values(config, {axis.key: value}), target=config.target).dollars_by_item.get("train", 0.0)
+
+
+def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits) -> dict[str, Any]:
+    config = chain.config
+    seconds = None
+    if limits.budget is not None:
+        # What so many machines cost at most, if trials take longer than planned: the service ends the tuning then.
+        compute = config.compute
+        option = "spot" if compute.spot else "on_demand"
+        price = Prices(own_prices()).find(compute.instance_type, option, compute.region)
+        if price is not None:
+            rate = price.dollars_per_hour * compute.instance_count * limits.parallel
+            seconds = int(limits.budget / rate * HOUR)
+    planned = chain.plan("train")
+    request = {**planned.request, "TrainingJobName": planned.base_name}  # whatever was trained before
+    return managed.tuning_request(
+        config, request, axes, objective, max_jobs=limits.max_jobs, parallel=limits.parallel,
+        early_stop=limits.early_stop, seconds=seconds,
+    )  # fmt: skip
+
+
+def _on_aws(
+    chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningLimits, say: Say
+) -> tuple[str, list[Any]]:
+    place, planned = sagemaker(chain.target), chain.plan("train")
+    upload_all(place, list(planned.uploads), say)
+    upload_all(place, travelling(planned.request, place, say), say)
+    name = managed.create(place, _request(chain, axes, objective, limits), say)
+    return name, managed.follow(place, name, [axis.key for axis in axes], say)
+
+
+def _written(found: Tuning, config: JobConfig, folder: Path) -> Tuning:
+    """The tuning with its files: the trials, the best config, and a picture where matplotlib is there."""
+    from dataclasses import replace
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "trials.json"]
+    files[0].write_text(json.dumps(found.to_dict(), indent=2) + "\n", "utf-8")
+    if best := found.best:
+        chosen = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)
+        files.append(folder / "best.yaml")
+        files[-1].write_text(yaml.safe_dump(chosen, sort_keys=False), "utf-8")
+    try:
+        figure = found.plot()
+    except ConfigError:  # no matplotlib: the table says it all
+        pass
+    else:
+        files.append(folder / "tuning.png")
+        figure.savefig(files[-1], dpi=150)
+    return replace(found, files=tuple(files))

@@ -1,0 +1,1 @@
+"""The half that runs inside a job: data, checkpoints, engines, training, generation, evaluation."""

@@ -1,0 +1,177 @@
+"""Weights that are put together from blocks: what Megatron's checkpoints are to us."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
+from smtrain.worker.checkpoint.megatron.names import Fused
+from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.storage import Bounds, Place
+from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class TensorBlock:
+    """A part of a tensor, and where its numbers lie."""
+
+    spans: Spans
+    """(start, stop) in the tensor, along every dimension."""
+    slab: Slab
+    at: tuple[int, ...]
+    """Where in the slab it begins."""
+
+    def within(self, bounds: Bounds) -> TensorBlock | None:
+        """The part of it that is in a window."""
+        spans = tuple((max(a, low), min(b, high)) for (a, b), (low, high) in zip(self.spans, bounds, strict=True))
+        if any(a >= b for a, b in spans):
+            return None
+        at = tuple(n + a - old for n, (a, _), (old, _) in zip(self.at, spans, self.spans, strict=True))
+        return TensorBlock(spans, self.slab, at)
+
+    def bits(self, tally: Tally | None) -> Bits:
+        return self.slab.bits([(n, n + b - a) for n, (a, b) in zip(self.at, self.spans, strict=True)], tally)
+
+
+class PieceSource(WeightSource):
+    """Hugging Face parameters out of blocks of Megatron's tensors.
+
+    `blocks` has those of every tensor of `tensors` by its key, `twins` those of a tied head, which must equal the
+    embedding. Raises CheckpointError where a tensor is not covered, or its blocks differ in type.
+    """
+
+    def __init__(
+        self,
+        where: Place,
+        config: dict[str, Any],
+        tensors: Iterable[Fused],
+        blocks: Mapping[str, list[TensorBlock]],
+        twins: list[TensorBlock] | None = None,
+    ) -> None:
+        self._place, self._config = where, config
+        self._shape = ModelShape.from_config(config)
+        self._specs = {spec.name: spec for spec in self._shape.specs}
+        upright = {spec.name: spec.upright() for spec in self._shape.specs}
+        self._blocks: dict[str, list[TensorBlock]] = {}
+        self._together: dict[str, tuple[str, ...]] = {}
+        for fused in tensors:
+            found = blocks.get(fused.key)
+            if not found:
+                raise CheckpointError(f"{where} lacks {fused.key}; check that config.json is this model's.")
+            for part, mine in _parts(fused, found).items():
+                self._blocks[part] = _tiled(where, fused.key, mine, upright[part].shape)
+                self._together[part] = fused.parts
+        self._twins = twins and _tiled(where, "the output layer", twins, self._specs[self._shape.embed_name].shape)
+        self._checked: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._read: Read | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    def names(self) -> list[str]:
+        return sorted(self._blocks)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._specs[name].shape
+
+    def dtype(self, name: str) -> DType:
+        return self._found(name)[0].slab.dtype
+
+    @property
+    def where(self) -> Place:
+        return self._place
+
+    def seams(self, name: str) -> list[int]:
+        if self._specs[name].turned:
+            return []
+        return sorted({block.spans[0][0] for block in self._found(name)})
+
+    def watch(self, read: Read) -> None:
+        self._read = read
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        for block in (*self._found(name), *((self._twins or ()) if name == self._shape.embed_name else ())):
+            key = block.slab.file, block.slab.offset
+            with self._lock:  # of a tensor that several are cut from, once is enough
+                if key in self._checked:
+                    continue
+                self._checked.add(key)
+            block.slab.check(name, tally)
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if name in self._specs and self._specs[name].turned:
+            return self._assemble(self._found(name), bounds[::-1], tally).T
+        found = self._assemble(self._found(name), bounds, tally)
+        twins = self._twins if name == self._shape.embed_name else None
+        if twins and not np.array_equal(found, self._assemble(twins, bounds, None)):
+            raise CheckpointError(
+                f"{self._place}: the output layer differs from {name}, to which config.json ties it; set "
+                "tie_word_embeddings: false there if they were trained apart."
+            )
+        return found
+
+    def _assemble(self, blocks: list[TensorBlock], bounds: Bounds, tally: Tally | None) -> Bits:
+        """A view where one block has it all, else put together."""
+        pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
+        if self._read is not None:
+            for piece in pieces:
+                self._read(f"{piece.slab.file} {piece.slab.offset}", partial(piece.slab.seen, piece.slab.file))
+        if len(pieces) == 1:
+            return pieces[0].bits(tally)
+        out: Bits = np.empty([b - a for a, b in bounds], blocks[0].slab.dtype.bits)
+        for piece in pieces:
+            out[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(piece.spans, bounds, strict=True))] = (
+                piece.bits(tally)
+            )
+        return out
+
+    def _found(self, name: str) -> list[TensorBlock]:
+        if name not in self._blocks:
+            raise CheckpointError(f"{self._place} has no parameter {name}.")
+        return self._blocks[name]
+
+
+def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:
+    """Blocks of a fused tensor as blocks of the parameters that it is made of."""
+    out: dict[str, list[TensorBlock]] = {part: [] for part in fused.parts}
+    starts = fused.starts()
+    for (part, first, _), (low, high) in zip(fused.segments, pairwise(starts), strict=True):
+        for block in blocks:
+            piece = block.within([(low, high), *((0, n) for n in fused.shape[1:])])
+            if piece is not None:
+                a, b = piece.spans[0]
+                out[part].append(replace(piece, spans=((a - low + first, b - low + first), *piece.spans[1:])))
+    return out
+
+
+def _tiled(where: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
+    """The blocks in order, each once. Raises CheckpointError where they are no grid that covers the shape."""
+    first = blocks[0].slab.dtype if blocks else None
+    if any(block.slab.dtype != first or block.slab.dtype not in FLOATS for block in blocks):
+        raise CheckpointError(f"{where}: {key} is stored in several types, or in one that is no floating-point type.")
+    columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
+    for block in blocks:
+        columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
+    wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
+    covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
+    if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
+        raise CheckpointError(f"{where}: parts of {key} are missing; copy the .distcp files that were left behind.")
+    return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]
+
+
+def _covers(spans: list[tuple[int, int]], size: int) -> bool:
+    """Whether they follow one another from 0 to `size`."""
+    return [a for a, _ in spans] + [size] == [0] + [b for _, b in spans]

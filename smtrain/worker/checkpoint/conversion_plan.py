@@ -1,0 +1,160 @@
+"""What a conversion is to write, and what is common to all ways of carrying it out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.machine import cores_here
+from smtrain.core.model.layout import Sharding
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_files import Job, TensorFile
+
+MANIFEST = "manifest.json"
+FORMAT = "smtrain-weights"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """Everything about an output but the numbers."""
+
+    layout: Sharding
+    groups: list[list[Job]]
+    """Jobs that write the same files, in the order of those; no two groups share a file."""
+    containers: list[TensorFile]
+    extras: dict[str, bytes]
+    """Small files that go along."""
+    about: dict[str, Any]
+    """What the manifest says besides files and hashes."""
+    replaces: tuple[str, ...]
+    """Patterns of files that an earlier output in the same folder may have left."""
+
+
+@dataclass
+class ConversionProgress:
+    """Which files are finished: those whose every tensor is written."""
+
+    plan: ConversionPlan
+    crcs: dict[str, dict[str, int]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, job: Job, crcs: Iterable[int]) -> list[TensorFile]:
+        """Those that this job was the last one of."""
+        finished = []
+        with self.lock:
+            written = [(write.name, container) for write in job for container in write.targets]
+            for (name, container), crc in zip(written, crcs, strict=True):
+                held = self.crcs.setdefault(container.file, {})
+                held[name] = crc
+                if len(held) == len(container.offsets):
+                    finished.append(container)
+        return finished
+
+
+def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
+    """Equal for two runs that write the same from the same files."""
+    files = [[c.file, c.end, c.offsets] for c in plan.containers]
+    told = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
+    """Sizes of all files, a crc32 of every tensor, a sha256 of every small file; and, if given, whose `work` it is."""
+    files: dict[str, Any] = {}
+    for container in plan.containers:
+        held = crcs.get(container.file, {})
+        tail = b"" if container.tail is None else container.tail(held)
+        size = container.end + len(tail)
+        files[container.file] = {"size": size, "crc32": {name: f"{held[name]:08x}" for name in container.offsets}}
+    for file, data in plan.extras.items():
+        files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    content = {"format": FORMAT, "version": VERSION, **plan.about, **({"work": work} if work else {}), "files": files}
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def is_done(plan: ConversionPlan, work: str, present: dict[str, int], told: bytes | None, target: object) -> bool:
+    """Whether the same work has been done there before: its manifest says so, and its files are there.
+
+    `present` has the size of every file of the target, `told` is its manifest. Raises CheckpointError where other files
+    would be replaced.
+    """
+    ours = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
+    old = sorted(file for file in present if file in ours or matches(file, plan.replaces))
+    if not old:
+        return False
+    try:
+        found = json.loads(told or b"{}")
+        sizes = {file: about["size"] for file, about in found["files"].items()} if found["work"] == work else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sizes = None
+    if sizes and all(present.get(file) == size for file, size in sizes.items()):
+        return True
+    raise others(target, old)
+
+
+def written_by(told: bytes | None) -> list[str]:
+    """The files that an earlier conversion wrote, by its manifest; none where another tool wrote that."""
+    try:
+        found = json.loads(told or b"{}")
+        files = [file for file in found["files"] if isinstance(file, str)] if found["format"] == FORMAT else []
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
+
+
+def others(target: object, old: list[str]) -> CheckpointError:
+    """The error for files that a conversion would replace."""
+    more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+    return CheckpointError(
+        f"{target} holds other files of the same names ({', '.join(old[:3])}{more}); name another folder, or replace "
+        "them with --overwrite (overwrite=True)"
+    )
+
+
+def matches(file: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a file, or a folder that it is in, has a name like one of these."""
+    parts = file.split("/")
+    return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)
+
+
+def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
+    """All of them, on a few threads, each in a group of its own while there are such; the first error ends the rest.
+
+    Calls of different groups write different files, and the kernel lets one writer into a file at a time.
+    """
+    waiting = [deque(calls) for calls in groups if calls]
+    begun = iter(waiting)
+    lock, stopped = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        mine: deque[Callable[[], None]] = deque()
+        while not stopped.is_set():
+            with lock:
+                mine = mine or next(begun, mine) or max(waiting, key=len, default=mine)
+                if not mine:
+                    return
+                call = mine.popleft()
+            try:
+                call()
+            except BaseException:
+                stopped.set()
+                raise
+
+    workers = max(1, min(8, cores_here(), sum(map(len, waiting))))
+    with ThreadPoolExecutor(workers, thread_name_prefix="convert") as pool:
+        futures = [pool.submit(work) for _ in range(workers)]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stopped.set()
+    for future in futures:
+        future.result()

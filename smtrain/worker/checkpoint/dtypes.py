@@ -1,0 +1,156 @@
+"""The number types of stored tensors. numpy has no bf16, and a conversion rarely needs numbers: they travel as bits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smtrain.core.model.precision import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+_CACHED = 1 << 18  # numbers converted together: with fewer, threads wait for each other more often
+_rooms = threading.local()
+Bits = np.ndarray[Any, np.dtype[Any]]
+"""An array of unsigned integers, each the bits of one number."""
+
+
+@dataclass(frozen=True)
+class DType:
+    """A type under its three names: torch's, that of safetensors, and that of torch's storage classes in pickles."""
+
+    name: str
+    code: str
+    storage: str
+    itemsize: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def bits(self) -> str:
+        """numpy's type of as many bits."""
+        return f"<u{self.itemsize}"
+
+
+BF16 = DType("bfloat16", "BF16", "BFloat16Storage", 2)
+FP16 = DType("float16", "F16", "HalfStorage", 2)
+FP32 = DType("float32", "F32", "FloatStorage", 4)
+FP64 = DType("float64", "F64", "DoubleStorage", 8)
+FLOATS = (FP64, FP32, FP16, BF16)
+BY_PRECISION: dict[Precision, DType] = {"bf16": BF16, "fp32": FP32, "fp16": FP16}
+UINT8 = DType("uint8", "U8", "ByteStorage", 1)
+_FLOAT8 = {
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
+DTYPES = (
+    *FLOATS,
+    DType("int64", "I64", "LongStorage", 8),
+    DType("int32", "I32", "IntStorage", 4),
+    DType("int16", "I16", "ShortStorage", 2),
+    DType("int8", "I8", "CharStorage", 1),
+    UINT8,
+    DType("uint16", "U16", "UInt16Storage", 2),
+    DType("uint32", "U32", "UInt32Storage", 4),
+    DType("uint64", "U64", "UInt64Storage", 8),
+    DType("complex64", "C64", "ComplexFloatStorage", 8),
+    *(DType(name, code, f"{name}Storage", 1) for name, code in _FLOAT8.items()),
+    DType("bool", "BOOL", "BoolStorage", 1),
+)
+BY_CODE = {dtype.code: dtype for dtype in DTYPES}
+BY_NAME = {dtype.name: dtype for dtype in DTYPES}
+BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES}
+
+
+def cast(bits: Bits, old: DType, new: DType) -> Bits:
+    """Numbers in another floating-point type, rounded to the nearest, ties to even, as torch does."""
+    if old == new:
+        return bits
+    out: Bits = np.empty(bits.shape, new.bits)
+    wide = "<f8" if old == FP64 else "<f4"
+    with np.errstate(all="ignore"):  # what does not fit becomes infinite
+        for rows in cached_rows(bits):
+            numbers = room("cast", bits[rows].shape, wide)
+            widen(bits[rows], old, numbers)
+            narrow(numbers, new, out[rows])
+    return out
+
+
+def cached_rows(bits: Bits) -> Iterator[slice]:
+    """Rows by which to go through an array, so that what is made of some on the way stays in a core's cache."""
+    step = max(1, _CACHED // max(1, bits[:1].size))
+    for start in range(0, len(bits), step):
+        yield slice(start, min(start + step, len(bits)))
+
+
+def values(bits: Bits, dtype: DType) -> Bits:
+    """The numbers themselves, bf16 widened to fp32."""
+    if dtype == BF16:
+        wide: Bits = bits.astype("<u4")
+        wide <<= 16
+        return wide.view("<f4")
+    kind = "f" if dtype in FLOATS else "u" if dtype.name.startswith("uint") else "?" if dtype.name == "bool" else "i"
+    return bits.view(kind if kind == "?" else f"<{kind}{dtype.itemsize}")
+
+
+def widen(bits: Bits, dtype: DType, out: Bits) -> None:
+    """Write the numbers into `out`, which is fp32, or fp64 if they are."""
+    if dtype == BF16:
+        wide = out.view("<u4")
+        wide[...] = bits
+        wide <<= 16
+    else:
+        out[...] = values(bits, dtype)
+
+
+def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
+    """Write fp32 or fp64 numbers, rounded to the nearest, ties to even, as bits of a floating-point type."""
+    if dtype != BF16:
+        out.view(f"<f{dtype.itemsize}")[...] = numbers
+        return
+    numbers = numbers.astype("<f4", copy=False)
+    wide = numbers.view("<u4")
+    rounded = np.right_shift(wide, 16, out=room("rounded", numbers.shape, "<u4"))
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += wide
+    rounded >>= 16
+    out[...] = rounded
+    if np.isnan(numbers.max(initial=-np.inf)):
+        out[np.isnan(numbers)] = 0x7FC0  # adding to a NaN's payload may carry it into infinity
+
+
+def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
+    """An array of this thread to compute in, overwritten by the next of its name.
+
+    Fresh memory is cleared by the kernel page by page, which takes longer than the sums that are done in it.
+    """
+    size = prod(shape)
+    held: dict[Any, Bits] = _rooms.__dict__
+    if (found := held.get((name, kind))) is None or found.size < size:
+        found = held[name, kind] = np.empty(size, kind)
+    return found[:size].reshape(shape)
+
+
+def tensor(bits: Bits, dtype: DType) -> torch.Tensor:
+    """The same memory as torch knows it."""
+    import torch
+
+    signed = bits.view(f"<i{dtype.itemsize}")  # torch can do more with these than with unsigned ones
+    return torch.from_numpy(signed).view(getattr(torch, dtype.name))
+
+
+def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
+    """Type and bits of a tensor on the CPU; the memory is shared."""
+    import torch
+
+    dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    return dtype, tensor.detach().view(signed).numpy().view(dtype.bits)

@@ -1,0 +1,123 @@
+"""Carry out a conversion: run its jobs on threads, finish each file, write the manifest last.
+
+To a folder of this machine the jobs write in parallel at offsets known beforehand; for object stores see uploading.py.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from glob import escape
+from pathlib import Path
+
+from smtrain.core.doing import doing
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.conversion_plan import (
+    MANIFEST,
+    ConversionPlan,
+    ConversionProgress,
+    fingerprint,
+    is_done,
+    manifest,
+    on_threads,
+)
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.staging import JOURNAL, PARTIAL, Staging, is_unfinished, not_written, present, staged
+from smtrain.worker.checkpoint.storage import is_uri
+from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
+
+
+def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
+    """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
+
+    Without `overwrite`, what the same call has done before is left. Raises CheckpointError where the source turns out
+    broken or the target cannot be written, and, without `overwrite`, where it would replace other files.
+    """
+    work = fingerprint(source, plan)
+    signed = None if overwrite else work
+    if is_uri(target):
+        from smtrain.worker.checkpoint.uploading import upload
+
+        upload(source, str(target), plan, work, overwrite)
+        return
+    try:
+        done = not overwrite and not is_unfinished(Path(target), MANIFEST) and _done(Path(target), plan, work)
+        if done and not any(Path(target, left).exists() for left in (PARTIAL, JOURNAL)):
+            return
+        with staged(Path(target), work, MANIFEST, durable=False) as stage:  # as cp
+            if done:
+                return
+            if not stage.complete:
+                _fill(source, stage, plan, signed)
+            stage.publish((*plan.replaces, *map(escape, plan.extras)))
+    except OSError as error:
+        raise CheckpointError(not_written(target, error)) from None
+
+
+def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
+    told = target / MANIFEST
+    return is_done(plan, work, present(target), told.read_bytes() if told.is_file() else None, target)
+
+
+def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
+    progress = ConversionProgress(plan)
+    # The kernel lets one writer into a file at a time and has the others spin; ours sleep, or hash meanwhile.
+    turns = {container.file: threading.Lock() for container in plan.containers}
+
+    def put(handles: dict[str, int], file: str, at: int, data: bytes | memoryview) -> None:
+        with turns[file]:
+            _write(handles[file], at, data)
+
+    for folder in {(stage.folder / c.file).parent for c in plan.containers}:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def one(key: str, job: Job) -> None:
+        if key in stage.done:
+            crcs = stage.done[key]
+        else:
+            files = {container.file for write in job for container in write.targets}
+            handles = {file: os.open(stage.folder / file, os.O_WRONLY | os.O_CREAT, 0o666) for file in files}
+            try:
+                crcs = run(job, source, plan.layout, partial(put, handles))
+            finally:
+                for handle in handles.values():
+                    os.close(handle)
+            stage.note(key, crcs)
+        for container in progress.add(job, crcs):
+            _finish(stage.folder, container, progress.crcs[container.file])
+
+    for container in plan.containers:
+        if not container.offsets:
+            _finish(stage.folder, container, {})
+    with doing(partial(_so_far, progress, plan)):
+        on_threads([partial(one, f"{g} {job[0].name}", job) for job in group] for g, group in enumerate(plan.groups))
+    for file, data in {**plan.extras, MANIFEST: manifest(plan, progress.crcs, signed)}.items():
+        (stage.folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (stage.folder / file).write_bytes(data)
+
+
+def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
+    """How many tensors are written, as a person at a terminal reads it."""
+    with progress.lock:  # threads add to it
+        done = sum(map(len, progress.crcs.values()))
+    return f"writing tensors, {done:,} of {sum(len(container.offsets) for container in plan.containers):,}"
+
+
+def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:
+    """What stands around the tensors."""
+    handle = os.open(folder / container.file, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        for at, data in container.fixed:
+            _write(handle, at, data)
+        if container.tail is not None:
+            _write(handle, container.end, container.tail(crcs))
+    finally:
+        os.close(handle)
+
+
+def _write(handle: int, at: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        n = os.pwrite(handle, view, at)
+        view, at = view[n:], at + n

@@ -1,0 +1,83 @@
+"""Any weights under Megatron's names: what its writers read from, and how they cut it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Shard
+from smtrain.worker.checkpoint.dtypes import Bits, DType
+from smtrain.worker.checkpoint.megatron.names import HEAD, Fused, cut, head, padded, table
+from smtrain.worker.checkpoint.sources import Upright, WeightSource, Wrapped
+from smtrain.worker.checkpoint.storage import Bounds
+from smtrain.worker.checkpoint.tensor_ranges import Tally
+
+
+class FusedSource(Wrapped):
+    """Another source's weights as the tensors of `megatron_names.table`, and the output layer.
+
+    Raises CheckpointError where what becomes one tensor has different types.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(Upright(source))
+        shape = ModelShape.from_config(source.config)
+        self._fused = {fused.key: fused for fused in (*table(shape), head(shape))}
+        for fused in self._fused.values():
+            if len({source.dtype(part) for part in fused.parts}) > 1:
+                raise CheckpointError(
+                    f"{' and '.join(fused.parts)} become one tensor and have different types; convert with --dtype."
+                )
+
+    def names(self) -> list[str]:
+        return sorted(self._fused)
+
+    def fused(self, name: str) -> Fused:
+        """The tensor of a name, which may have a + behind for its second half."""
+        return self._fused[name.rstrip("+")]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.fused(name).shape
+
+    def dtype(self, name: str) -> DType:
+        return self._source.dtype(self.fused(name).parts[0])
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        fused, (start, stop) = self.fused(name), bounds[0]
+        found = []
+        for (part, first, _), (low, high) in zip(fused.segments, pairwise(fused.starts()), strict=True):
+            a, b = max(start, low), min(stop, high)
+            if a < b:
+                found.append(self._source.bits(part, [(a - low + first, b - low + first), *bounds[1:]], tally))
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def seams(self, name: str) -> list[int]:
+        fused, out = self.fused(name), []
+        for (part, first, last), low in zip(fused.segments, fused.starts(), strict=False):
+            out += [low, *(seam - first + low for seam in self._source.seams(part) if first < seam < last)]
+        return out
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        for part in self.fused(name).parts:
+            self._source.check(part, tally)
+
+
+class FusedCut:
+    """How `tp` ranks share the tensors of a `FusedSource`; a vocabulary is padded with zeros for `divisor`."""
+
+    def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
+        self._source, self.tp = source, tp
+        self.vocab = padded(source.shape(HEAD)[0], tp, divisor)
+
+    def shard(self, name: str, tp_rank: int) -> Shard:
+        return cut(self._source.fused(name), self.tp, tp_rank, self.vocab)
+
+    def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
+        shard = self.shard(name, tp_rank)
+        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(self._source.shape(name)))

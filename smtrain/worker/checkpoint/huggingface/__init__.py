@@ -1,0 +1,1 @@
+"""Hugging Face folders, and the export stage that writes one."""

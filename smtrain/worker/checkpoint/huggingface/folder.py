@@ -1,0 +1,367 @@
+"""Hugging Face folders: config.json and weights, one file or shards with an index, read and written lazily.
+
+Weights are read from safetensors, or else from torch's `pytorch_model.bin`; what is written is safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.card import README
+from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.hf_config import for_everyone, normalise
+from smtrain.core.model.hf_folder import weights_in
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
+from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
+from smtrain.worker.checkpoint.execute import execute
+from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.huggingface.companions import Carried, companions_of
+from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
+from smtrain.worker.checkpoint.stored_names import (
+    missing,
+    not_tensors,
+    plain_names,
+    quantized,
+    quantized_in,
+    tensors_in,
+    unknown,
+    untied,
+    wrong_shape,
+)
+from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+from smtrain.worker.checkpoint.torch_files import zip as torchzip
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+_SAMPLED = 64
+"""Rows of a tied output layer that are compared as a model is opened; all are as it is read."""
+INDEX = "model.safetensors.index.json"
+
+# Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
+COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
+
+
+def is_hf_folder(where: Place) -> bool:
+    return weights_in(where.files()) is not None
+
+
+def read_config(where: Place | Path | str) -> dict[str, Any]:
+    """The contents of `config.json`; raises CheckpointError where there is none."""
+    where = place(where)
+    root = where.path()
+    if root is not None and not root.is_dir():
+        why = "is a file" if root.exists() else "does not exist"
+        raise CheckpointError(f"{root} {why}; name the model's folder, or the config.json in it.")
+    if CONFIG not in where.files():
+        if root is not None and (lost := broken_link(root)):
+            raise CheckpointError(f"{lost}.")
+        raise CheckpointError(
+            f"{where} has no config.json; copy the model's into it, or name its folder with --config (config=)."
+        )
+    return read_json(where, CONFIG)
+
+
+class HFSource(WeightSource):
+    """A Hugging Face folder as a `WeightSource`.
+
+    Read are also names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
+    numbered shards without an index. Raises CheckpointError where a file is missing, cut short or not what its name
+    says, where the index points out of the folder, where the weights are quantized, where a parameter of the model is
+    missing or has another shape than config.json says, and where a tensor is none of the model's.
+    """
+
+    def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
+        self._place = place(folder)
+        self._config = config if config is not None and CONFIG not in self._place.files() else read_config(self._place)
+        self._shape = ModelShape.from_config(self._config)
+        self._manifest = read_manifest(self._place)
+        self._read: Read | None = None
+        stored = self._held()
+        plain = plain_names(stored, self._shape, self._place)
+        held = {plain[name]: slab for name, slab in stored.items()}
+        self.renamed = any(name != own for name, own in plain.items()) or self._unusual
+        """Whether loaders that go by the names in the files would not find the weights."""
+        self._refuse_quantized(held)
+        self._slabs: dict[str, Slab] = {}
+        head = f"{FAMILIES[self._shape.family].head}.weight"
+        if self._shape.tied and head in held and not self._name_of(self._shape.embed_name, held):
+            held[self._shape.embed_name] = held.pop(head)  # tied weights may be saved under either name
+            self.renamed = True
+        every = dict(held)
+        for spec in self._shape.specs:
+            name = self._name_of(spec.name, held)
+            if name is None:
+                raise missing(spec.name, every, self._shape, self._place)
+            slab = self._slabs[spec.name] = held.pop(name)
+            if slab.shape != spec.shape:
+                raise wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
+            if slab.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
+                )
+        for name in held:
+            if not (self._shape.tied and name == head) and not COMPUTED.search(name):
+                raise unknown(name, every, self._shape, self._place)
+        self._head = held.get(head) if self._shape.tied else None
+        if self._head is not None:
+            self._refuse_untied(self._head)
+
+    def _name_of(self, name: str, held: dict[str, Slab]) -> str | None:
+        return next((n for n in (name, *self._shape.file_aliases(name)) if n in held), None)
+
+    def _refuse_quantized(self, held: dict[str, Slab]) -> None:
+        """Raises CheckpointError for quantized weights, and for a config.json that says so of plain ones."""
+        said = quantization(self._config)
+        named = f"config.json names {said}, and " if said else ""
+        odd = next((name for name, slab in held.items() if slab.dtype.name.startswith("float8")), None)
+        if odd is not None:
+            raise quantized(self._place, f"{named}{odd} is {held[odd].dtype}")
+        if (scale := quantized_in(held)) is not None:
+            raise quantized(self._place, f"{named}it has {scale}")
+        if said is None:
+            return
+        kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
+        packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
+        names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
+        if packed or None in names:
+            raise quantized(self._place, f"config.json names {said}")
+        raise CheckpointError(
+            f"{self._place}/config.json says that the weights are quantized ({said}), and they are plain "
+            f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
+        )
+
+    def _refuse_untied(self, head: Slab) -> None:
+        """Compare some rows of the output layer with the embedding, to which config.json ties it."""
+        embed = self._slabs[self._shape.embed_name]
+        rows = embed.shape[0]
+        picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
+        if head.shape != embed.shape or head.dtype != embed.dtype:
+            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
+        for row in picked:
+            bounds = [(row, row + 1), (0, embed.shape[1])]
+            if not np.array_equal(head.bits(bounds), embed.bits(bounds)):
+                raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    def names(self) -> list[str]:
+        return sorted(self._slabs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._slab(name).shape
+
+    def dtype(self, name: str) -> DType:
+        return self._slab(name).dtype
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        slab = self._slab(name)
+        if self._read is not None:
+            self._read(f"{slab.file} {name}", partial(slab.seen, name))
+        found = slab.bits(bounds, tally)
+        head = self._head if name == self._shape.embed_name else None
+        if head is not None and not np.array_equal(found, head.bits(bounds)):
+            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", name)
+        return found
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        self._slab(name).check(name, tally)
+
+    @property
+    def read_alike(self) -> bool:
+        return True
+
+    def watch(self, read: Read) -> None:
+        self._read = read
+
+    @property
+    def where(self) -> Place:
+        return self._place
+
+    def _held(self) -> dict[str, Slab]:
+        """Stored name -> where it lies, of everything in the folder."""
+        files = self._place.files()
+        self._unusual = False
+        first = weights_in(files)
+        if first is None:
+            there, absent = missing_shards(files)
+            if there and not absent:  # the files say themselves what they hold
+                self._unusual = True
+                return self._all_of({name: file for file in there for name in self._file(file)}, "")
+            raise no_weights(self._place)
+        if not first.endswith(".index.json"):
+            return self._file(first)
+        path = f"{self._place}/{first}"
+        told = read_json(self._place, first, "; or delete it: numbered shards are read without it")
+        weight_map = told.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(
+                f"{path} is not an index of weights (it has no weight_map); copy this file again, or delete it: "
+                "numbered shards are read without it."
+            )
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
+                raise CheckpointError(
+                    f"{path} points {name} to {file!r}, which is not a file in its folder; put the file there and its "
+                    "name into the index."
+                )
+        absent = sorted({*weight_map.values()} - {*files})
+        if absent:
+            raise lacking(self._place, absent, len({*weight_map.values()}), first)
+        return self._all_of(weight_map, first)
+
+    def _all_of(self, weight_map: dict[str, str], index: str) -> dict[str, Slab]:
+        out = {}
+        for file in sorted(set(weight_map.values())):
+            found = self._file(file)
+            for name in (name for name, at in weight_map.items() if at == file):
+                if name not in found:
+                    raise CheckpointError(
+                        f"{self._place}/{file} lacks {name}, which {index} says it has: one of the two files is of "
+                        "another model; copy both again, or delete the index, which numbered shards do without."
+                    )
+                out[name] = found[name]
+        return out
+
+    def _file(self, file: str) -> dict[str, Slab]:
+        if not file.endswith(".safetensors"):
+            held = torchzip.load(self._place, file)
+            tensors = tensors_in(held)
+            if tensors is None:
+                raise not_tensors(held, f"{self._place}/{file}")
+            self._unusual = self._unusual or not all(isinstance(value, Slab) for value in held.values())
+            return tensors
+        crcs = checksums(self._manifest, file)
+        return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
+
+    def _slab(self, name: str) -> Slab:
+        if name not in self._slabs:
+            raise CheckpointError(f"{self._place} has no parameter {name}.")
+        return self._slabs[name]
+
+
+def no_weights(where: Place) -> CheckpointError:
+    """The error for a folder without weights of the forms that are read: what it holds instead, and what to do."""
+    there, absent = missing_shards(where.files())
+    if there:
+        return lacking(where, absent, len(there) + len(absent), None)
+    if found := folder_misfit(where.files(), where):
+        return CheckpointError(f"{found}.")
+    return CheckpointError(
+        f"{where} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
+    )
+
+
+def lacking(where: Place, absent: list[str], of: int, index: str | None) -> CheckpointError:
+    """The error for files of weights that were not copied."""
+    shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+    told = f", which {index} names" if index else ""
+    return CheckpointError(
+        f"{where} lacks {len(absent)} of its {of} files of weights ({shown}){told}; copy those files into it."
+    )
+
+
+def refuse_renamed(folder: Path | str) -> None:
+    """Raises CheckpointError for a folder whose weights other libraries would not find by their names, or not whole."""
+    described = read_config(folder)
+    if described.get("model_type") in FAMILIES and quantization(described) is None and HFSource(folder).renamed:
+        raise CheckpointError(
+            f"{folder} has weights under names that smtrain understands and transformers and vLLM do not; write them "
+            f"under their own with `smtrain convert {folder} NEW --to hf` and name NEW."
+        )
+
+
+def write_hf(
+    source: WeightSource,
+    target: Path | str,
+    companions: Path | str | None = None,
+    max_shard_size: int = 5_000_000_000,
+    overwrite: bool = True,
+    readme: bytes | None = None,
+    carried: Carried | None = None,
+) -> None:
+    """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
+
+    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its other
+    files go along (`companions_of`), or those that are `carried` instead. `readme` is the model card. More than
+    `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target is a file, or the
+    companions are of another model.
+    """
+    said = normalise(source.config)
+    shape = said.shape
+    beside = None if companions is None else place(companions)
+    config = source.config if beside is None else read_config(beside)
+    if normalise(config) != said:
+        raise CheckpointError(
+            f"{companions}/config.json describes another model than the weights; give the folder training started from."
+        )
+    names = list(dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name)))
+    tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}
+    shards = _shards(tensors, max_shard_size)
+    containers, groups = [], []
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        container = safetensors.container(file, {name: tensors[name] for name in shard})
+        containers.append(container)
+        groups.append(_jobs(source, container))
+        weight_map |= dict.fromkeys(shard, file)
+    carried = carried or (Carried() if beside is None else companions_of(beside))
+    extras = dict(carried.files)
+    if readme is not None:
+        extras[README] = readme
+    if len(shards) > 1:
+        total = sum(tensor.size for tensor in tensors.values())
+        extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
+    replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
+    execute(
+        source, target, ConversionPlan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite
+    )
+
+
+def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
+    """In the order of the file; what is one tensor in the source is one job, as far as the file holds it."""
+    jobs: list[Job] = []
+    for name in sorted(container.offsets, key=container.offsets.__getitem__):
+        write = Write(name, (name,), (container,))
+        if jobs and jobs[-1][-1].name in source.stored_with(name):
+            jobs[-1] = (*jobs[-1], write)
+        else:
+            jobs.append((write,))
+    return jobs
+
+
+def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
+    """Loaders go by the type that config.json names, so where it names one, it is the weights'."""
+    name = str(dtypes.pop()) if len(dtypes) == 1 else None
+    return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
+
+
+def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    held = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and held + tensor.size > limit:
+            shards.append([])
+            held = 0
+        shards[-1].append(name)
+        held += tensor.size
+    return shards
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

@@ -1,0 +1,102 @@
+"""The safetensors container: where each tensor lies in a file, and the header of a file to be written.
+
+Our own reader, because safetensors' own opens paths only, and we read ranges of objects in S3 too.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.dtypes import BY_CODE
+from smtrain.worker.checkpoint.storage import Place, strange
+from smtrain.worker.checkpoint.stored_names import quantized
+from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
+from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous
+
+_PACKED = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
+"""Types of quantized weights that are no whole number of bytes, or no numbers by themselves."""
+_HEADER_LIMIT = 100_000_000
+
+
+def metadata(where: Place, file: str) -> dict[str, str]:
+    """The strings that a file's header has beside its tensors; it has been read by `slabs`, and is whole."""
+    length = int.from_bytes(where.read(file, 0, 8), "little")
+    held = json.loads(bytes(where.read(file, 8, 8 + length))).get("__metadata__")
+    return {k: v for k, v in held.items() if isinstance(v, str)} if isinstance(held, dict) else {}
+
+
+def slabs(where: Place, file: str) -> dict[str, Slab]:
+    """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
+
+    def broken(reason: str) -> CheckpointError:
+        return strange(where, file) or CheckpointError(
+            f"{where}/{file} is not a complete safetensors file ({reason}); copy this file again."
+        )
+
+    total = where.files().get(file)
+    if total is None:
+        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.")
+    if total < 8:
+        raise broken(f"it has {total} bytes")
+    length = int.from_bytes(where.read(file, 0, 8), "little")
+    if length > min(_HEADER_LIMIT, total - 8):
+        raise broken(f"its header would take {length} bytes")
+    try:
+        header = json.loads(bytes(where.read(file, 8, 8 + length)), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise broken(f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise broken("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    out, spans = {}, []
+    if packed := next((n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None):
+        raise quantized(where, f"{packed} in {header[packed]['dtype']}")
+    for name, about in header.items():
+        try:
+            dtype, shape, (start, stop) = BY_CODE[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
+            fits = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
+            if not fits or stop - start != prod(shape) * dtype.itemsize:
+                raise ValueError
+        except (KeyError, ValueError, TypeError):
+            raise broken(f"its header says {str(about)[:200]} of {name[:200]!r}") from None
+        spans.append((start, stop))
+        out[name] = Slab(where, file, 8 + length + start, dtype, shape, contiguous(shape))
+    end = 0
+    for start, stop in sorted(spans):
+        if start != end:
+            raise broken("its tensors overlap or leave a gap")
+        end = stop
+    if 8 + length + end != total:
+        raise broken(f"it has {total:,} bytes instead of {8 + length + end:,}")
+    return out
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose every key is there once: of two, readers would take different ones."""
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
+        raise ValueError(f"it has {twice[:200]!r} twice")
+    return out
+
+
+def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None = None) -> TensorFile:
+    """A file of these tensors in this order, but the widest types first so that every tensor is aligned.
+
+    `told` are strings that its header has beside them.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(told or {})}}
+    at = 0
+    spans = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
+        stop = at + tensor.size
+        header[name] = {"dtype": tensor.dtype.code, "shape": list(tensor.shape), "data_offsets": [at, stop]}
+        spans[name] = at
+        at = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return TensorFile(file, {name: len(head) + start for name, start in spans.items()}, len(head) + at, [(0, head)])

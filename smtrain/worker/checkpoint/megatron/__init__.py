@@ -1,0 +1,1 @@
+"""Checkpoints of Megatron-LM: the legacy form and torch_dist."""

@@ -1,0 +1,88 @@
+"""The `args` of a Megatron checkpoint: what its --use-checkpoint-args reads a model's shape from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.rope import Rope
+from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
+from smtrain.worker.checkpoint.torch_files.pickling import Name
+
+if TYPE_CHECKING:
+    from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut
+
+
+def _rotary(rope: Rope | None) -> dict[str, Any]:
+    if rope is None:
+        return {}
+    return {
+        "rotary_base": rope.theta,
+        "rotary_percent": rope.share,
+        "rotary_interleaved": False,
+        "use_rope_scaling": rope.kind == "llama3",
+        "rope_scaling_factor": rope.settings.get("factor", 8.0),
+    }
+
+
+def arguments(
+    config: Mapping[str, Any], dtype: DType, vocab: int, cut: MegatronCut, form: str, spelling: str
+) -> dict[str, Any]:
+    """The options of pretrain_gpt.py that describe a model, under the names of their attributes.
+
+    Raises CheckpointError for a model that Megatron-core would compute otherwise.
+    """
+    normal = normalise(config)
+    if normal.parallel_residual:
+        raise CheckpointError(
+            "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
+            "residual and would compute another model; convert to hf or nxd."
+        )
+    shape, rope = normal.shape, normal.rope
+    plain, learned = shape.plain, rope is None
+    return {
+        "num_layers": shape.layers,
+        "hidden_size": shape.hidden,
+        "ffn_hidden_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "group_query_attention": shape.kv_heads != shape.heads,
+        "kv_channels": shape.head_dim,
+        "seq_length": normal.positions,
+        "max_position_embeddings": normal.positions,
+        "vocab_size": shape.vocab,
+        "padded_vocab_size": vocab,
+        "make_vocab_size_divisible_by": cut.vocab_divisor,
+        "tokenizer_type": "HuggingFaceTokenizer",
+        "tensor_model_parallel_size": cut.tp,
+        "pipeline_model_parallel_size": cut.pp,
+        "virtual_pipeline_model_parallel_size": cut.vpp if cut.vpp > 1 else None,
+        "decoder_first_pipeline_num_layers": cut.first_stage_layers,
+        "decoder_last_pipeline_num_layers": cut.last_stage_layers,
+        "expert_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "swiglu": not plain,
+        "normalization": "LayerNorm" if plain else "RMSNorm",
+        "norm_epsilon": normal.eps,
+        "openai_gelu": learned and normal.activation != "gelu",
+        "bias_gelu_fusion": False,
+        "position_embedding_type": "learned_absolute" if learned else "rope",
+        "add_position_embedding": True,
+        "use_rotary_position_embeddings": not learned,
+        **_rotary(rope),
+        "untie_embeddings_and_output_weights": not shape.tied,
+        "add_bias_linear": shape.mlp_bias or shape.o_bias,
+        "add_qkv_bias": shape.qkv_bias,
+        "qk_layernorm": shape.family == "qwen3",
+        "apply_query_key_layer_scaling": False,
+        "bf16": dtype == BF16,
+        "fp16": dtype == FP16,
+        "params_dtype": Name("torch", dtype.name),
+        "transformer_impl": "local" if spelling == "local" else "transformer_engine",
+        "ckpt_format": form,
+        "iteration": 1,
+        "consumed_train_samples": 0,
+        "consumed_valid_samples": 0,
+    }

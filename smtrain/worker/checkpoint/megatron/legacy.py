@@ -1,0 +1,232 @@
+"""Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP]/model_optim_rng.pt`, each rank's own part.
+
+Read are Megatron-core's names with either spec, one or several virtual stages, and whatever else a training run left
+in the files, of which nothing is run (unpickle.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
+from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.worker.checkpoint.megatron.names import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    Fused,
+    canonical,
+    cut,
+    head,
+    ignored,
+    mesh_faults,
+    table,
+)
+from smtrain.worker.checkpoint.storage import Place, read_text
+from smtrain.worker.checkpoint.tensor_ranges import Slab
+from smtrain.worker.checkpoint.torch_files import zip as torchzip
+
+TRACKER = "latest_checkpointed_iteration.txt"
+FOLDER = re.compile(r"iter_\d+|release")
+_RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3}))?(_\d{3})?/(?:model_optim_rng|model_rng)\.pt")
+_CHUNK = re.compile(r"model(\d*)")
+
+Shards = Mapping[tuple[int, int, int], Mapping[str, Slab]]
+"""(tp rank, pipeline stage, virtual stage) -> local name -> tensor."""
+
+
+def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
+    """(tp rank, pipeline stage) -> file; empty where there are none. Raises CheckpointError for expert parallelism."""
+    out: dict[tuple[int, int], str] = {}
+    for file in sorted(files):
+        if found := _RANK.fullmatch(file):
+            if found[3]:
+                raise CheckpointError(
+                    f"{file} is a mixture of experts, which smtrain cannot read yet; take a dense model."
+                )
+            out[int(found[1]), int(found[2] or 0)] = file
+    return out
+
+
+def iteration(where: Place) -> str | None:
+    """The folder of the newest iteration, by the tracker or by its name; None where there is none."""
+    files = where.files()
+    folders = sorted({file.split("/")[0] for file in files if "/" in file and FOLDER.fullmatch(file.split("/")[0])})
+    if TRACKER in files:
+        said = read_text(where, TRACKER, 1000).strip()
+        named = said if said == "release" else f"iter_{int(said):07d}" if said.isdecimal() else None
+        if named not in folders:
+            raise CheckpointError(f"{where}/{TRACKER} says {said[:50]!r}, and there is no such folder; copy it again.")
+        return named
+    return folders[-1] if folders else None
+
+
+class MegatronSource(PieceSource):
+    """A legacy checkpoint as a `WeightSource`; the topology is read from the files.
+
+    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError where a file is
+    missing, cut short or no checkpoint, or does not fit the config.
+    """
+
+    def __init__(self, where: Place, folder: str, config: dict[str, Any]) -> None:
+        at = where.below(folder) if folder else where
+        manifest = read_manifest(where)
+        paths = rank_files(at.files())
+        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
+        self.folder = folder
+        for t in range(min(self.tp, len(paths) + 1)):
+            for p in range(min(self.pp, len(paths) + 1)):
+                if (t, p) not in paths:
+                    raise CheckpointError(
+                        f"{at} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                    )
+        prefix = f"{folder}/" if folder else ""
+        shards = {
+            (t, p, v): tensors
+            for (t, p), file in paths.items()
+            for v, tensors in enumerate(_chunks(at, file, checksums(manifest, prefix + file)))
+        }
+        self.vpp = max(v for _, _, v in shards) + 1
+        shape = ModelShape.from_config(config)
+        if faults := mesh_faults(shape, self.tp, 1):
+            raise CheckpointError(f"{at}: {'; '.join(faults)}; check that config.json is this model's.")
+        blocks = global_blocks(at, shape, shards, self.tp, self.pp, self.vpp)
+        twins = blocks.pop(HEAD, None) if shape.tied else None
+        super().__init__(where, config, table(shape), blocks, twins)
+
+
+def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
+    """What one rank's file holds, a dict a virtual stage; names as the local spec has them."""
+    content = torchzip.load(where, file, lenient=True)
+    models = (
+        {int(found[1] or 0): value for key, value in content.items() if (found := _CHUNK.fullmatch(str(key)))}
+        if isinstance(content, dict)
+        else {}
+    )
+    if not models or sorted(models) != list(range(len(models))):
+        raise CheckpointError(
+            f"{where}/{file} has no model in it (model, or model0 and so on); it is not a checkpoint."
+        )
+    out = []
+    for v in sorted(models):
+        tensors: dict[str, Slab] = {}
+        for key, found in _flat(where, file, models[v]):
+            if ignored(key):
+                continue
+            if not isinstance(found, Slab):
+                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; copy this file again.")
+            name = canonical(key)
+            if name in tensors:
+                raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs; save it again.")
+            tensors[name] = found
+        out.append(tensors)
+    known = {slab.crc32 for tensors in out for slab in tensors.values()}
+    if crcs and not known <= {*crcs.values(), None}:
+        raise CheckpointError(f"{where}/{file} is not what the manifest lists; convert the model again.")
+    return out
+
+
+def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str, Any]]:
+    """Nested dicts of names as dotted names."""
+    if not isinstance(model, dict):
+        raise CheckpointError(
+            f"{where}/{file} holds something other than named tensors; it is not a checkpoint of weights."
+        )
+    out: list[tuple[str, Any]] = []
+    for key, value in model.items():
+        if isinstance(value, dict) and depth < 6:
+            out += [(f"{key}.{name}", found) for name, found in _flat(where, file, value, depth + 1)]
+        else:
+            out.append((str(key), value))
+    return out
+
+
+Part = Callable[[str, Slab, int], "tuple[str, list[tuple[int, int]]] | None"]
+"""(key in the whole model, tensor, tp rank) -> the tensor that it is a part of, and which rows."""
+
+
+def global_blocks(
+    where: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int, part: Part | None = None
+) -> dict[str, list[TensorBlock]]:
+    """Key in the whole model -> its blocks, from the parts of all ranks.
+
+    `part` tells of tensors that are not as Megatron-core has them. Raises CheckpointError for tensors that are none of
+    the model's, and for shapes that are not a rank's.
+    """
+    counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
+    starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
+    if starts[-1] != shape.layers:
+        raise CheckpointError(f"{where} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
+    fused = {f.key: f for f in (*table(shape), head(shape))}
+    out: dict[str, list[TensorBlock]] = {}
+    for (t, p, v), tensors in sorted(shards.items()):
+        for name, slab in tensors.items():
+            key = _global(name, starts[v * pp + p])
+            found = part(key, slab, t) if part is not None else None
+            if found is not None and found[0] in fused:
+                out.setdefault(found[0], []).extend(_rows(where, fused[found[0]], slab, found[1]))
+                continue
+            if key not in fused:
+                kind = (
+                    f"no parameter of a {shape.family} model as config.json describes it; take this model's config.json"
+                )
+                if "expert" in name:
+                    kind = "a mixture of experts, which smtrain does not read yet; take a dense model"
+                raise CheckpointError(f"{where} holds {name[:200]}: {kind}.")
+            if key == EMBEDDING and p > 0:
+                key = HEAD  # the copy that some versions keep on the last stage of a tied model
+            out.setdefault(key, []).extend(_blocks(where, fused[key], slab, tp, t))
+    return out
+
+
+def _layers(tensors: Mapping[str, Slab]) -> int:
+    return len({found[1] for name in tensors if (found := LAYER.match(name))})
+
+
+def _global(name: str, first: int) -> str:
+    found = LAYER.match(name)
+    return f"decoder.layers.{first + int(found[1])}.{found[2]}" if found else name
+
+
+def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[TensorBlock]:
+    """Where a rank's part belongs; the padding of a vocabulary belongs nowhere."""
+    vocab = fused.shape[0]
+    if fused.key in (EMBEDDING, HEAD) and slab.shape:
+        vocab = max(slab.shape[0] * tp, vocab)
+    shard = cut(fused, tp, t, vocab)
+    wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
+    if slab.shape != wanted:
+        raise CheckpointError(
+            f"{where}: {fused.key} on tp rank {t} is {list(slab.shape)} where {list(wanted)} belongs; is config.json "
+            "of this model?"
+        )
+    whole = tuple((0, n) for n in fused.shape)
+    if shard.dim is None:
+        return [TensorBlock(whole, slab, (0,) * len(whole))]
+    out, at = [], 0
+    for a, b in shard.ranges:
+        origin = tuple(at if i == shard.dim else 0 for i in range(len(whole)))
+        if b > a:
+            out.append(TensorBlock(tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)), slab, origin))
+        at += b - a
+    return out
+
+
+def _rows(where: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]]) -> list[TensorBlock]:
+    """Where the rows of a tensor belong, in its order."""
+    wanted = (sum(b - a for a, b in ranges), *fused.shape[1:])
+    if slab.shape != wanted:
+        raise CheckpointError(
+            f"{where}: a part of {fused.key} is {list(slab.shape)} where {list(wanted)} belongs; is config.json of "
+            "this model?"
+        )
+    out, at = [], 0
+    for a, b in ranges:
+        out.append(TensorBlock(((a, b), *((0, n) for n in wanted[1:])), slab, (at, *(0 for _ in wanted[1:]))))
+        at += b - a
+    return out

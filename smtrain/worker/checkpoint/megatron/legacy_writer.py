@@ -1,0 +1,141 @@
+"""Megatron checkpoints as a target: the legacy form, a file for every tensor- and pipeline-parallel rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.execute import execute
+from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
+from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.megatron.args import arguments
+from smtrain.worker.checkpoint.megatron.legacy import TRACKER
+from smtrain.worker.checkpoint.megatron.names import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    POSITIONS,
+    Chunks,
+    Spelling,
+    chunks,
+    mesh_faults,
+    spelled,
+    table,
+)
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.torch_files import pickling
+from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
+
+ITERATION = "iter_0000001"
+REPLACES = (ITERATION, TRACKER)
+
+
+@dataclass(frozen=True)
+class MegatronCut:
+    """Megatron's own options of how a model lies on a mesh."""
+
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    layers_per_stage: Sequence[int] | None = None
+    vocab_divisor: int = 128
+    """--make-vocab-size-divisible-by."""
+
+    def chunks(self, shape: ModelShape) -> Chunks:
+        """Raises ConfigError with every reason why Megatron cannot cut the model so."""
+        if faults := mesh_faults(shape, self.tp, self.pp):
+            raise ConfigError(faults)
+        if self.layers_per_stage is not None and (self.first_stage_layers or self.last_stage_layers):
+            raise ConfigError(
+                ["layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other"]
+            )
+        return chunks(
+            shape.layers, self.pp, self.vpp, self.first_stage_layers, self.last_stage_layers, self.layers_per_stage
+        )
+
+
+def write_megatron(
+    source: WeightSource,
+    target: Path | str,
+    cut: MegatronCut,
+    spelling: Spelling = "te",
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
+) -> None:
+    """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a manifest.
+
+    A few blocks are in memory at a time. Raises ConfigError where Megatron cannot cut the model so, CheckpointError
+    where the source cannot be read.
+    """
+    shape = ModelShape.from_config(source.config)
+    layers = cut.chunks(shape)
+    fused = FusedSource(source)
+    layout = FusedCut(fused, cut.tp, cut.vocab_divisor)
+    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, cut, "torch", spelling)
+    containers: list[TensorFile] = []
+    groups: list[list[Job]] = []
+    for p, stage in enumerate(layers):
+        names = stage_names(shape, layers, p)
+        ranks = []
+        for t in range(cut.tp):
+            tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for chunk in names for key, _ in chunk}
+            file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if cut.pp > 1 else ''}/model_optim_rng.pt"
+            ranks.append(torchzip_writer.container(file, tensors, _pickled(settings, names, tensors, spelling)))
+        containers += ranks
+        groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
+        assert len(stage) == len(names)
+    about = {
+        "kind": "megatron",
+        "form": "torch",
+        "spec": spelling,
+        "topology": {"tp": cut.tp, "pp": cut.pp, "vpp": cut.vpp},
+    }
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+        TRACKER: b"1",
+    }
+    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+
+
+def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[str, str]]]:
+    """(name in the whole model, name in the rank's file, as the local spec has it) of each virtual stage of a stage."""
+    out: list[list[tuple[str, str]]] = []
+    last = len(layers) - 1
+    for v, held in enumerate(layers[p]):
+        names = []
+        for key in (f.key for f in table(shape)):
+            if found := LAYER.match(key):
+                if int(found[1]) in held:
+                    names.append((key, f"decoder.layers.{int(found[1]) - held.start}.{found[2]}"))
+            elif (p, v) == ((0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)):
+                names.append((key, key))
+        if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):
+            names.append((HEAD, HEAD))
+        out.append(names)
+    return out
+
+
+def _pickled(
+    settings: dict[str, Any], names: list[list[tuple[str, str]]], tensors: dict[str, Tensor], spelling: Spelling
+) -> bytes:
+    number = {key: n for n, key in enumerate(tensors)}
+    models = [
+        {
+            spelled(local, spelling): pickling.Opcodes(torchzip_writer.pickle_tensor(number[key], tensors[key]))
+            for key, local in chunk
+        }
+        for chunk in names
+    ]
+    named = {"model": models[0]} if len(models) == 1 else {f"model{v}": model for v, model in enumerate(models)}
+    namespace = pickling.New(pickling.Name("argparse", "Namespace"), settings)
+    return pickling.dumps({"args": namespace, "checkpoint_version": 3.0, "iteration": 1, **named})

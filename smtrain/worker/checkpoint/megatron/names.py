@@ -1,0 +1,219 @@
+"""What Megatron calls the tensors of a model, and which Hugging Face parameters each is made of; pure data.
+
+Names are those of Megatron-core's GPTModel with its local spec and the layer's number in the whole model. The rows of
+an attention input are, for each key/value head, its query heads, the key, the value; those of a gated MLP are gate,
+then up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
+from smtrain.core.model.layout import Shard
+
+Spelling = Literal["te", "local"]
+"""Which of Megatron's layer specs a checkpoint is for: they name the norms differently."""
+
+EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+POSITIONS = "embedding.position_embeddings.weight"
+LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+
+_LEAVES = {
+    "input_layernorm": "input_layernorm",
+    "post_attention_layernorm": "pre_mlp_layernorm",
+    "self_attn.q_proj": "self_attention.linear_qkv",
+    "self_attn.q_norm": "self_attention.q_layernorm",
+    "self_attn.k_norm": "self_attention.k_layernorm",
+    "self_attn.o_proj": "self_attention.linear_proj",
+    "mlp.gate_proj": "mlp.linear_fc1",
+    "mlp.down_proj": "mlp.linear_fc2",
+    "attention.query_key_value": "self_attention.linear_qkv",
+    "attention.dense": "self_attention.linear_proj",
+    "mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "mlp.dense_4h_to_h": "mlp.linear_fc2",
+    "ln_1": "input_layernorm",
+    "ln_2": "pre_mlp_layernorm",
+    "attn.c_attn": "self_attention.linear_qkv",
+    "attn.c_proj": "self_attention.linear_proj",
+    "mlp.c_fc": "mlp.linear_fc1",
+    "mlp.c_proj": "mlp.linear_fc2",
+}
+_TE = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One tensor of the whole model: rows of `parts`, in the order of `segments`."""
+
+    key: str
+    parts: tuple[str, ...]
+    role: Role
+    """That of the first part, which says how tensor parallelism cuts it."""
+    shape: tuple[int, ...]
+    segments: tuple[tuple[str, int, int], ...]
+    """(part, first row, row after the last) one after another."""
+
+    @property
+    def layer(self) -> int | None:
+        found = LAYER.match(self.key)
+        return int(found[1]) if found else None
+
+    def starts(self) -> list[int]:
+        """The row of the fused tensor at which each segment begins, and its end."""
+        return list(accumulate((b - a for _, a, b in self.segments), initial=0))
+
+
+def table(shape: ModelShape) -> tuple[Fused, ...]:
+    """Every tensor of a model in the order of the forward pass; of a tied pair only the embedding."""
+    specs = {spec.name: spec.upright() for spec in shape.specs}
+    return tuple(fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None)
+
+
+def head(shape: ModelShape) -> Fused:
+    """The output matrix under its own name; a tied model's is made of the embedding."""
+    return Fused(
+        HEAD, (shape.head_name,), Role.VOCAB, (shape.vocab, shape.hidden), ((shape.head_name, 0, shape.vocab),)
+    )
+
+
+def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | None:
+    family = FAMILIES[shape.family]
+    whole = ((spec.name, 0, spec.shape[0]),)
+    if spec.name == shape.embed_name:
+        return Fused(EMBEDDING, (spec.name,), spec.role, spec.shape, whole)
+    if spec.name == shape.head_name:
+        return head(shape)
+    if spec.name == shape.positions_name:
+        return Fused(POSITIONS, (spec.name,), spec.role, spec.shape, whole)
+    stem, kind = spec.name.rsplit(".", 1)
+    if stem == f"{family.prefix}.{family.norm}":
+        return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
+    number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
+    if leaf not in _LEAVES:
+        return None  # k, v and up stand with q and gate
+    key, beside = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
+    if leaf == "self_attn.q_proj":
+        parts = tuple(f"{beside}.{p}_proj.{kind}" for p in "qkv")
+        d, group = shape.head_dim, shape.heads // shape.kv_heads
+        widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
+        segments = tuple((part, g * width, (g + 1) * width) for g in range(shape.kv_heads) for part, width in widths)
+    elif spec.role is Role.THIRDS:
+        parts, d, third = (spec.name,), shape.head_dim, spec.shape[0] // 3
+        segments = tuple(
+            (spec.name, i * third + h * d, i * third + (h + 1) * d) for h in range(shape.heads) for i in range(3)
+        )
+    elif leaf == "mlp.gate_proj":
+        parts = (spec.name, f"{beside}.up_proj.{kind}")
+        segments = tuple((part, 0, shape.intermediate) for part in parts)
+    else:
+        parts, segments = (spec.name,), whole
+    rows = sum(specs[part].shape[0] for part in parts)
+    return Fused(key, parts, spec.role, (rows, *spec.shape[1:]), segments)
+
+
+def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
+    """What tensor-parallel rank `t` holds of a tensor, by its rows or columns; a vocabulary is padded to `vocab`."""
+    rows = fused.shape[0]
+    if fused.role in (Role.WHOLE, Role.HEAD_NORM):
+        return Shard()
+    if fused.role in (Role.O, Role.ROW):
+        each = fused.shape[1] // tp
+        return Shard(1, ((t * each, (t + 1) * each),), each)
+    if fused.role is Role.VOCAB:
+        each = vocab // tp
+        return Shard(0, ((min(t * each, rows), min((t + 1) * each, rows)),), each)
+    if fused.role is Role.COLUMN and len(fused.parts) == 2:
+        each = rows // 2 // tp
+        return Shard(0, tuple((at + t * each, at + (t + 1) * each) for at in (0, rows // 2)), 2 * each)
+    each = rows // tp
+    return Shard(0, ((t * each, (t + 1) * each),), each)
+
+
+def mesh_faults(shape: ModelShape, tp: int, pp: int) -> list[str]:
+    """Every reason why Megatron cannot cut a model so; it repeats no key/value head."""
+    faults = []
+    if shape.kv_heads % tp:
+        faults.append(
+            f"tp = {tp} does not divide the model's {shape.kv_heads} key/value heads (query groups), and Megatron "
+            "repeats none of them"
+        )
+    if shape.intermediate % tp:
+        faults.append(f"tp = {tp} does not divide the model's intermediate size {shape.intermediate}")
+    if pp > shape.layers:
+        faults.append(f"pp = {pp} is more than the model's {shape.layers} layers")
+    return faults
+
+
+def padded(vocab: int, tp: int, divisor: int) -> int:
+    """The rows of Megatron's vocabulary: the next multiple of --make-vocab-size-divisible-by times tp."""
+    unit = divisor * tp
+    return -(-vocab // unit) * unit
+
+
+Chunks = tuple[tuple[range, ...], ...]
+"""[pipeline stage][virtual stage] -> the layers that it holds, by their number in the whole model."""
+
+
+def chunks(
+    layers: int, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None,
+    each: Sequence[int] | None = None,
+) -> Chunks:  # fmt: skip
+    """How Megatron deals layers to pipeline stages.
+
+    `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's --num-layer-list. Raises
+    ConfigError where they do not come to the model's layers.
+    """
+    if each is None:
+        ends = [first] * (first is not None) + [last] * (last is not None)
+        middle, rest = pp - len(ends), layers - sum(n for n in ends if n is not None)
+        if middle < 0 or rest < 0 or (rest % middle if middle else rest):
+            raise ConfigError(
+                [f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with --layers-per-stage"]
+            )
+        even = rest // middle if middle else 0
+        each = [*([first] if first is not None else []), *[even] * middle, *([last] if last is not None else [])]
+    if len(each) != pp or sum(each) != layers or any(n < 1 for n in each):
+        raise ConfigError(
+            [
+                f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the model's {layers} "
+                "layers together; correct them"
+            ]
+        )
+    if any(n % vpp for n in each):
+        raise ConfigError([f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage"])
+    starts = list(accumulate((each[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0))
+    return tuple(tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp)) for p in range(pp))
+
+
+def spelled(key: str, spelling: Spelling) -> str:
+    """A name as the checkpoint's spec has it."""
+    if spelling == "te" and (found := LAYER.match(key)):
+        for local, te in _TE.items():
+            if found[2].startswith(local):
+                return key.replace(local, te)
+    return key
+
+
+def canonical(key: str) -> str:
+    """The local spec's name of any."""
+    for local, te in _TE.items():
+        key = key.replace(te, local)
+    return key
+
+
+def ignored(key: str) -> bool:
+    """Whether a name is of something that is no weight: fp8 state, and buffers that are computed."""
+    return (
+        key.endswith(("_extra_state", "inv_freq", ".rotary_pos_emb"))
+        or "._extra_state/" in key
+        or "core_attention" in key
+    )

@@ -1,0 +1,206 @@
+"""Megatron-core's `torch_dist` form as a target: chunks of the whole model's tensors, free of any mesh."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.layout import Shard
+from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.execute import execute
+from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
+from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.megatron.args import arguments
+from smtrain.worker.checkpoint.megatron.legacy import TRACKER
+from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, MegatronCut
+from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, spelled, table
+from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, SAID
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.torch_files import streams as torchstream
+from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, dumps
+
+_FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
+_MODULE = "torch.distributed.checkpoint.metadata"
+_NOTHING_AT, _NOTHING = "__states_0.distcp", torchstream.alone("archive", dumps([None]))
+"""What Transformer Engine's layers keep where nothing is in fp8: one None for all of them."""
+_STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+
+
+@dataclass(frozen=True)
+class _WrittenChunk:
+    """A part of a stored tensor."""
+
+    name: str
+    """A key of `megatron_names.table`; a second half has a + behind."""
+    rows: tuple[int, int]
+    """Those of the tensor of that key that it has."""
+    key: str
+    """The stored tensor."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    tensor: Tensor
+    """The stored tensor's type and shape."""
+
+    @property
+    def fused(self) -> str:
+        return self.name.rstrip("+")
+
+
+class _Cut:
+    """One rank, which holds the rows of each chunk."""
+
+    def __init__(self, chunks: list[_WrittenChunk], source: FusedSource) -> None:
+        self._shards = {}
+        for chunk in chunks:
+            a, b = chunk.rows
+            held = min(b, source.shape(chunk.fused)[0])
+            self._shards[chunk.name] = Shard(0, ((a, held),), b - a)
+
+    def shard(self, name: str, tp_rank: int) -> Shard:
+        return self._shards[name]
+
+
+def write_torch_dist(
+    source: WeightSource,
+    target: Path | str,
+    cut: MegatronCut,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
+) -> None:
+    """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker file beside it.
+
+    Any mesh reads it. `cut` says for how many ranks the vocabulary is padded, and what the settings kept along say.
+    Raises ConfigError where Megatron cannot cut the model so, CheckpointError where the source cannot be read.
+    """
+    shape = ModelShape.from_config(source.config)
+    cut.chunks(shape)
+    fused = FusedSource(source)
+    layout = FusedCut(fused, cut.tp, cut.vocab_divisor)
+    chunks = _chunks(shape, fused, layout.vocab)
+    containers, groups, places = _laid_out(chunks)
+    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, cut, "torch_dist", "te")
+    common = {
+        "args": New(Name("argparse", "Namespace"), settings), "checkpoint_version": 3.0, "iteration": 1,
+        "num_floating_point_operations_so_far": 0, "content_metadata": {"singleton_local_shards": False},
+    }  # fmt: skip
+    said = {
+        "sharded_backend": "torch_dist", "sharded_backend_version": 1,
+        "common_backend": "torch", "common_backend_version": 1,
+    }  # fmt: skip
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+        f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
+        f"{ITERATION}/common.pt": torchstream.alone("common", dumps(common)),
+        f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
+        f"{ITERATION}/{SAID}": json.dumps(said).encode(),
+        TRACKER: b"1",
+    }
+    about = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
+    plan = ConversionPlan(_Cut(chunks, fused), groups, containers, extras, about, REPLACES)
+    execute(fused, target, plan, overwrite)
+
+
+def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
+    """Every chunk in the order of the model: of layers one each, of a gated MLP's input two."""
+    out = []
+    for fused in table(shape):
+        size, dtype = fused.shape, source.dtype(fused.key)
+        found = LAYER.match(fused.key)
+        if found:
+            key = spelled(fused.key, "te").replace(f"decoder.layers.{found[1]}.", "decoder.layers.")
+            whole = (shape.layers, *size)
+        else:
+            key = fused.key
+            whole = (vocab, *size[1:]) if fused.key in (EMBEDDING, HEAD) else size
+        halves = 2 if fused.role is Role.COLUMN and len(fused.parts) == 2 else 1
+        rows = (size[0] if found else whole[0]) // halves
+        for half in range(halves):
+            sizes = ((1,) if found else ()) + (rows, *size[1:])
+            offsets = (*((int(found[1]),) if found else ()), half * rows, *(0 for _ in size[1:]))
+            name = fused.key + "+" * half
+            out.append(_WrittenChunk(name, (half * rows, (half + 1) * rows), key, offsets, sizes, Tensor(dtype, whole)))
+    return out
+
+
+Places = dict[str, tuple[str, int, int]]
+"""Chunk -> file, offset, length."""
+
+
+def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
+    """Files of `_FILE` bytes at least, in which each chunk is a stream of torch.save."""
+    files: list[list[_WrittenChunk]] = [[]]
+    size = 0
+    for chunk in chunks:
+        if size >= _FILE:
+            files.append([])
+            size = 0
+        files[-1].append(chunk)
+        size += Tensor(chunk.tensor.dtype, chunk.sizes).size
+    containers: list[TensorFile] = []
+    groups: list[list[Job]] = []
+    places: Places = {}
+    for number, held in enumerate(files):
+        file = f"__{number}_0.distcp"
+        offsets: dict[str, int] = {}
+        fixed: list[tuple[int, bytes]] = []
+        ends = {}
+        at = 0
+        for chunk in held:
+            alone = torchstream.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
+            fixed.append((at, alone.head))
+            offsets[chunk.name] = at + len(alone.head)
+            ends[chunk.name] = alone
+            places[chunk.name] = (file, at, alone.size)
+            at += alone.size
+        container = TensorFile(f"{ITERATION}/{file}", offsets, at, fixed, partial(_end, ends))
+        containers.append(container)
+        groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in held])
+    return containers, groups, places
+
+
+def _end(ends: dict[str, torchstream.Alone], name: str, crc32: int, _size: int) -> bytes:
+    return ends[name].tail(crc32)
+
+
+def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) -> bytes:
+    """`.metadata` as torch.distributed.checkpoint.FileSystemReader reads it."""
+
+    def size(numbers: tuple[int, ...]) -> Called:
+        return Called(Name("torch", "Size"), (numbers,))
+
+    def index(key: str, offsets: tuple[int, ...] | None) -> New:
+        where = None if offsets is None else size(offsets)
+        return New(Name(_MODULE, "MetadataIndex"), {"fqn": key, "offset": where, "index": None})
+
+    def info(file: str, offset: int, length: int) -> New:
+        kind = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+        return New(kind, {"relative_path": file, "offset": offset, "length": length})
+
+    strided = Called(Name("torch.serialization", "_get_layout"), ("torch.strided",))
+    contiguous = Called(Name(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
+    tensors: dict[str, Any] = {}
+    by_key: dict[str, list[_WrittenChunk]] = {}
+    for chunk in chunks:
+        by_key.setdefault(chunk.key, []).append(chunk)
+    for key, held in by_key.items():
+        dtype = Name("torch", held[0].tensor.dtype.name)
+        kind = Name(_MODULE, "ChunkStorageMetadata")
+        parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in held]
+        properties = New(Name(_MODULE, "TensorProperties"), (dtype, strided, False, contiguous, False))
+        about = {"properties": properties, "size": size(held[0].tensor.shape), "chunks": parts}
+        tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), about)
+    stored = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
+    states = [f"decoder.layers.{s}._extra_state/shard_{i}_{shape.layers}" for i in range(shape.layers) for s in _STATES]
+    if not shape.tied:
+        states.append("output_layer._extra_state/shard_0_1")
+    for key in states:
+        tensors[key] = New(Name(_MODULE, "BytesStorageMetadata"), {})
+        stored[index(key, None)] = info(_NOTHING_AT, 0, len(_NOTHING))
+    top = {"state_dict_metadata": tensors, "planner_data": None, "storage_data": stored, "storage_meta": None}
+    return dumps(New(Name(_MODULE, "Metadata"), top))

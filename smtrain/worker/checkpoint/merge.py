@@ -1,0 +1,111 @@
+"""A model with an adapter merged into it, as one more source of weights: so anything can be written from it.
+
+Each window that is asked for is the base's plus the factors' product, added in fp32 and rounded once to its type.
+Nothing is held but the adapter: a merge takes the memory of a few blocks, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint import dtypes
+from smtrain.worker.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter
+from smtrain.worker.checkpoint.digest import weights_digest
+from smtrain.worker.checkpoint.dtypes import Bits
+from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
+from smtrain.worker.checkpoint.storage import Bounds, Place, place
+from smtrain.worker.checkpoint.tensor_ranges import Tally
+
+_BLOCK = 1 << 20  # numbers looked at together
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What a merge did."""
+
+    tensors: int
+    """How many of the model's tensors differ from the base's."""
+    largest: float
+    """The largest difference of a number."""
+
+
+def refuse_other_base(adapter: Path, folder: Path) -> None:
+    """Raises `CheckpointError` for a PEFT folder without factors, or one of ours for other weights than a folder's."""
+    where = place(adapter)
+    files = where.files()
+    if WEIGHTS not in files and "adapter_model.bin" not in files:
+        raise CheckpointError(f"{where} has {CONFIG} and no {WEIGHTS}; copy that too.")
+    told = safetensors.metadata(where, WEIGHTS).get(BASE) if WEIGHTS in files else None
+    if told is not None:
+        _refuse_other_base(where, told, open_weights(folder))
+
+
+def _refuse_other_base(where: Place, told: str | None, base: WeightSource) -> None:
+    if told is not None and told != weights_digest(base):
+        raise CheckpointError(
+            f"{where} was trained on other weights than those in {base.where}; name the model that it was trained on, "
+            "in the same precision."
+        )
+
+
+class Merged(Wrapped):
+    """The weights of `base` with `adapter` merged into them.
+
+    Raises `CheckpointError` where the adapter says that it was trained on other weights.
+    """
+
+    def __init__(self, base: WeightSource, adapter: Adapter) -> None:
+        super().__init__(base)
+        self._adapter = adapter
+        self._lock = threading.Lock()
+        self._largest: dict[str, float] = {}
+        _refuse_other_base(adapter.where, adapter.base, base)
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        bits = self._source.bits(name, bounds, tally)
+        factor = self._adapter.factors.get(name)
+        if factor is None:
+            return bits
+        dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
+        wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # what is added in
+        merged, largest = np.empty(bits.shape, bits.dtype), 0.0
+        with np.errstate(all="ignore"):  # what does not fit becomes infinite
+            for few in dtypes.cached_rows(bits):
+                before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
+                dtypes.widen(bits[few], dtype, before)
+                delta = factor.delta((rows[0] + few.start, rows[0] + few.stop), columns)
+                dtypes.narrow(np.add(before, delta, out=after), dtype, merged[few])
+                dtypes.widen(merged[few], dtype, after)
+                after -= before
+                largest = max(largest, float(after.max(initial=0.0)), -float(after.min(initial=0.0)))
+        with self._lock:
+            self._largest[name] = max(largest, self._largest.get(name, 0.0))
+        return merged
+
+    def stamp(self) -> Any:
+        return ["merged", self._source.stamp(), self._adapter.stamp]
+
+    def changed(self) -> Changed:
+        """How far the merged weights are from the base's; tensors that were not read in this process are read now.
+
+        Raises `CheckpointError` where no number differs: a merge that changes nothing is a mistake.
+        """
+        for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # written before an interruption
+            rows, columns = self.shape(name)
+            for start in range(0, rows, step := max(1, _BLOCK // columns)):
+                self.bits(name, [(start, min(start + step, rows)), (0, columns)])
+        found = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
+        if not found.tensors:
+            raise CheckpointError(
+                f"{self._adapter.where} changes no weight of {self._source.where}: its factors are zero, or too small "
+                "for the type of the weights; train longer."
+            )
+        return found

@@ -1,0 +1,106 @@
+"""The files of a native checkpoint: their names, which rank reads which, and a streaming writer of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smtrain.worker.checkpoint import dtypes
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checkpoint.dtypes import Bits
+from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.manifest import Manifest, sync_folder
+from smtrain.worker.checkpoint.tensor_files import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK = 64 << 20  # bytes hashed and written at a time
+
+
+def model_file(tp: int, pp: int) -> str:
+    return f"model/tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def optimizer_file(dp: int, tp: int, pp: int) -> str:
+    return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
+    """Whether each rank of a (tp, pp, dp) mesh finds its own part in a file of its own."""
+    return manifest.cut is None and manifest.topology == dict(zip(("tp", "pp", "dp"), mesh, strict=True))
+
+
+def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+    """The files that a rank of a (tp, pp, dp) mesh loads: a run in bf16 or fp16 goes on from its fp32 master
+    weights alone."""
+    if not cut_for(manifest, mesh):
+        return set(manifest.files) - unread(manifest)
+    tp, _, dp = mesh
+    t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
+    files = {optimizer_file(d, t, p)}
+    if manifest.precision == "fp32":
+        files.add(model_file(t, p))
+    return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
+
+
+def unread(manifest: Manifest) -> set[str]:
+    """The files that no run loads which goes on from the checkpoint."""
+    if manifest.precision == "fp32":
+        return set()
+    return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
+
+
+def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+    """Those of them that a rank of the native engine reads from the first byte to the last as it loads them."""
+    if not cut_for(manifest, mesh):
+        return set()
+    tp, _, dp = mesh
+    own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
+    return {own} & read_by(manifest, mesh, rank)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """`write_stream` of tensors on the CPU."""
+    bits = {name: dtypes.bits_of(tensor) for name, tensor in tensors.items()}
+    return write_stream(path, {n: Tensor(d, b.shape) for n, (d, b) in bits.items()}, lambda name: [bits[name][1]])
+
+
+def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
+    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size, sha256 and crc32.
+
+    Tensors go out one after another, in the pieces that are asked for one by one, and are hashed on the way, so that
+    no second copy of them is made and nothing is read back. Raises OSError as the disk does.
+    """
+    container = safetensors.container(path.name, dict(tensors))
+    digest, crc = hashlib.sha256(), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.part"
+    try:
+        with open(beside, "wb", buffering=0) as file:
+
+            def put(block: bytes | memoryview) -> None:
+                nonlocal crc
+                digest.update(block)
+                crc = crc32(block, crc)
+                while block:
+                    block = block[file.write(block) :]
+
+            put(container.fixed[0][1])
+            for name in sorted(container.offsets, key=container.offsets.__getitem__):
+                for piece in pieces(name):
+                    data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+                    for start in range(0, len(data), _BLOCK):
+                        put(data[start : start + _BLOCK])
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
+        raise
+    sync_folder(path.parent)
+    return {"size": container.end, "sha256": digest.hexdigest(), "crc32": crc}

@@ -1,0 +1,277 @@
+"""The native engine's checkpoints: readers of any slice from any topology.
+
+Files are safetensors under Hugging Face names. `NativeSource` gives the weights in the precision that they were trained
+in, bf16, fp16 or fp32. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
+the model files themselves), `exp_avg` and `exp_avg_sq`. Neither needs torch; both give tensors of it on request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.layout import Layout
+from smtrain.worker.checkpoint import dtypes
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
+from smtrain.worker.checkpoint.huggingface import safetensors
+from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault_at
+from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
+from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
+from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+from smtrain.worker.checkpoint.verifying import check_hash, verify
+
+if TYPE_CHECKING:
+    import torch
+
+Kind = Literal["master", "exp_avg", "exp_avg_sq"]
+KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
+Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
+_READ = 4 << 20  # bytes read at a time, which the processor's cache keeps until they are hashed and copied
+
+
+class _Files:
+    """The files of one whole checkpoint, and how its parameters are cut."""
+
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self.place = place(checkpoint)
+        reason = fault_at(self.place)
+        if reason is not None:
+            raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}")
+        self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
+        self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
+        self.layout = self.manifest.layout
+        self.dtype = BY_PRECISION[self.manifest.precision]
+        self._open: dict[str, dict[str, Slab]] = {}
+
+    def slab(self, file: str, name: str) -> Slab:
+        path = f"{self.manifest.root}{file}"
+        if path not in self._open:
+            self._open[path] = safetensors.slabs(self.place, path)
+        if name not in self._open[path]:
+            raise CheckpointError(f"{self.place}/{path} lacks {name}: take another checkpoint")
+        return self._open[path][name]
+
+    def held(self, path: str) -> set[str]:
+        """The tensors of a file that has been opened."""
+        return set(self._open[path])
+
+    def weights(self, name: str, window: Window | None = None) -> Bits:
+        """A window of a parameter out of the model files."""
+        pp = self.layout.stages(name)[0]
+
+        def local(tp: int, part: Window) -> Bits:
+            slab = self.slab(model_file(tp, pp), name)
+            if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
+                raise CheckpointError(
+                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one"
+                )
+            return slab.bits(part)
+
+        return _assemble(self.layout, name, window, local)
+
+
+def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | None) -> Window:
+    return tuple((start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape))
+
+
+def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]) -> Bits:
+    """Join a window of a parameter from the tensor-parallel ranks' parts; `local` reads a window of one rank's part."""
+    shape = layout.spec(name).shape
+    window = window or _window(shape, None, 0, None)
+    dim = layout.shard(name, 0).dim
+    if dim is None:
+        return local(0, window)
+    first, last = window[dim]
+    out: Bits | None = None
+    seen = set()
+    for tp in range(layout.tp):
+        shard, at = layout.shard(name, tp), 0
+        ranges = () if shard.ranges in seen else shard.ranges  # a copy of key/value heads read already
+        seen.add(shard.ranges)
+        for a, b in ranges:
+            low, high = max(a, first), min(b, last)
+            if low < high:
+                part = local(tp, (*window[:dim], (at + low - a, at + high - a), *window[dim + 1 :]))
+                if high - low == last - first:
+                    return part
+                if out is None:
+                    out = np.empty([stop - start for start, stop in window], part.dtype)
+                np.moveaxis(out, dim, 0)[low - first : high - first] = np.moveaxis(part, dim, 0)
+            at += b - a
+    assert out is not None
+    return out
+
+
+class NativeSource(WeightSource):
+    """The weights of a native checkpoint as a `WeightSource`, in the dtype they were trained in.
+
+    Raises `CheckpointError` if the checkpoint is not whole. A tied head is not listed.
+    """
+
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self._files = _Files(checkpoint)
+        self.manifest = self._files.manifest
+        self._checked: set[str] = set()
+        self._read: Read | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._files.manifest.config
+
+    def names(self) -> list[str]:
+        return sorted(s.name for s in self._files.layout.shape.specs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.layout.spec(name).shape
+
+    def dtype(self, name: str) -> DType:
+        return self._files.dtype
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        files = self._files
+        folder = files.place.path()
+        for tp in range(files.tp) if folder is not None else ():
+            path = f"{self.manifest.root}{model_file(tp, files.layout.stages(name)[0])}"
+            with self._lock:  # the hash is of the file, which every tensor in it need not read again
+                if path in self._checked:
+                    continue
+                self._checked.add(path)
+            assert folder is not None
+            if path not in self.manifest.files:
+                raise CheckpointError(f"{folder}/{NAME} lists no {path}: take another checkpoint")
+            check_hash(folder, path, self.manifest.files[path])
+
+    def watch(self, read: Read) -> None:
+        self._read = read
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if self._read is not None:
+            self._read(name, partial(self.check, name))
+        return self._files.weights(name, tuple(bounds))
+
+    @property
+    def where(self) -> Place:
+        return self._files.place
+
+
+class StateReader:
+    """Optimizer state and fp32 weights of a native checkpoint, cut in any new way.
+
+    Raises `CheckpointError` if the checkpoint is not whole.
+    """
+
+    def __init__(self, checkpoint: Place | Path | str) -> None:
+        self._files = _Files(checkpoint)
+        self.manifest = self._files.manifest
+        self._at = [{name: at for name, at, _ in table} for table in self.manifest.flat]
+
+    def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> torch.Tensor:
+        """What rank `tp_rank` of another `layout` holds of `name`, in fp32 and of its local shape."""
+        return dtypes.tensor(self.local(kind, name, layout, tp_rank), FP32)
+
+    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
+        """The same as bits."""
+        shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
+        if shard.dim is None:
+            return self._read(kind, name, None)
+        out: Bits = np.zeros(layout.local_shape(name, tp_rank), FP32.bits)
+        along, at = np.moveaxis(out, shard.dim, 0), 0
+        for start, stop in shard.ranges:
+            if start < stop:
+                part = self._read(kind, name, _window(shape, shard.dim, start, stop))
+                along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
+            at += stop - start
+        return out
+
+    def own_part(
+        self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[Kind, int, Bits], None], crc: bool
+    ) -> tuple[str, int | None]:
+        """Read what one rank saved from the first byte to the last; gives the file's name and, asked for it, its crc32.
+
+        `put` is given each kind's fp32 numbers in blocks, with where in the flat part they begin; they are valid until
+        it returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` where the file is
+        damaged.
+        """
+        own = optimizer_file(dp_rank, tp_rank, pp_rank)
+        name = f"{self.manifest.root}{own}"
+        kinds = [kind for kind in KINDS if kind != "master" or self.manifest.precision != "fp32"]
+        slabs = {kind: self._files.slab(own, kind) for kind in kinds}
+        shape = (self.manifest.shard[pp_rank],)
+        if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
+            raise CheckpointError(
+                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint"
+            )
+        path = self._files.place.path()
+        assert path is not None
+        found, buffer = 0, memoryview(bytearray(_READ))
+        with open(path / name, "rb", buffering=0) as file:
+
+            def block(size: int) -> memoryview:
+                nonlocal found
+                view, at = buffer[: min(size, _READ)], 0
+                while at < len(view):
+                    if not (n := file.readinto(view[at:])):
+                        raise CheckpointError(f"{path / name} is cut short; take another checkpoint")
+                    at += n
+                if crc:
+                    found = crc32(view, found)
+                return view
+
+            left = min(slab.offset for slab in slabs.values())
+            while left:
+                left -= len(block(left))
+            for kind in sorted(kinds, key=lambda kind: slabs[kind].offset):
+                at = 0
+                while at < shape[0]:
+                    numbers = np.frombuffer(block((shape[0] - at) * FP32.itemsize), FP32.bits)
+                    put(kind, at, numbers)
+                    at += len(numbers)
+        return name, found if crc else None
+
+    def check(self) -> None:
+        """Raises `CheckpointError` where the bytes of any file on this machine's disk are not those written."""
+        if (folder := self._files.place.path()) is not None:
+            verify(folder)
+
+    @staticmethod
+    def present(source: WeightSource) -> StateReader | None:
+        """The state beside the weights of a source, if it is a native checkpoint that has some."""
+        if not isinstance(source, NativeSource):
+            return None
+        root = source.manifest.root
+        held = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
+        return StateReader(source.where) if held else None
+
+    def _read(self, kind: Kind, name: str, window: Window | None) -> Bits:
+        if kind == "master" and self.manifest.precision == "fp32":
+            return self._files.weights(name, window)
+        layout, pp = self._files.layout, self._files.layout.stages(name)[0]
+
+        def local(tp: int, part: Window) -> Bits:
+            shape = layout.local_shape(name, tp)
+            row = prod(shape[1:])
+            (a, b), columns = part[0], part[1:]
+            at = self._at[pp][name]
+            rows = self._flat(kind, tp, pp, at + a * row, at + b * row).reshape(b - a, *shape[1:])
+            return rows[(slice(None), *(slice(c, d) for c, d in columns))]
+
+        return _assemble(layout, name, window, local)
+
+    def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> Bits:
+        """Numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
+        n = self.manifest.shard[pp]
+        parts = [
+            self._files.slab(optimizer_file(dp, tp, pp), kind).bits([(max(start - dp * n, 0), min(stop - dp * n, n))])
+            for dp in range(start // n, (stop - 1) // n + 1)
+        ]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]

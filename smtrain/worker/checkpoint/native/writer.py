@@ -1,0 +1,133 @@
+"""The native format as a target: a checkpoint in another cut, or the weights of a model before its first step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.precision import Precision
+from smtrain.worker.checkpoint import manifest as manifests
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checkpoint.conversion_plan import others
+from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
+from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.manifest import Manifest
+from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
+from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
+from smtrain.worker.checkpoint.storage import is_uri
+from smtrain.worker.checkpoint.tensor_files import Tensor
+
+_PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
+
+
+def write_native(
+    source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None,
+    overwrite: bool = True, carried: Carried = NOTHING,
+) -> None:  # fmt: skip
+    """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
+
+    `carried` are the files of the model's folder that lie next to the manifest.
+    With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
+    Where the state is of a run in another precision than `source` gives, the weights are its master weights, rounded
+    once. Raises CheckpointError where the weights are not all of one of the types of `train.precision`, or the target
+    is not a folder of this machine.
+    """
+    if is_uri(target):
+        raise CheckpointError(f"{target}: native checkpoints are written to a folder; copy it there afterwards.")
+    dtypes = {source.dtype(name) for name in source.names()}
+    if len(dtypes) > 1 or not dtypes <= set(_PRECISIONS):
+        known = ", all ".join(_PRECISIONS.values())
+        raise CheckpointError(f"a native checkpoint is all {known}; the source is not: convert with --dtype.")
+    writer = _NativeWriter(
+        source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()]
+    )
+    checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
+    kept = {file: crc32(data) for file, data in carried.files.items()}
+    told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp(), kept], default=str)
+    try:
+        if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
+            raise others(checkpoint, old)
+        with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest(), manifests.NAME) as stage:
+            if not stage.complete:
+                writer.write(stage)
+                for file, data in carried.files.items():
+                    path = stage.folder / file
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(data)
+            stage.publish(("model/*.safetensors", "optim/*.safetensors"))
+    except OSError as error:
+        raise CheckpointError(not_written(target, error)) from None
+
+
+class _NativeWriter:
+    def __init__(self, source: WeightSource, layout: Layout, state: StateReader | None, precision: Precision) -> None:
+        self._source, self._layout, self._state, self._precision = source, layout, state, precision
+
+    def write(self, stage: Staging) -> None:
+        source, layout, state = self._source, self._layout, self._state
+        if state is None:
+            for name in source.names():
+                source.check(name)
+        else:
+            state.check()
+        files: dict[str, dict[str, Any]] = {}
+        for p in range(layout.pp):
+            for t in range(layout.tp):
+                files |= self._rank(stage.folder, p, t)
+        tables = [layout.flat_table(p) for p in range(layout.pp)]
+        manifest = Manifest(
+            step=0 if state is None else state.manifest.step,
+            optimizer_steps=0 if state is None else state.manifest.optimizer_steps,
+            topology={"tp": layout.tp, "pp": layout.pp, "dp": 1},
+            precision=self._precision,
+            config=source.config,
+            flat=[[list(entry) for entry in table.entries] for table in tables],
+            shard=[table.size for table in tables],
+            files=files,
+            state={} if state is None else state.manifest.state,
+            shapes={spec.name: list(spec.shape) for spec in layout.shape.specs},
+            loss_scale=None if state is None else state.manifest.loss_scale,
+        )
+        manifests.write_manifest(stage.folder, manifest)
+
+    def _rank(self, folder: Path, p: int, t: int) -> dict[str, dict[str, Any]]:
+        """Write one rank's files; gives what the manifest says of them."""
+        layout, file = self._layout, model_file(t, p)
+        tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
+        files = {file: write_stream(folder / file, tensors, lambda name: [self._part(name, t)])}
+        if self._state is not None:
+            kinds = KINDS[1:] if self._precision == "fp32" else KINDS  # in fp32, the weights are the master
+            flat, file = Tensor(FP32, (layout.flat_table(p).size,)), optimizer_file(0, t, p)
+            files[file] = write_stream(folder / file, dict.fromkeys(kinds, flat), lambda kind: self._flat(kind, p, t))
+        return files
+
+    def _flat(self, kind: Kind, pp_rank: int, tp_rank: int) -> Iterator[Bits]:
+        assert self._state is not None
+        for name, _, _ in self._layout.flat_table(pp_rank).entries:
+            yield self._state.local(kind, name, self._layout, tp_rank)
+
+    def _part(self, name: str, tp_rank: int) -> Bits:
+        """What one rank holds of a parameter."""
+        if self._state is not None and self._precision != self._state.manifest.precision:
+            return cast(self._state.local("master", name, self._layout, tp_rank), FP32, BY_PRECISION[self._precision])
+        shard, whole = self._layout.shard(name, tp_rank), [(0, n) for n in self._source.shape(name)]
+        if shard.dim is None:
+            return self._source.bits(name, whole)
+        out: Bits = np.zeros(self._layout.local_shape(name, tp_rank), self._source.dtype(name).bits)
+        along, at = np.moveaxis(out, shard.dim, 0), 0
+        for start, stop in shard.ranges:
+            if start < stop:
+                bounds = [(start, stop) if i == shard.dim else whole[i] for i in range(len(whole))]
+                along[at : at + stop - start] = np.moveaxis(self._source.bits(name, bounds), shard.dim, 0)
+            at += stop - start
+        return out

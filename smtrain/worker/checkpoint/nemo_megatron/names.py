@@ -1,0 +1,117 @@
+"""What neuronx-nemo-megatron calls its files and tensors, said in the terms of `megatron_names`; pure data.
+
+It is NeMo's older Megatron: the names of a rank's own layers below `model.language_model.`, gate and up either as two
+tensors or as one, and the attention inputs as one tensor or, with grouped queries and earlier releases, as two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, Fused
+
+Release = Literal["2.15", "2.21"]
+PREFIX = "model.language_model."
+
+_LEAVES = {
+    "self_attention.query_key_value": "self_attention.linear_qkv",
+    "self_attention.dense": "self_attention.linear_proj",
+    "post_attention_layernorm": "pre_mlp_layernorm",
+    "mlp.dense_h_to_4h": "mlp.linear_fc1",
+    "mlp.dense_4h_to_h": "mlp.linear_fc2",
+}
+_HALVES = {"self_attention.query", "self_attention.key_value", "mlp.dense_h_to_4h_2"}
+_FILE = re.compile(r"(?:mp_rank_(\d{2})/|tp_rank_(\d{2})_pp_rank_(\d{3})/)?([^/]+\.ckpt)")
+_STEP = re.compile(r"step=(\d+)")
+
+Ranges = list[tuple[int, int]]
+
+
+def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
+    """(tp rank, pipeline stage) -> file, of the latest step that is there; empty where there is none."""
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for file in files:
+        if match := _FILE.fullmatch(file):
+            rank = int(match[1] or match[2] or 0), int(match[3] or 0)
+            found.setdefault(match[4], {})[rank] = file
+
+    def age(name: str) -> tuple[int, int, str]:
+        step = _STEP.search(name)
+        return len(found[name]), int(step[1]) if step else 0, name
+
+    return found[max(found, key=age)] if found else {}
+
+
+def rank_folder(tp: int, pp: int, t: int, p: int) -> str:
+    """With a / behind; empty where a single rank's file lies in the folder itself."""
+    if pp > 1:
+        return f"tp_rank_{t:02d}_pp_rank_{p:03d}/"
+    return f"mp_rank_{t:02d}/" if tp > 1 else ""
+
+
+def canonical(key: str) -> str:
+    """Megatron-core's name of a tensor; those that are a part of one keep a leaf of their own."""
+    key = key.removeprefix("model.").removeprefix("language_model.")
+    if key in ("word_embeddings.weight", "output_layer.weight"):
+        return HEAD
+    key = re.sub(r"^(?:encoder|transformer)\.", "decoder.", key)
+    if found := LAYER.match(key):
+        leaf, _, kind = found[2].rpartition(".")
+        return f"decoder.layers.{found[1]}.{_LEAVES.get(leaf, leaf)}.{kind}"
+    return key
+
+
+def written(key: str) -> str:
+    """The name in a rank's file of a tensor of a rank's own layers; + and ++ behind mean its two parts."""
+    parts, key = key.count("+"), key.rstrip("+")
+    key = key.replace("decoder.", "encoder.", 1)
+    for ours, theirs in _LEAVES.items():
+        key = key.replace(f".{theirs}.", f".{ours}.")
+    if parts and ".query_key_value." in key:
+        key = key.replace("query_key_value", "query" if parts == 1 else "key_value")
+    elif parts == 2:
+        key = key.replace("dense_h_to_4h", "dense_h_to_4h_2")
+    return PREFIX + key
+
+
+def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, Ranges] | None:
+    """(tensor of the model, its rows) of a rank's tensor that has only a part of it; None where it has all of it."""
+    found = LAYER.match(key)
+    if found is None:
+        return None
+    leaf, _, kind = found[2].rpartition(".")
+    stem, each = f"decoder.layers.{found[1]}.", shape.intermediate // tp
+    if leaf == "mlp.dense_h_to_4h_2":
+        return f"{stem}mlp.linear_fc1.{kind}", halves(shape, 2, tp, t)
+    if leaf == "mlp.linear_fc1" and not shape.plain and rows == each:
+        return key, halves(shape, 1, tp, t)
+    if leaf in _HALVES:
+        return f"{stem}self_attention.linear_qkv.{kind}", queries(shape, 1 if leaf.endswith("query") else 2, tp, t)
+    return None
+
+
+def halves(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
+    """Rows of [gate; up] that a rank's gate (1) or up (2) is."""
+    each, first = shape.intermediate // tp, (which - 1) * shape.intermediate
+    return [(first + t * each, first + (t + 1) * each)]
+
+
+def queries(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
+    """Rows of the attention input that a rank's queries (1), or its keys and values (2), are."""
+    d, group, each = shape.head_dim, shape.heads // shape.kv_heads, shape.kv_heads // tp
+    start, size = (0, group * d) if which == 1 else (group * d, 2 * d)
+    unit = (group + 2) * d
+    return [(g * unit + start, g * unit + start + size) for g in range(t * each, (t + 1) * each)]
+
+
+def forms(shape: ModelShape, release: Release, fused: Fused) -> tuple[str, ...]:
+    """The tensors that a release keeps for one of the model, with + and ++ behind those that are parts."""
+    if release == "2.15" and fused.key not in (EMBEDDING, HEAD):
+        gated = ".mlp.linear_fc1." in fused.key and len(fused.parts) == 2
+        grouped = ".linear_qkv." in fused.key and shape.heads != shape.kv_heads
+        if gated or grouped:
+            return f"{fused.key}+", f"{fused.key}++"
+    return (fused.key,)

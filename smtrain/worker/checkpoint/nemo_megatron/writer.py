@@ -1,0 +1,121 @@
+"""neuronx-nemo-megatron checkpoints as a target, in the form that a release's training script loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Shard
+from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.execute import execute
+from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
+from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut, stage_names
+from smtrain.worker.checkpoint.megatron.names import HEAD, LAYER
+from smtrain.worker.checkpoint.nemo_megatron.names import Release, forms, halves, queries, rank_folder, written
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
+from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps
+
+_REFERENCES = {
+    "2.15": Name("torch_xla.utils.serialization", "TensorReference"),
+    "2.21": Name("nemo.collections.nlp.parts.serialization", "TensorReference"),
+}
+REPLACES = ("mp_rank_*", "tp_rank_*_pp_rank_*", "*.ckpt")
+
+
+class _NNMCut(FusedCut):
+    """A `FusedCut` whose tensors may be parts: the one with + or ++ behind its name."""
+
+    def __init__(self, source: FusedSource, tp: int, divisor: int, shape: ModelShape) -> None:
+        super().__init__(source, tp, divisor)
+        self._shape = shape
+
+    def shard(self, name: str, tp_rank: int) -> Shard:
+        if which := name.count("+"):
+            of = queries if ".linear_qkv." in name else halves
+            ranges = of(self._shape, which, self.tp, tp_rank)
+            return Shard(0, tuple(ranges), sum(b - a for a, b in ranges))
+        return super().shard(name, tp_rank)
+
+
+def write_nnm(
+    source: WeightSource,
+    target: Path | str,
+    cut: MegatronCut,
+    release: Release,
+    xser: bool = False,
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
+) -> None:
+    """Write each rank's `.ckpt`, config.json and a manifest; a few blocks are in memory at a time.
+
+    2.15 keeps gate and up, and grouped queries, apart, 2.21 together. With `xser` each tensor is in a file of its own.
+    Raises ConfigError where the model cannot be cut so, CheckpointError where the source cannot be read.
+    """
+    shape = ModelShape.from_config(source.config)
+    layers = cut.chunks(shape)
+    fused = FusedSource(source)
+    layout = _NNMCut(fused, cut.tp, cut.vocab_divisor, shape)
+    name = "model_optim_rng.ckpt"
+    if release == "2.21" and not shape.plain:
+        name = "llmv2_converted_checkpoint--step=0.ckpt"
+    containers: list[TensorFile] = []
+    groups: list[list[Job]] = []
+    for p in range(cut.pp):
+        table: dict[str, str] = {}
+        for key, local in stage_names(shape, layers, p)[0]:
+            for form in forms(shape, release, fused.fused(key)):
+                found = LAYER.match(local)
+                table[form] = written((local if found else key) + form.removeprefix(key))
+            if key == HEAD and shape.tied:
+                table[key] = "model.word_embeddings.weight"
+        ranks = []
+        for t in range(cut.tp):
+            tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for key in table}
+            file = rank_folder(cut.tp, cut.pp, t, p) + name
+            made, by_key = (_xser if xser else _plain)(file, tensors, table, release)
+            containers += made
+            ranks.append(by_key)
+        groups.append([(Write(key, (key,), tuple(rank[key] for rank in ranks)),) for key in table])
+    about = {
+        "kind": "nemo-megatron", "release": release, "form": "xser" if xser else "ckpt",
+        "topology": {"tp": cut.tp, "pp": cut.pp},
+    }  # fmt: skip
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+    }
+    execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
+
+
+def _checkpoint(state: dict[str, Any]) -> bytes:
+    return dumps({"epoch": 0, "global_step": 0, "pytorch-lightning_version": "1.8.6", "state_dict": state})
+
+
+def _plain(
+    file: str, tensors: dict[str, Tensor], table: dict[str, str], release: Release
+) -> tuple[list[TensorFile], dict[str, TensorFile]]:
+    state = {
+        table[key]: Opcodes(torchzip_writer.pickle_tensor(number, tensor))
+        for number, (key, tensor) in enumerate(tensors.items())
+    }
+    container = torchzip_writer.container(file, tensors, _checkpoint(state))
+    return [container], dict.fromkeys(tensors, container)
+
+
+def _xser(
+    file: str, tensors: dict[str, Tensor], table: dict[str, str], release: Release
+) -> tuple[list[TensorFile], dict[str, TensorFile]]:
+    by_key, state = {}, {}
+    for tid, (key, tensor) in enumerate(tensors.items()):
+        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
+        by_key[key] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {key: tensor}, alone)
+        told: dict[str, Any] = {"tid": tid}
+        if release == "2.21":
+            told |= {"shape": Called(Name("torch", "Size"), (tensor.shape,)), "dtype": Name("torch", tensor.dtype.name)}
+        state[table[key]] = New(_REFERENCES[release], told)
+    return [*by_key.values(), torchzip_writer.container(file, {}, _checkpoint(state))], by_key

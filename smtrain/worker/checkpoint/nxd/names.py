@@ -1,0 +1,78 @@
+"""What neuronx-distributed calls its files and the tensors in them.
+
+One table, `stored`: a name, and the Hugging Face parameters whose local parts stand in it one after another. Which part
+of a parameter is local is `Layout`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.layout import Layout
+
+Qkv = Literal["separate", "grouped", "fused", "fused_mha"]
+"""q_proj/k_proj/v_proj; qkv_proj.weight_q/k/v; qkv_proj.weight_qkv; qkv_proj.weight (as many kv heads as queries)."""
+
+_HELD = ".adapters."  # between a block and its linear's name, in the names of engine nxd's parameters
+_FILE = re.compile(r"(?:model/)?(?:dp_rank_00_)?tp_rank_(\d{2,})_pp_rank_(\d{2,})(?:\.pt|/checkpoint\.pt|)")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a rank's file: the local parts of `parts`, one after another along dimension 0."""
+
+    name: str
+    parts: tuple[str, ...]
+
+
+def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
+    """What the file of a rank on stage `pp_rank` holds, in order.
+
+    Gate and up projections are always one tensor. A tied head is stored beside its embedding, as NxD loads both.
+    """
+    shape = layout.shape
+    out = []
+    for name in layout.names(pp_rank):
+        if name == shape.embed_name and pp_rank != 0:
+            continue  # the last stage of a tied model holds it as the head
+        out += _stored_as(name, qkv)
+    if shape.tied and pp_rank == layout.pp - 1:
+        out.append(Stored(f"{FAMILIES[shape.family].head}.weight", (shape.embed_name,)))
+    return out
+
+
+def _stored_as(name: str, qkv: Qkv) -> list[Stored]:
+    stem, kind = name.rsplit(".", 1)
+    block, _, leaf = stem.rpartition(".")
+    if leaf in ("gate_proj", "up_proj"):
+        both = (f"{block}.gate_proj.{kind}", f"{block}.up_proj.{kind}")
+        return [Stored(f"{block}.gate_up_proj.{kind}", both)] if leaf == "gate_proj" else []
+    if leaf in ("q_proj", "k_proj", "v_proj") and qkv == "grouped":
+        return [Stored(f"{block}.qkv_proj.{kind}_{leaf[0]}", (name,))]
+    if leaf in ("q_proj", "k_proj", "v_proj") and qkv in ("fused", "fused_mha"):
+        parts = tuple(f"{block}.{part}_proj.{kind}" for part in "qkv")
+        fused = kind if qkv == "fused_mha" else f"{kind}_qkv"
+        return [Stored(f"{block}.qkv_proj.{fused}", parts)] if leaf == "q_proj" else []
+    return [Stored(name, (name,))]
+
+
+def shard_file(tp_rank: int, pp_rank: int) -> str:
+    return f"model/dp_rank_00_tp_rank_{tp_rank:02d}_pp_rank_{pp_rank:02d}.pt"
+
+
+def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
+    """(tp rank, pp rank) -> file, of `model/` or of the folder itself; empty where there are none."""
+    found: dict[bool, dict[tuple[int, int], str]] = {True: {}, False: {}}
+    for file in sorted(files):
+        if match := _FILE.fullmatch(file):
+            found[file.startswith("model/")][int(match[1]), int(match[2])] = file
+    return found[True] or found[False]
+
+
+def factor_of(parameter: str) -> str | None:
+    """LoRA's name of a factor, `<module>.lora_A.weight`, of a parameter of engine nxd; None for one of the base."""
+    return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None

@@ -1,0 +1,266 @@
+"""neuronx-distributed shards as a source of weights: a file per (tp, pp) rank under NxD's own names.
+
+Read are the current layout `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, the older
+`tp_rank_RR_pp_rank_PP/checkpoint.pt` of the public SageMaker samples, and the xser form of both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
+from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
+from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_files, stored
+from smtrain.worker.checkpoint.sources import Read, WeightSource
+from smtrain.worker.checkpoint.storage import Bounds, Place, place
+from smtrain.worker.checkpoint.stored_names import NESTS, not_tensors, without_wrappers
+from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
+from smtrain.worker.checkpoint.torch_files import zip as torchzip
+from smtrain.worker.checkpoint.torch_files.unpickle import Reference
+
+Shards = Mapping[tuple[int, int], Mapping[str, Slab]]
+
+
+class NxDSource(WeightSource):
+    """A folder of NxD shards as a `WeightSource`; the topology is read from the files.
+
+    `folder` holds `model/`, or is itself the folder of the shards. Without a manifest of ours, `config` may be given
+    where there is no config.json beside, and `kv_order` says for which chip repeated key/value heads were laid out.
+    Raises CheckpointError where a file is missing, cut short or no checkpoint, or does not fit the config, and where
+    two copies of the same numbers differ.
+    """
+
+    def __init__(
+        self, folder: Place | Path | str, config: dict[str, Any] | None = None, kv_order: KvOrder = "tiled"
+    ) -> None:
+        self._place = place(folder)
+        manifest = read_manifest(self._place)
+        self._config = config if config is not None else read_config(self._place)
+        self._shape = ModelShape.from_config(self._config)
+        paths = shard_files(self._place.files())
+        if not paths:
+            raise CheckpointError(f"{folder} holds no NxD shards (dp_rank_00_tp_rank_00_pp_rank_00.pt and so on).")
+        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
+        for t in range(min(self.tp, len(paths) + 1)):
+            for p in range(min(self.pp, len(paths) + 1)):
+                if (t, p) not in paths:
+                    raise CheckpointError(
+                        f"{folder} lacks the shard of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                    )
+        if manifest and manifest.get("topology") != {"tp": self.tp, "pp": self.pp}:
+            raise CheckpointError(
+                f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again."
+            )
+        self._shards: Shards = {rank: _load(self._place, file, manifest) for rank, file in paths.items()}
+        held = {name: p for p in range(self.pp) for name in self._shards[0, p]}
+        self.form, multiplier = self._form(held)
+        order: KvOrder = manifest.get("kv_order", kv_order)
+        # stages are found by name, so that any pipeline cut can be read
+        self._layout = Layout(self._shape, self.tp, 1, order, kv_multiplier=multiplier)
+        self.kv_multiplier = self._layout.kv_multiplier
+        self._where = {
+            part: (held[tensor.name], tensor)
+            for tensor in reversed(stored(self._layout, 0, self.form))  # of a tied pair, the embedding counts
+            for part in tensor.parts
+            if tensor.name in held
+        }
+        self._tied = held.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
+        self._check_shapes(held)
+        self._checked: set[tuple[int, str]] = set()
+        self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
+        self._lock = threading.Lock()
+        self._read: Read | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    def names(self) -> list[str]:
+        return sorted(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._layout.spec(name).shape
+
+    def dtype(self, name: str) -> DType:
+        pp, tensor = self._where[name]
+        return self._shards[0, pp][tensor.name].dtype
+
+    @property
+    def where(self) -> Place:
+        return self._place
+
+    def stored_with(self, name: str) -> tuple[str, ...]:
+        return self._where[name][1].parts
+
+    def seams(self, name: str) -> list[int]:
+        parts = self._parts(name, self._where[name][1])
+        return sorted({a for _, a, _, _ in parts}) if not self._layout.shard(name, 0).dim else []
+
+    def check(self, name: str, tally: Tally | None = None) -> None:
+        pp, tensor = self._where[name]
+        with self._lock:  # of a fused tensor, once is enough
+            if (pp, tensor.name) in self._checked:
+                return
+            self._checked.add((pp, tensor.name))
+        for t in range(self.tp):
+            self._shards[t, pp][tensor.name].check(tensor.name, tally)
+
+    def watch(self, read: Read) -> None:
+        self._read = read
+
+    def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        if name not in self._where:
+            raise CheckpointError(f"{self._place} has no parameter {name}.")
+        pp, tensor = self._where[name]
+        found = self._assemble(name, pp, tensor, bounds, tally)
+        if self._tied is not None and name == self._shape.embed_name:
+            head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
+            if not np.array_equal(found, self._assemble(name, self._tied, head, bounds)):
+                raise CheckpointError(f"{self._place}: {head.name} differs from {name}, to which config.json ties it.")
+        return found
+
+    def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
+        """A window of a parameter from the tp ranks' parts: a view where one rank has it, else put together."""
+        dim = self._layout.shard(name, 0).dim or 0
+        pieces: dict[tuple[int, int], Bits] = {}
+        for t, a, b, at in self._parts(name, tensor):
+            low, high = max(a, bounds[dim][0]), min(b, bounds[dim][1])
+            if low >= high:
+                continue
+            slab, first = self._shards[t, pp][tensor.name], 0 if dim == 0 else self._first_row(name, tensor, t)
+            local = [
+                (start + first, stop + first) if i == 0 else (start, stop) for i, (start, stop) in enumerate(bounds)
+            ]
+            local[dim] = (at + low - a, at + high - a)
+            if self._read is not None:
+                self._read(f"{slab.file} {tensor.name}", partial(slab.seen, tensor.name))
+            found = slab.bits(local, tally)
+            if (low, high) not in pieces:
+                pieces[low, high] = found
+            elif not np.array_equal(pieces[low, high], found):
+                raise CheckpointError(
+                    f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
+                    "holds; the checkpoint is damaged, or was laid out for another chip (kv_order)."
+                )
+        if len(pieces) == 1:
+            return next(iter(pieces.values()))
+        out: Bits = np.empty([b - a for a, b in bounds], self.dtype(name).bits)
+        for (low, high), found in pieces.items():
+            span = slice(low - bounds[dim][0], high - bounds[dim][0])
+            out[span if dim == 0 else (slice(None), span)] = found
+        return out
+
+    def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
+        """(tp rank, start, stop, where in the rank's tensor) of a parameter's parts along the dimension that is cut."""
+        if (name, tensor) not in self._found:
+            out = []
+            for t in range(self.tp):
+                shard = self._layout.shard(name, t)
+                at = 0 if shard.dim else self._first_row(name, tensor, t)
+                for a, b in shard.ranges if shard.dim is not None else ((0, self.shape(name)[0]),):
+                    out.append((t, a, b, at))
+                    at += b - a
+            self._found[name, tensor] = out
+        return self._found[name, tensor]
+
+    def _first_row(self, name: str, tensor: Stored, tp_rank: int) -> int:
+        """Of a rank's part of `name` in the tensor that holds it."""
+        before = tensor.parts[: tensor.parts.index(name)]
+        return sum(self._layout.local_shape(part, tp_rank)[0] for part in before)
+
+    def _form(self, held: dict[str, int]) -> tuple[Qkv, int]:
+        """How attention inputs are stored, and how often each key/value head is."""
+        shape, first = self._shape, f"{FAMILIES[self._shape.family].prefix}.layers.0.self_attn"
+        rows = shape.kv_heads * shape.head_dim
+        grouped, fused = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
+        if grouped in held:
+            return "grouped", max(1, self._rows(held, grouped) * self.tp // rows)
+        if fused in held:
+            keys = self._rows(held, fused) * self.tp - shape.heads * shape.head_dim
+            return "fused", max(1, keys // (2 * rows))
+        return ("fused_mha" if f"{first}.qkv_proj.weight" in held else "separate"), 1
+
+    def _rows(self, held: dict[str, int], name: str) -> int:
+        shape = self._shards[0, held[name]][name].shape
+        return shape[0] if shape else 0
+
+    def _check_shapes(self, held: dict[str, int]) -> None:
+        for spec in self._shape.specs:
+            if spec.name not in self._where:
+                raise CheckpointError(
+                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this model's."
+                )
+        table = stored(self._layout, 0, self.form)
+        for name in held.keys() - {tensor.name for tensor in table}:
+            if not COMPUTED.search(str(name)):
+                raise CheckpointError(
+                    f"{self._place} holds {name}, which is no parameter of a {self._shape.family} model in NxD's "
+                    "layout; check that config.json is this model's."
+                )
+        for tensor in table:
+            pp = held.get(tensor.name)
+            for t in range(self.tp):
+                shapes = [self._layout.local_shape(part, t) for part in tensor.parts]
+                wanted = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+                found = None if pp is None else self._shards[t, pp].get(tensor.name)
+                if found is None or found.shape != wanted:
+                    raise CheckpointError(
+                        f"{self._place}: {tensor.name} on tp rank {t} is "
+                        f"{'missing' if found is None else list(found.shape)} where {list(wanted)} belongs; "
+                        "is config.json of this model?"
+                    )
+                assert pp is not None
+                first = self._shards[0, pp][tensor.name].dtype
+                if found.dtype not in FLOATS or found.dtype != first:
+                    raise CheckpointError(
+                        f"{self._place}: {tensor.name} on tp rank {t} is of type {found.dtype}, on rank 0 of {first}; "
+                        "all shards must be of one floating-point type."
+                    )
+
+
+def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
+    """What one rank's file holds."""
+    shard = torchzip.load(where, file)
+    if isinstance(shard, dict):  # the public GPT-NeoX examples wrap it
+        shard = next((shard[key] for key in NESTS if isinstance(shard.get(key), dict)), shard)
+        shard = {without_wrappers(name) if isinstance(name, str) else name: held for name, held in shard.items()}
+    if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
+        shard = {name: referred(where, file, name, found) for name, found in shard.items()}
+    if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
+        raise not_tensors(shard, f"{where}/{file}")
+    crcs = checksums(manifest, file)
+    for name, slab in shard.items():
+        if name in crcs and slab.crc32 not in (None, crcs[name]):
+            raise CheckpointError(f"{where}/{file}: {name} is not what the manifest lists; convert the model again.")
+    return shard
+
+
+def referred(where: Place, file: str, name: str, found: Any) -> Any:
+    """The tensor of an xser shard that a reference stands for."""
+    if not isinstance(found, Reference):
+        return found
+    tid = getattr(found, "tid", None)
+    folder = f"{file}.tensors"
+    if type(tid) is not int or tid < 0:
+        raise CheckpointError(
+            f"{where}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
+        )
+    if not any(held.startswith(f"{folder}/") for held in where.files()):
+        raise CheckpointError(
+            f"{where}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
+            "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option."
+        )
+    tensor = torchzip.load(where, f"{folder}/tensor_{tid}.pt")
+    if not isinstance(tensor, Slab):
+        raise CheckpointError(f"{where}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.")
+    return tensor

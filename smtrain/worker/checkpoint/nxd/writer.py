@@ -1,0 +1,109 @@
+"""neuronx-distributed shards as a target: `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, plain or xser, with config.json
+and a manifest beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
+from smtrain.worker.checkpoint.execute import execute
+from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
+from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_file, stored
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
+from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
+
+Format = Literal["pt", "xser"]
+
+
+def write_nxd(
+    source: WeightSource,
+    target: Path | str,
+    *,
+    tp: int,
+    pp: int,
+    qkv: Qkv | None = None,
+    kv_order: KvOrder = "tiled",
+    kv_multiplier: int | None = None,
+    cuts: Sequence[int] | None = None,
+    form: Format = "pt",
+    overwrite: bool = True,
+    carried: Carried = NOTHING,
+) -> None:
+    """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory at a time.
+
+    `qkv` defaults to separate projections where tp divides the key/value heads, else to NxD's grouped form, whose
+    heads are repeated `kv_multiplier` times (default: as often as tp needs) in the order of trn1 (`tiled`) or of trn2
+    (`grouped`). `cuts` names the last layer of every stage but the last. Raises ConfigError where the model cannot be
+    cut so, CheckpointError where the source cannot be read.
+    """
+    shape = ModelShape.from_config(source.config)
+    layout = Layout(shape, tp, pp, kv_order, cuts, kv_multiplier)
+    how: Qkv = qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
+    if how in ("separate", "fused_mha") and layout.kv_multiplier > 1:
+        raise CheckpointError(
+            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp {tp}, cannot be kept in "
+            f"NxD's {how} form; take the grouped form."
+        )
+    if how == "fused_mha" and shape.heads != shape.kv_heads:
+        raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
+    build = _plain if form == "pt" else _xser
+    containers: list[TensorFile] = []
+    groups: list[list[Job]] = []
+    for p in range(pp):
+        table = stored(layout, p, how)
+        ranks = []
+        for t in range(tp):
+            made, by_name = build(shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table})
+            containers += made
+            ranks.append(by_name)
+        groups.append([(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table])
+    about = {
+        "kind": "nxd",
+        "topology": {"tp": tp, "pp": pp},
+        "form": form,
+        "qkv": how,
+        "kv_order": kv_order,
+        "kv_multiplier": layout.kv_multiplier,
+    }
+    extras = {
+        **carried.files,
+        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+    }
+    replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
+    execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
+
+
+def _tensor(source: WeightSource, layout: Layout, tensor: Stored, tp_rank: int) -> Tensor:
+    shapes = [layout.local_shape(part, tp_rank) for part in tensor.parts]
+    dtypes = {source.dtype(part) for part in tensor.parts}
+    if len(dtypes) > 1:
+        raise CheckpointError(
+            f"{' and '.join(tensor.parts)} become one tensor and have different types; convert with --dtype."
+        )
+    return Tensor(dtypes.pop(), (sum(shape[0] for shape in shapes), *shapes[0][1:]))
+
+
+def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
+    container = torchzip_writer.container(file, tensors)
+    return [container], dict.fromkeys(tensors, container)
+
+
+def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
+    """A file for every tensor, and two that say what they are."""
+    by_name = {}
+    for tid, (name, tensor) in enumerate(tensors.items()):
+        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
+        by_name[name] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, alone)
+    heads = [
+        torchzip_writer.container(file, {}, torchzip_writer.pickle_references(list(tensors))),
+        torchzip_writer.container(f"{file}.info.pt", {}, torchzip_writer.pickle_info(list(tensors.values()))),
+    ]
+    return [*by_name.values(), *heads], by_name

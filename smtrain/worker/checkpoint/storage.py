@@ -1,0 +1,247 @@
+"""Places that hold files: a folder of this machine, or a prefix in S3 (any URI that fsspec opens). Ranges are read in
+place; nothing is copied here first.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.extras import missing
+from smtrain.core.model.remedies import HEAD, misfit
+
+Bounds = Sequence[tuple[int, int]]
+"""(start, stop) along every dimension."""
+_MAPPED = 128  # files mapped at a time: each takes a descriptor, and xser has a file for every tensor
+
+
+class Place(Protocol):
+    """A tree of files, known by their paths relative to its root."""
+
+    def files(self) -> dict[str, int]:
+        """Relative path -> bytes, of everything below the root as it was when first asked."""
+        ...
+
+    def stamp(self) -> list[list[Any]]:
+        """[path, bytes, when or which version] of every file: equal as long as nothing was changed."""
+        ...
+
+    def read(self, file: str, start: int, stop: int) -> memoryview:
+        """Bytes `start:stop` of a file. Raises CheckpointError where it has fewer, or cannot be read."""
+        ...
+
+    def below(self, folder: str) -> Place: ...
+
+    def path(self) -> Path | None:
+        """The folder on this machine; None where it is elsewhere."""
+        ...
+
+
+def is_uri(path: object) -> bool:
+    return "://" in str(path)
+
+
+def place(root: Place | Path | str) -> Place:
+    """Raises CheckpointError for a scheme whose client is not installed."""
+    if isinstance(root, (str, Path)):
+        return RemotePlace(str(root)) if is_uri(root) else LocalPlace(Path(root))
+    return root
+
+
+def filesystem(uri: str) -> tuple[Any, str]:
+    """fsspec's file system of a URI, and the path in it."""
+    try:
+        import fsspec
+
+        fs, path = fsspec.core.url_to_fs(uri)
+    except ImportError as error:
+        why = missing("s3fs") if uri.startswith("s3://") else f"{error}; or give a folder or an s3:// URI"
+        raise CheckpointError(f"{uri} cannot be opened: {why}") from None
+    except ValueError:
+        scheme = uri.partition("://")[0]
+        raise CheckpointError(f"{uri}: weights are not read from {scheme}://; give a folder or an s3:// URI") from None
+    return fs, path.rstrip("/")
+
+
+class LocalPlace:
+    """A folder. Ranges are views of mapped pages, which the kernel may drop: no memory of ours."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._files: dict[str, int] | None = None
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def path(self) -> Path:
+        return self._root
+
+    def below(self, folder: str) -> LocalPlace:
+        return LocalPlace(self._root / folder)
+
+    def files(self) -> dict[str, int]:
+        if self._files is None:
+            self._files = {str(path): size for path, size, _ in self.stamp()}
+        return self._files
+
+    def stamp(self) -> list[list[Any]]:
+        out = []
+        for path in sorted(self._root.rglob("*")):
+            if path.is_file():
+                about = path.stat()
+                out.append([path.relative_to(self._root).as_posix(), about.st_size, about.st_mtime_ns])
+        return out
+
+    def read(self, file: str, start: int, stop: int) -> memoryview:
+        try:
+            view = memoryview(self._map(file))[start:stop] if stop > start else memoryview(b"")
+        except PermissionError:
+            raise CheckpointError(
+                f"{self._root / file} cannot be read by this user; give the right to read it (chmod u+r)."
+            ) from None
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._root / file} cannot be read ({first_line(error)}); copy this file again."
+            ) from None
+        if len(view) != stop - start:
+            raise CheckpointError(
+                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file again."
+            )
+        return view
+
+    def _map(self, file: str) -> mmap.mmap:
+        with self._lock:
+            found = self._maps.pop(file, None)
+            if found is None:
+                with open(self._root / file, "rb") as raw:
+                    found = _map(raw.fileno())
+            self._maps[file] = found
+            if len(self._maps) > _MAPPED:
+                self._maps.popitem(last=False)  # views of it keep it open
+            return found
+
+
+def _map(handle: int) -> mmap.mmap:
+    """A private writable map, which nobody writes to: torch wants no read-only memory."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+    # without a reserve: else the kernel refuses a file larger than memory, as if all of it might be written to
+    flags = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
+    return mmap.mmap(handle, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+class RemotePlace:
+    """A prefix in an object store, read by ranges."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri.rstrip("/")
+        self._fs, self._prefix = filesystem(uri)
+        self._listed: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return self._uri
+
+    def path(self) -> None:
+        return None
+
+    def below(self, folder: str) -> RemotePlace:
+        return RemotePlace(f"{self._uri}/{folder}")
+
+    def files(self) -> dict[str, int]:
+        return {path: int(about["size"]) for path, about in self._list().items()}
+
+    def stamp(self) -> list[list[Any]]:
+        return [[path, int(about["size"]), self.version(about)] for path, about in self._list().items()]
+
+    @staticmethod
+    def version(about: dict[str, Any]) -> str:
+        """Of an object, as the client tells of it."""
+        return str(about.get("ETag") or about.get("LastModified")).strip('"')
+
+    def read(self, file: str, start: int, stop: int) -> memoryview:
+        if stop > self.files().get(file, -1):
+            raise CheckpointError(f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file again.")
+        try:
+            data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
+        except Exception as error:  # each client has kinds of its own
+            raise CheckpointError(
+                f"{self._uri}/{file} cannot be read ({first_line(error)}); check your permissions."
+            ) from None
+        return memoryview(bytearray(data))
+
+    def _list(self) -> dict[str, Any]:
+        if self._listed is None:
+            from smtrain.core.protocol.s3_probe import unanswered  # loads http and ssl
+
+            if why := unanswered(self._uri):
+                raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
+            try:
+                self._fs.invalidate_cache()
+                found = self._fs.find(self._prefix, detail=True)
+            except FileNotFoundError:
+                found = {}
+            except Exception as error:
+                raise CheckpointError(
+                    f"{self._uri} cannot be listed ({first_line(error)}); check your permissions."
+                ) from None
+            skip = len(self._prefix) + 1
+            self._listed = {k[skip:]: v for k, v in sorted(found.items()) if v.get("type") == "file" and len(k) > skip}
+        return self._listed
+
+
+def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
+    """A small file as text; raises CheckpointError where it cannot be."""
+    size = where.files().get(file)
+    if size is None:
+        raise CheckpointError(f"{where} has no {file}.")
+    if size > limit:
+        raise CheckpointError(f"{where}/{file} has {size} bytes, too many for what it should be; copy this file again.")
+    try:
+        return bytes(where.read(file, 0, size)).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); copy this file again.") from None
+
+
+def strange(where: Place, file: str) -> CheckpointError | None:
+    """The error for a file that is not what its name says, by its first bytes; None if nothing is strange."""
+    size = where.files().get(file)
+    if size is None:
+        return None
+    found = misfit(file, bytes(where.read(file, 0, min(HEAD, size))), size)
+    return None if found is None else CheckpointError(f"{where}/{file} {found}.")
+
+
+def read_json(where: Place, file: str, else_: str = "") -> dict[str, Any]:
+    """The object that a JSON file holds. Raises CheckpointError, which says what the file is if it is no JSON.
+
+    `else_` ends the sentence with another way out.
+    """
+    if found := strange(where, file):
+        raise found
+    try:
+        told = json.loads(read_text(where, file))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{where}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}."
+        ) from None
+    if not isinstance(told, dict):
+        raise CheckpointError(f"{where}/{file} is not a JSON object; copy this file again{else_}.")
+    return told
+
+
+def refuse_overlap(source: Path | str, target: Path | str) -> None:
+    """Raises CheckpointError where one folder is, or lies in, the other: writing would change what is read."""
+    if is_uri(source) != is_uri(target):
+        return
+    a, b = (Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve() for p in (source, target))
+    if a == b or a in b.parents or b in a.parents:
+        raise CheckpointError(f"{target} and the source {source} overlap; write to a folder outside of it.")

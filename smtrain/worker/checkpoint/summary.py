@@ -1,0 +1,170 @@
+"""What a checkpoint is, how two differ, and whether its bytes are those that were written."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.checkpoint.conversion_manifest import read_manifest
+from smtrain.worker.checkpoint.conversion_plan import MANIFEST
+from smtrain.worker.checkpoint.dtypes import values
+from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.megatron.legacy import MegatronSource
+from smtrain.worker.checkpoint.megatron.torch_dist import TorchDistSource
+from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource
+from smtrain.worker.checkpoint.nxd.reader import NxDSource
+from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.storage import Place
+from smtrain.worker.checkpoint.tensor_files import BLOCK
+from smtrain.worker.checkpoint.verifying import verify as verify_native
+
+_STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
+"""The names that NxD's and others' training scripts give a step's folder; any other number in a name is none."""
+
+
+@dataclass(frozen=True)
+class CheckpointSummary:
+    """What `inspect` found."""
+
+    path: str
+    kind: str
+    """hf, nxd, native, megatron or nemo-megatron."""
+    family: str
+    parameters: int
+    dtype: str
+    bytes: int
+    """Of all files, optimizer state included."""
+    topology: dict[str, int]
+    step: int | None
+    whole: bool
+    hashes: bool
+    """Whether `verify` has something to compare with."""
+    qkv: str | None = None
+    """NxD's form of the attention inputs."""
+    kv_multiplier: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def inspect(path: Path | str, config: dict[str, Any] | None = None) -> CheckpointSummary:
+    """Read what a checkpoint is. Raises CheckpointError, which says why, where it is none or not whole."""
+    source = open_weights(path, config)
+    where = source.where
+    shape = ModelShape.from_config(source.config)
+    dtypes = sorted({str(source.dtype(name)) for name in source.names()})
+    about: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
+    if isinstance(source, NativeSource):
+        about |= {"kind": "native", "topology": source.manifest.topology, "step": source.manifest.step}
+    elif isinstance(source, NxDSource):
+        named = _STEP.fullmatch(str(where).rstrip("/").rsplit("/", 1)[-1])
+        about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
+        about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
+    elif isinstance(source, (MegatronSource, TorchDistSource, NNMSource)):
+        folder = "" if isinstance(source, NNMSource) else source.folder
+        named = _STEP.fullmatch(folder or str(where).rstrip("/").rsplit("/", 1)[-1])
+        kind = "nemo-megatron" if isinstance(source, NNMSource) else "megatron"
+        about |= {"kind": kind, "step": int(named[1]) if named else None}
+        if isinstance(source, (MegatronSource, NNMSource)):
+            about["topology"] = {"tp": source.tp, "pp": source.pp}
+    else:
+        about["hashes"] = bool(read_manifest(where))
+    return CheckpointSummary(
+        path=str(where),
+        family=shape.family,
+        parameters=shape.parameters(),
+        dtype=" and ".join(dtypes),
+        bytes=sum(where.files().values()),
+        whole=True,
+        **about,
+    )
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """One tensor that two checkpoints do not share bit for bit."""
+
+    name: str
+    reason: str
+    max_abs: float | None = None
+    """Largest absolute difference, where the shapes are the same."""
+
+
+def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> Iterator[TensorDifference]:
+    """What differs between the weights of two checkpoints of any kind and cut, in the model's order.
+
+    Compared are names, types, shapes and bits, a few blocks in memory at a time. Raises CheckpointError where one
+    cannot be read.
+    """
+    one, two = open_weights(a, config), open_weights(b, config)
+    order = [spec.name for spec in ModelShape.from_config(one.config).specs]
+    held = [set(source.names()) for source in (one, two)]
+    for name in [*order, *sorted(held[1] - set(order))]:
+        if name not in held[0] or name not in held[1]:
+            yield TensorDifference(name, f"only in {a if name in held[0] else b}")
+        elif one.shape(name) != two.shape(name):
+            yield TensorDifference(name, f"shape {list(one.shape(name))} and {list(two.shape(name))}")
+        else:
+            differs, most = _compare(one, two, name)
+            if one.dtype(name) != two.dtype(name):
+                yield TensorDifference(name, f"type {one.dtype(name)} and {two.dtype(name)}", most)
+            elif differs:
+                yield TensorDifference(name, "values", most)
+
+
+def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, float]:
+    shape, differs, most = one.shape(name), False, 0.0
+    step = max(1, BLOCK // max(1, prod(shape[1:]) * 8))
+    for start in range(0, shape[0], step):
+        bounds = [(start, min(start + step, shape[0])), *((0, n) for n in shape[1:])]
+        x, y = one.bits(name, bounds), two.bits(name, bounds)
+        if one.dtype(name) == two.dtype(name) and np.array_equal(x, y):
+            continue
+        differs = True
+        numbers = [values(bits, source.dtype(name)).astype("f8") for bits, source in ((x, one), (y, two))]
+        with np.errstate(invalid="ignore"):  # infinities have no difference
+            most = max(most, float(np.abs(numbers[0] - numbers[1]).max()))
+    return differs, most
+
+
+def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
+    """Read every byte that a hash is kept of; gives how many tensors (of native checkpoints: files) were compared.
+
+    Raises CheckpointError naming the first that differs, and where there are no hashes to compare with.
+    """
+    source = open_weights(path, config)
+    where = source.where
+    if where.path() is None:
+        raise CheckpointError(f"{path} is in an object store; copy it to this machine to verify it.")
+    if isinstance(source, NativeSource):
+        verify_native(Path(str(where)))
+        return len(source.manifest.files)
+    if isinstance(source, HFSource) and not read_manifest(where):
+        raise CheckpointError(
+            f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that smtrain wrote have one."
+        )
+    for name in source.names():
+        source.check(name)
+    _small_files(where)
+    return len(source.names())
+
+
+def _small_files(where: Place) -> None:
+    for file, about in read_manifest(where).get("files", {}).items():
+        if "sha256" not in about:
+            continue
+        size = where.files().get(file)
+        data = b"" if size is None else bytes(where.read(file, 0, size))
+        if hashlib.sha256(data).hexdigest() != about["sha256"]:
+            raise CheckpointError(f"{where}/{file} is not what was written; it was edited, or damaged.")

@@ -1,0 +1,140 @@
+"""What a conversion writes: containers laid out before the first byte, and the jobs that fill them.
+
+Every offset is known beforehand, so that jobs run in parallel and in any order, and a killed conversion goes on with
+the jobs that were not done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from smtrain.core.model.layout import Sharding
+from smtrain.worker.checkpoint.checksum import combined, crc32
+from smtrain.worker.checkpoint.dtypes import Bits, DType
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.tensor_ranges import Tally
+
+BLOCK = 1 << 20
+"""Bytes read, converted and written at a time, by each worker: as much as a processor's cache holds."""
+_PIECES = 4
+"""Blocks read together of what is cut across its rows: a rank gets a piece of each, and small writes are slow."""
+REMOTE_BLOCK = 16 << 20
+"""The same where each is a request to an object store."""
+Put = Callable[[str, int, "bytes | memoryview"], None]
+"""Write bytes at an offset of a file."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Type and shape of a tensor to be written."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """One file that holds tensors."""
+
+    file: str
+    offsets: dict[str, int]
+    """Name -> where its bytes begin."""
+    end: int
+    """Where the part known beforehand ends, and `tail` is written."""
+    fixed: list[tuple[int, bytes]]
+    """What stands between the tensors, in rising order."""
+    descriptor: Callable[[str, int, int], bytes] | None = None
+    """(name, crc32, size) -> what follows each tensor."""
+    tail: Callable[[dict[str, int]], bytes] | None = None
+    """crc32 of each tensor -> what ends the file."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """A tensor to be written: the parameters to read, and where their parts go, one container a tp rank."""
+
+    name: str
+    parts: tuple[str, ...]
+    targets: tuple[TensorFile, ...]
+
+
+Job = tuple[Write, ...]
+"""What is read together, since it is one tensor in the source, and is done or not done together."""
+
+
+@dataclass
+class Running:
+    """A tensor being written front to back."""
+
+    container: TensorFile
+    at: int
+    crc: int = 0
+    size: int = field(default=0)
+
+    def add(self, bits: Bits, put: Put, tally: Tally) -> None:
+        data = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
+        known = tally.crc32(data)  # as they were read
+        for start in range(0, len(data), BLOCK):
+            part = data[start : start + BLOCK]
+            if known is None:
+                self.crc = crc32(part, self.crc)
+            put(self.container.file, self.at + self.size, part.data)
+            self.size += len(part)
+        if known is not None:
+            self.crc = combined(self.crc, known, len(data))
+
+
+def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:
+    """Do one job; gives the crc32 of each tensor written, in the order of its writes and their targets."""
+    tally, crcs = Tally(), []
+    for write in job:
+        running = [Running(c, c.offsets[write.name]) for c in write.targets]
+        for part in write.parts:
+            _part(part, source, layout, running, put, tally)
+        for to in running:
+            if to.container.descriptor is not None:
+                put(to.container.file, to.at + to.size, to.container.descriptor(write.name, to.crc, to.size))
+            crcs.append(to.crc)
+    for part in {part for write in job for part in write.parts}:
+        source.check(part, tally)
+    return crcs
+
+
+def _part(
+    name: str, source: WeightSource, layout: Sharding, running: Sequence[Running], put: Put, tally: Tally
+) -> None:
+    shape, dtype = source.shape(name), source.dtype(name)
+    width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
+    step = max(1, (REMOTE_BLOCK if source.where.path() is None else BLOCK) // max(1, row))
+    seams = source.seams(name)
+    shards = [layout.shard(name, t) for t in range(len(running))]
+    if shards[0].dim == 0:
+        for to, shard in zip(running, shards, strict=True):
+            for start, stop in shard.ranges:
+                for rows in _blocks(start, stop, step, seams):
+                    to.add(source.bits(name, [rows, *width], tally), put, tally)
+            missing = shard.size - sum(stop - start for start, stop in shard.ranges)
+            if missing > 0:  # a vocabulary that tp does not divide
+                to.add(np.zeros((missing, *shape[1:]), dtype.bits), put, tally)
+        return
+    for rows in _blocks(0, shape[0], step * min(len(shards), _PIECES), seams):
+        block = source.bits(name, [rows, *width], tally)
+        for to, shard in zip(running, shards, strict=True):
+            pieces = [block] if shard.dim is None else [block[:, start:stop] for start, stop in shard.ranges]
+            to.add(np.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0], put, tally)
+
+
+def _blocks(start: int, stop: int, step: int, seams: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Of at most `step` rows each, none across a seam."""
+    for a, b in pairwise(sorted({start, stop, *(seam for seam in seams if start < seam < stop)})):
+        for first in range(a, b, step):
+            yield first, min(first + step, b)

@@ -1,0 +1,1 @@
+"""torch.save's containers and pickles, read and written without torch."""

@@ -1,0 +1,198 @@
+"""torch.save's zip container read: where each tensor lies in a file.
+
+Reading what a file holds takes no memory and runs no code of the file's (unpickle.py); neither torch nor torch_xla,
+whose TensorReference comes out as `Reference`, is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checkpoint.dtypes import DType
+from smtrain.worker.checkpoint.storage import LocalPlace, Place, strange
+from smtrain.worker.checkpoint.tensor_ranges import Slab
+from smtrain.worker.checkpoint.torch_files import legacy as torchpickles
+from smtrain.worker.checkpoint.torch_files.unpickle import OfObjectsError, unpickle
+
+_PICKLE_LIMIT = 256 << 20
+_REMEMBERED = 1 << 20  # bytes of a pickle whose contents are kept
+_NOWHERE = LocalPlace(Path("nowhere"))
+_VALUES = 1_000_000  # of one file: names, tensors, and what optimizers keep beside them
+
+
+_NUMBER = re.compile(r"(?:tp_rank_\d+_pp_rank_\d+|tensor_\d+)(?=(?:\.pt|/checkpoint\.pt)?$)")
+
+
+@dataclass(frozen=True)
+class _Record:
+    offset: int
+    size: int
+    crc32: int
+
+
+def load(where: Place, file: str, lenient: bool = False) -> Any:
+    """What was saved, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
+
+    If `lenient`, other objects are there as `Opaque`. Raises CheckpointError where the file is cut short, damaged, or
+    would run code when loaded.
+    """
+    try:
+        if torchpickles.is_one(where, file):
+            return _plain(torchpickles.load(where, file, lenient), _as_it_is, 0, [_VALUES])
+        records = _records(where, file)
+        data = records.get("data.pkl")
+        if data is None:
+            raise ValueError("it has no data.pkl")
+        if data.size > _PICKLE_LIMIT:
+            raise ValueError(f"its data.pkl has {data.size} bytes")
+        if bytes(_bytes(where, file, records.get("byteorder"))) not in (b"", b"little"):
+            raise ValueError("it was saved on a big-endian machine")
+        pickled = bytes(_bytes(where, file, data))
+        if crc32(pickled) != data.crc32:
+            raise ValueError("its data.pkl is damaged")
+        if lenient:  # the slabs of an `Opaque` are placed as it is made
+            found = unpickle(pickled, partial(_storage, where, file, records), lenient)
+            return _plain(found, _as_it_is, 0, [_VALUES])
+        found, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
+        placed = {key: _storage(where, file, records, key, *about) for key, about in storages.items()}
+        return _plain(found, partial(_placed, placed), 0, [_VALUES])
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged zip or pickle raises whatever it likes
+        reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        if found := strange(where, file):
+            raise found from None
+        if isinstance(error, OfObjectsError):
+            raise CheckpointError(f"{where}/{file} {error}.") from None
+        raise CheckpointError(
+            f"{where}/{file} is not a complete torch checkpoint ({reason}); copy this file again."
+        ) from None
+
+
+def _records(where: Place, file: str) -> dict[str, _Record]:
+    size = where.files().get(file)
+    if size is None:
+        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.")
+    out: dict[str, _Record] = {}
+    with zipfile.ZipFile(io.BufferedReader(_Raw(where, file, size), 1 << 16)) as archive:
+        entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+        ends = [entry.header_offset for entry in entries[1:]] + [archive.start_dir]
+        for entry, end in zip(entries, ends, strict=True):
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                raise ValueError(f"{entry.filename!r} is compressed")
+            stored = entry.orig_filename.encode()
+            head = bytes(where.read(file, entry.header_offset, entry.header_offset + 30 + len(stored)))
+            signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
+            start = entry.header_offset + 30 + names + extra
+            if signature != b"PK\3\4" or start + entry.file_size > end:
+                raise ValueError(f"{entry.filename!r} does not fit its place")
+            if names != len(stored) or head[30:] != stored:
+                raise ValueError(f"{entry.filename!r} has another name in its own header")
+            stem, name = entry.filename.split("/", 1) if "/" in entry.filename else ("", entry.filename)
+            if _number_of(stem) not in (None, _number_of(file)):
+                raise ValueError(f"it was saved as {stem}.pt")
+            if name in out:
+                raise ValueError(f"{name!r} is there twice")
+            out[name] = _Record(start, entry.file_size, entry.CRC)
+    return out
+
+
+def _number_of(file: str) -> str | None:
+    """Which rank's or tensor's file it is; torch.save keeps the name inside, so that two that changed places show."""
+    found = _NUMBER.search(file)
+    return None if found is None else found[0]
+
+
+def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:
+    return memoryview(b"") if record is None else where.read(file, record.offset, record.offset + record.size)
+
+
+_Storages = dict[str, tuple[DType, int]]
+"""Type and count of numbers of each storage, by its key."""
+
+
+def _parse(pickled: bytes) -> tuple[Any, _Storages]:
+    """The object of a pickle, and the storages that it names. A slab's file is its storage's key, and begins at 0."""
+    storages: _Storages = {}
+
+    def stored(key: str, dtype: DType, numel: int) -> Slab:
+        if storages.setdefault(key, (dtype, numel)) != (dtype, numel):
+            raise ValueError(f"its data/{key} is of two types or sizes")
+        return Slab(_NOWHERE, key, 0, dtype, (numel,), (1,), 0)
+
+    return unpickle(pickled, stored), storages
+
+
+_parsed = lru_cache(2)(_parse)
+"""The same, remembered: most ranks of a mesh save the same names and shapes, and so the same pickle."""
+
+
+def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
+    record = records[f"data/{key}"]
+    if numel * dtype.itemsize != record.size:
+        raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
+    return Slab(where, file, record.offset, dtype, (numel,), (1,), record.crc32)
+
+
+def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
+    """A slab of `_parse` where it lies."""
+    held = storages[slab.file]
+    crc = None if slab.crc32 is None else held.crc32
+    return Slab(held.place, held.file, held.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
+
+
+def _as_it_is(slab: Slab) -> Slab:
+    return slab
+
+
+def _plain(found: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
+    """Dicts of any kind as plain ones. What is there once may be referred to often: the work is counted in `left`."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ValueError(f"it holds more than {_VALUES:,} values")
+    if isinstance(found, Slab):
+        return place(found)
+    if isinstance(found, dict) and depth < 20:
+        return {key: _plain(value, place, depth + 1, left) for key, value in found.items()}
+    if isinstance(found, (list, tuple)) and depth < 20:
+        return [_plain(value, place, depth + 1, left) for value in found]
+    return found
+
+
+class _Raw(io.RawIOBase):
+    """A file of a place, as zipfile wants it."""
+
+    def __init__(self, where: Place, file: str, size: int) -> None:
+        self._where, self._file, self._size, self._at = where, file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise OSError("seek before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        n = max(0, min(len(into), self._size - self._at))
+        into[:n] = self._where.read(self._file, self._at, self._at + n)
+        self._at += n
+        return n

@@ -1,0 +1,162 @@
+"""torch.save's zip container written: a file's layout before its first byte, and the pickles that name its tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
+from smtrain.worker.checkpoint.tensor_ranges import contiguous
+from smtrain.worker.checkpoint.torch_files.unpickle import REFERENCE
+
+ALIGNMENT = 64
+_FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
+_DATE = 0x0021_0000  # 1980-01-01
+_LIMIT = 0xFFFFFFFF
+
+
+def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> TensorFile:
+    """A file as torch.save would write a dict of these tensors, or another `pickled` object that names none of them."""
+    stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
+    records: list[_Local] = []
+    fixed: list[tuple[int, bytes]] = []
+    at = 0
+
+    def small(name: str, data: bytes) -> None:
+        nonlocal at
+        local = _Local(f"{stem}/{name}", at, len(data), crc32(data))
+        records.append(local)
+        block = local.header() + data + descriptor(local.crc32, len(data))
+        fixed.append((at, block))
+        at += len(block)
+
+    small("data.pkl", pickle_dict(tensors) if pickled is None else pickled)
+    small(".format_version", b"1")
+    small(".storage_alignment", str(ALIGNMENT).encode())
+    small("byteorder", b"little")
+    offsets = {}
+    for key, (name, tensor) in enumerate(tensors.items()):
+        local = _Local(f"{stem}/data/{key}", at, tensor.size)
+        records.append(local)
+        header = local.header()
+        fixed.append((at, header))
+        offsets[name] = at + len(header)
+        at = offsets[name] + tensor.size + len(descriptor(0, tensor.size))
+    return TensorFile(file, offsets, at, fixed, _described, partial(_tail, stem, at, tuple(records), tuple(tensors)))
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A record of the zip: its local header pads the data to 64 bytes, as torch's own writer does."""
+
+    name: str
+    at: int
+    size: int
+    crc32: int = 0
+
+    def header(self) -> bytes:
+        name = self.name.encode()
+        wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if self.size >= _LIMIT else b""
+        pad = -(self.at + 30 + len(name) + len(wide) + 4) % ALIGNMENT
+        extra = wide + b"FB" + struct.pack("<H", pad) + b"Z" * pad
+        size = _LIMIT if wide else 0
+        version = 45 if wide else 20
+        fields = (0x04034B50, version, _FLAGS, 0, _DATE, 0, size, size, len(name), len(extra))
+        return struct.pack("<IHHHIIIIHH", *fields) + name + extra
+
+    def entry(self, crc32: int) -> bytes:
+        """Its line in the central directory."""
+        name = self.name.encode()
+        wide = [n for n in (self.size, self.size, self.at) if n >= _LIMIT]
+        extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+        size, at = min(self.size, _LIMIT), min(self.at, _LIMIT)
+        version = 45 if wide else 20
+        fields = (0x02014B50, version, version, _FLAGS, 0, _DATE, crc32, size, size, len(name), len(extra))
+        return struct.pack("<IHHHHIIIIHHHHHII", *fields, 0, 0, 0, 0, at) + name + extra
+
+
+def _described(_name: str, crc32: int, size: int) -> bytes:
+    return descriptor(crc32, size)
+
+
+def descriptor(crc32: int, size: int) -> bytes:
+    """What follows a record's data."""
+    return struct.pack("<IIQQ" if size >= _LIMIT else "<IIII", 0x08074B50, crc32, size, size)
+
+
+def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...], crcs: dict[str, int]) -> bytes:
+    by_record = {f"{stem}/data/{key}": crcs[name] for key, name in enumerate(names)}
+    out = bytearray()
+    identity = int(hashlib.sha256(repr(sorted(by_record.items())).encode()).hexdigest(), 16) % 10**40
+    last = []
+    for name, data in (("version", b"3\n"), (".data/serialization_id", f"{identity:040d}".encode())):
+        local = _Local(f"{stem}/{name}", at + len(out), len(data), crc32(data))
+        last.append(local)
+        out += local.header() + data + descriptor(local.crc32, local.size)
+    start = at + len(out)
+    everything = (*records, *last)
+    for local in everything:
+        out += local.entry(by_record.get(local.name, local.crc32))
+    size, n = at + len(out) - start, len(everything)
+    if start + size >= _LIMIT or n >= 0xFFFF:
+        end = start + size
+        out += struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, n, n, size, start)
+        out += struct.pack("<IIQI", 0x07064B50, 0, end, 1)
+    short = min(n, 0xFFFF)
+    out += struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, short, short, min(size, _LIMIT), min(start, _LIMIT), 0)
+    return bytes(out)
+
+
+def pickle_dict(tensors: Mapping[str, Tensor]) -> bytes:
+    """The pickle of a dict of contiguous tensors, in the order of their records."""
+    out = bytearray(b"\x80\x02}(")
+    for key, (name, tensor) in enumerate(tensors.items()):
+        out += _text(name) + pickle_tensor(key, tensor)
+    return bytes(out + b"u.")
+
+
+def pickle_tensor(key: int, tensor: Tensor) -> bytes:
+    """The opcodes that rebuild the tensor of record `data/KEY`."""
+
+    numel = tensor.size // tensor.dtype.itemsize
+    storage = f"ctorch\n{tensor.dtype.storage}\n".encode()
+    out = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage") + storage + _text(str(key)) + _text("cpu")
+    out += _number(numel) + b"tQ" + _number(0)
+    for numbers in (tensor.shape, contiguous(tensor.shape)):
+        out += b"(" + b"".join(_number(n) for n in numbers) + b"t"
+    return out + b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def pickle_info(tensors: Sequence[Tensor]) -> bytes:
+    """What xser says of the tensors of a `.tensors` folder, by their numbers."""
+    out = bytearray(b"\x80\x02}(")
+    for tid, tensor in enumerate(tensors):
+        out += _number(tid) + b"}(" + _text("dtype") + f"ctorch\n{tensor.dtype}\n".encode()
+        out += _text("shape") + b"ctorch\nSize\n((" + b"".join(map(_number, tensor.shape)) + b"ttR"
+        out += _text("expert_model_parallel") + b"\x89u"
+    return bytes(out + b"u.")
+
+
+def pickle_references(names: list[str]) -> bytes:
+    """xser's dict: tensor number i of the `.tensors` folder under the i-th name."""
+    module, kind = REFERENCE.rsplit(".", 1)
+    out = bytearray(b"\x80\x02}(")
+    for tid, name in enumerate(names):
+        out += _text(name) + f"c{module}\n{kind}\n".encode() + b")\x81}" + _text("tid") + _number(tid) + b"sb"
+    return bytes(out + b"u.")
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _number(n: int) -> bytes:
+    if n < 1 << 31:
+        return b"J" + struct.pack("<i", n)
+    data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data

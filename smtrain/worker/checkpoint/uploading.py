@@ -1,0 +1,276 @@
+"""Carry out a conversion into an object store: each file goes out front to back in parts, the manifest last.
+
+Where nothing is in the way, a file is there as soon as it is whole, and a journal beside them says which are, so that a
+killed conversion goes on with the others. While there is a journal and no manifest, the target is no checkpoint. Where
+an older output is in the way, nothing of it is touched before everything is up.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.conversion_plan import (
+    MANIFEST,
+    ConversionPlan,
+    ConversionProgress,
+    is_done,
+    manifest,
+    matches,
+    on_threads,
+    written_by,
+)
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.staging import JOURNAL
+from smtrain.worker.checkpoint.storage import RemotePlace, filesystem
+from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
+
+_PART = 8 << 20  # bytes of one part of a multipart upload
+_UNSAID = 64 << 20  # bytes of finished files after which the journal, one object, is written again
+
+
+def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True) -> None:
+    """Write `plan` under a URI; `work` says what the journal is of.
+
+    Raises CheckpointError where the source turns out broken or the target cannot be written; what the conversion wrote
+    is gone then. Without `overwrite`, what has been done before is left, and other files are an error.
+    """
+    try:
+        fs, prefix = filesystem(target)
+        present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
+        if not overwrite and (JOURNAL not in present or MANIFEST in present):
+            told = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
+            if is_done(plan, work, {path: size for path, (size, _) in present.items()}, told, target):
+                if JOURNAL in present:  # of a run killed right after its manifest
+                    fs.rm_file(f"{prefix}/{JOURNAL}")
+                return
+        writer = _Writer(
+            source, plan, None if overwrite else work, _Journal(fs, prefix, target, work, present), present
+        )
+    except CheckpointError:
+        raise
+    except Exception as error:  # each client has kinds of its own
+        raise _unwritable(target, error) from None
+    try:
+        writer.write()
+    except Exception as error:
+        writer.leave_nothing()
+        if isinstance(error, CheckpointError):
+            raise
+        raise _unwritable(target, error) from None
+    finally:
+        writer.close()
+
+
+def _unwritable(target: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{target} cannot be written ({error}); check your permissions and run it again.")
+
+
+class _Journal:
+    """Which files of one conversion are in the target, whole: an object beside them."""
+
+    def __init__(self, fs: Any, prefix: str, target: str, work: str, present: dict[str, tuple[int, str]]) -> None:
+        self.fs, self.prefix, self._work = fs, prefix, work
+        self.done: dict[str, dict[str, Any]] = {}
+        """File -> size, version and the crc32 of its tensors."""
+        self.mixed = False
+        """Files of an older output may be among them."""
+        self.files: list[str] = []
+        """All that it is to write, there or not."""
+        self.older: list[str] = []
+        """What an earlier conversion wrote, whose manifest is gone now."""
+        self.left: list[str] = []
+        """What is there of another conversion, which was killed."""
+        self._unsaid = 0
+        self._lock = threading.Lock()
+        if MANIFEST in present:
+            self.older = [file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present]
+        if JOURNAL not in present or MANIFEST in present:
+            return
+        try:
+            found = json.loads(fs.cat_file(f"{prefix}/{JOURNAL}"))
+            of, self.mixed, self.files = found["work"], found["mixed"], list(found["files"])
+            done = dict(found["done"])
+            self.older = [file for file in found.get("older", []) if file in present]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}.") from None
+        if of == work:
+            self.done = {f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])}
+        elif self.mixed:
+            raise CheckpointError(
+                f"{target} is left over from another conversion that was interrupted; run that again, or delete it."
+            )
+        else:
+            self.left = [file for file in self.files if file in present]
+
+    def begin(self, plan: ConversionPlan, mixed: bool) -> None:
+        """From now on the target is no checkpoint, until it has a manifest and no journal."""
+        self.mixed = mixed
+        self.files = [*(container.file for container in plan.containers), *plan.extras]
+        self._write()
+
+    def note(self, file: str, crcs: dict[str, int]) -> None:
+        """A file is there, and whole."""
+        path = f"{self.prefix}/{file}"
+        self.fs.invalidate_cache(path)
+        about = self.fs.info(path)
+        with self._lock:
+            self.done[file] = {"size": int(about["size"]), "version": RemotePlace.version(about), "crc32": crcs}
+            self._unsaid += int(about["size"])
+            if self._unsaid >= _UNSAID:
+                self._write()
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._unsaid:
+                self._write()
+
+    def _write(self) -> None:
+        told = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
+        self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(told).encode())
+        self._unsaid = 0
+
+    def end(self) -> None:
+        self.fs.rm_file(f"{self.prefix}/{JOURNAL}")
+        self._unsaid = 0
+
+
+class _Upload:
+    """A file written front to back in parts and not there until `commit`."""
+
+    def __init__(self, fs: Any, path: str, container: TensorFile) -> None:
+        self.container = container
+        self.crcs: dict[str, int] = {}
+        self._file = fs.open(path, "wb", block_size=_PART, autocommit=False)
+        self._fixed = list(container.fixed)
+        self._at = 0
+
+    def put(self, at: int, data: bytes | memoryview) -> None:
+        while self._fixed and self._fixed[0][0] == self._at:
+            self._append(self._fixed.pop(0)[1])
+        assert at == self._at, f"{at} is written after {self._at}"
+        self._append(data)
+
+    def _append(self, data: bytes | memoryview) -> None:
+        self._file.write(bytes(data))
+        self._at += len(data)
+
+    def end(self, crcs: dict[str, int]) -> None:
+        self.crcs = crcs
+        self.put(self.container.end, b"" if self.container.tail is None else self.container.tail(crcs))
+        self._file.close()
+
+    def commit(self) -> None:
+        self._file.commit()
+
+    def discard(self) -> None:
+        self._file.discard()
+
+
+class _Writer:
+    def __init__(
+        self, source: WeightSource, plan: ConversionPlan, signed: str | None, journal: _Journal, present: dict[str, Any]
+    ) -> None:
+        self._source, self._plan, self._signed, self._journal, self._present = source, plan, signed, journal, present
+        self._fs, self._prefix = journal.fs, journal.prefix
+        self._progress, self._lock = ConversionProgress(plan), threading.Lock()
+        self._open: list[_Upload] = []
+        """Begun, and not there."""
+        self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
+        old = present.keys() - set(journal.files)
+        stale = {*journal.older, *(file for file in old if matches(file, plan.replaces))}
+        self._stale = sorted(stale - self._files)
+        self._mixed = bool(self._stale or self._files & old) or journal.mixed
+        # xser has too many files to keep them all back
+        xser = any(".tensors/" in container.file for container in plan.containers)
+        self._holds_back = self._mixed and not journal.mixed and not xser
+        self._begun = False
+
+    def write(self) -> None:
+        self._remove(self._journal.left)
+        if not self._holds_back:
+            self._begin()
+        on_threads([partial(self._group, jobs)] for jobs in self._plan.groups)
+        for container in self._plan.containers:
+            if not container.offsets:
+                self._finished(self._start(container), {})
+        if self._holds_back:
+            self._begin()
+        while self._open:
+            self._commit(self._open[0])
+        self._remove(self._stale)
+        for file, data in {
+            **self._plan.extras,
+            MANIFEST: manifest(self._plan, self._progress.crcs, self._signed),
+        }.items():
+            self._fs.pipe_file(f"{self._prefix}/{file}", data)
+        self._journal.end()
+
+    def leave_nothing(self) -> None:
+        """After an error: of what is not an older output's, nothing stays, and the journal last."""
+        if not self._begun or self._mixed:
+            return
+        with suppress(Exception):  # the store may be why
+            self._fs.invalidate_cache()
+            self._remove([file for file in self._files if self._fs.exists(f"{self._prefix}/{file}")])
+            self._journal.end()
+
+    def close(self) -> None:
+        """Nothing that is not whole stays, and the journal knows all that is."""
+        for upload in self._open:
+            upload.discard()
+        with suppress(Exception):
+            self._journal.flush()
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._journal.begin(self._plan, self._mixed)
+        if self._mixed:
+            self._remove([file for file in self._present if file == MANIFEST])
+
+    def _group(self, jobs: list[Job]) -> None:
+        opened: dict[str, _Upload] = {}
+        done = self._journal.done
+
+        def put(file: str, at: int, data: bytes | memoryview) -> None:
+            if file not in done:
+                opened[file].put(at, data)
+
+        for job in jobs:
+            written = [(write.name, container) for write in job for container in write.targets]
+            missing = {container.file: container for _, container in written if container.file not in done}
+            for file, container in missing.items():
+                if file not in opened:
+                    opened[file] = self._start(container)
+            if missing:
+                crcs = run(job, self._source, self._plan.layout, put)
+            else:
+                crcs = [done[container.file]["crc32"][name] for name, container in written]
+            for container in self._progress.add(job, crcs):
+                if container.file in opened:
+                    self._finished(opened.pop(container.file), self._progress.crcs[container.file])
+
+    def _start(self, container: TensorFile) -> _Upload:
+        upload = _Upload(self._fs, f"{self._prefix}/{container.file}", container)
+        with self._lock:
+            self._open.append(upload)
+        return upload
+
+    def _finished(self, upload: _Upload, crcs: dict[str, int]) -> None:
+        upload.end(crcs)
+        if not self._holds_back:
+            self._commit(upload)
+
+    def _commit(self, upload: _Upload) -> None:
+        upload.commit()
+        with self._lock:
+            self._open.remove(upload)
+        self._journal.note(upload.container.file, upload.crcs)
+
+    def _remove(self, files: list[str]) -> None:
+        for file in files:
+            self._fs.rm_file(f"{self._prefix}/{file}")

@@ -1,0 +1,1 @@
+"""Filters over documents: quality, duplicates, personal data, overlap with tests."""

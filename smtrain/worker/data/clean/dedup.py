@@ -1,0 +1,130 @@
+"""Which documents are unlike all before them: exact and near duplicates over a whole corpus, the first of each kept.
+
+What is remembered is appended to files too, so that a run that was killed goes on with it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments
+from smtrain.worker.data.clean.near import SeenSignatures
+from smtrain.worker.data.clean.refiner import EXAMPLES
+from smtrain.worker.data.prepare.journal import Appender
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from smtrain.worker.data.prepare.pieces import TextPiece
+
+_EXAMPLE_TOKENS = 100
+NEAR = "near duplicates"
+
+
+class Unlike:
+    """The documents met so far, as far as duplicates are asked for."""
+
+    def __init__(self, folder: Path, cleaning: Cleaning) -> None:
+        self._folder = folder
+        self._seen = SeenDocuments() if cleaning.deduplicate else None
+        self._near = SeenSignatures(cleaning.near) if cleaning.near else None
+        self._files: dict[str, Appender] = {}
+        self.compared = 0
+        self.examples: list[tuple[str, list[int]]] = []
+        """File and first tokens of some near duplicates."""
+
+    @property
+    def remembered(self) -> int:
+        """Of how many documents it is known what they were like."""
+        return self._near.documents if self._near else 0
+
+    def _names(self) -> list[str]:
+        return [*(["hashes"] if self._seen is not None else []), *(["bands"] if self._near is not None else [])]
+
+    def begin(self) -> None:
+        """Start with empty files."""
+        self._files = {name: Appender(self._folder / name) for name in self._names()}
+
+    def first(self, piece: TextPiece) -> tuple[NDArray[np.bool_], dict[str, int]] | None:
+        """Which documents of a piece are like no earlier one, and how many are, by reason; None where nobody asks."""
+        kept: NDArray[np.bool_] | None = None
+        counts: dict[str, int] = {}
+        if self._seen is not None and piece.hashes is not None:
+            kept = self._seen.new(piece.hashes)
+            self._files["hashes"].write(piece.hashes[kept].data)
+            counts["duplicates"] = len(kept) - int(kept.sum())
+        if self._near is not None and piece.near is not None:
+            kept = np.ones(len(piece.lengths), bool) if kept is None else kept
+            bands = piece.near.reshape(len(kept), self._near.bands)[kept]
+            before = self._near.documents
+            new = self._near.new(bands.ravel())
+            self._files["bands"].write(bands[: self._near.documents - before].tobytes())
+            self.compared += len(new)
+            counts[NEAR] = len(new) - int(new.sum())
+            self._keep(piece, np.flatnonzero(kept)[~new])
+            kept[kept] = new
+        return None if kept is None else (kept, counts)
+
+    def _keep(self, piece: TextPiece, left_out: NDArray[np.int64]) -> None:
+        ends = np.cumsum(piece.lengths, dtype=np.int64)
+        for at in left_out[: EXAMPLES - len(self.examples)].tolist():
+            start = int(ends[at] - piece.lengths[at])
+            ids = piece.tokens[start : min(int(ends[at]), start + _EXAMPLE_TOKENS)].tolist()
+            self.examples.append((piece.block.file.name, ids))
+
+    def mark(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        marks = {name: file.mark() for name, file in self._files.items()}
+        near = {"bands": marks["bands"], "compared": self.compared, "near": self.examples} if "bands" in marks else {}
+        return {"hashes": marks.get("hashes"), **near}
+
+    def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
+        """Bytes of each file at a mark, by its name in the folder."""
+        return {name: mark[name]["bytes"] for name in ("hashes", "bands") if mark.get(name)}
+
+    def restore(self, mark: dict[str, Any]) -> bool:
+        """Go back to a mark; False where the files are not what it says."""
+        for name in self._names():
+            about = mark.get(name)
+            if not about:
+                continue
+            found = Appender.restored(self._folder / name, about)
+            if found is None:
+                return False
+            self._files[name] = found
+            self._replay(name)
+        self.compared = mark.get("compared", 0)
+        self.examples = [(file, ids) for file, ids in mark.get("near", [])]
+        return True
+
+    def _replay(self, name: str) -> None:
+        bands = self._near.bands if self._near is not None else 1
+        with (self._folder / name).open("rb") as file:
+            while len(found := np.fromfile(file, "<u8", bands << 18)):
+                if name == "hashes" and self._seen is not None:
+                    self._seen.new(found)
+                elif self._near is not None:
+                    self._near.new(found)
+
+    def about(self, cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int]) -> dict[str, Any]:
+        """What the manifest says of near duplicates."""
+        if cleaning.near is None:
+            return {}
+        decoder = load_tokenizer(tokenizer) if self.examples else None
+        texts = [f"{file}: {decoder.decode(ids)}" for file, ids in self.examples] if decoder else []
+        bands, rows = cleaning.near.shape
+        return {
+            "near_duplicates": {
+                "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": self.compared,
+                "remembered": self.remembered, "left_out": dropped.get(NEAR, 0),
+                "rate": dropped.get(NEAR, 0) / max(self.compared, 1), "examples": texts,
+            }
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,1 @@
+"""Token batches for training and validation."""

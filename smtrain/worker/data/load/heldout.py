@@ -1,0 +1,119 @@
+"""Batches of what a prepared folder holds out: the same rows for every mesh, mixture and seed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.core.model.labels import IGNORED
+from smtrain.worker.data.load.loader import check_size
+from smtrain.worker.data.load.order import epoch_order
+from smtrain.worker.data.load.packed import Samples
+from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.manifest import VALIDATION, VALIDATION_MASK, DatasetManifest
+from smtrain.worker.data.pack.indexed import read_index
+from smtrain.worker.data.pack.packing import Packing
+
+
+class HeldOut:
+    """The held-out rows of one data-parallel rank, in global batches; `count` of them at most.
+
+    A row is a window of text, or whole samples where `objective` is sft; where `count` takes only some, they come from
+    all over the text. With `document_mask` a row's documents are kept apart. Rows that fill the last batch up have no
+    labels. Raises DataError where the folder holds nothing out, or is damaged.
+    """
+
+    def __init__(
+        self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int,
+        count: int | None = None, document_mask: bool = False,
+    ) -> None:  # fmt: skip
+        manifest = DatasetManifest.load(folder)
+        if not manifest.validation:
+            raise DataError(
+                f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
+                "train.validation.fraction or train.validation.path."
+            )
+        row, self._seq_len, self._batch = manifest.validation, seq_len, global_batch_size
+        self._share = global_batch_size // dp_size
+        self._first = dp_rank * self._share
+        self.samples: Samples | None = None
+        self._windows: _Windows | None = None
+        if manifest.objective == "sft":
+            self.samples = Samples(
+                folder, manifest, VALIDATION, VALIDATION_MASK, row["samples"], row["tokens"], keep=None
+            )
+            self._packing = Packing(0, self.samples.lengths - 1, seq_len)
+            self._rows = self._packing.rows(0)
+        else:
+            self._windows = _Windows(folder, manifest, row["tokens"], seq_len, document_mask)
+            self._rows = row["samples"]
+            self._order = epoch_order(0, 0, self._rows)
+        batches = -(-self._rows // global_batch_size)
+        self.batches = batches if count is None else min(count, batches)
+
+    def batch(self, number: int) -> tuple[torch.Tensor, ...]:
+        """This rank's part of batch `number`, as a training loader gives one."""
+        first = number * self._batch + self._first
+        wanted = [i if i < self._rows else None for i in range(first, first + self._share)]
+        if self.samples is not None:
+            return self.samples.rows([[] if i is None else self._packing.row(i) for i in wanted], self._seq_len)
+        assert self._windows is not None
+        return self._windows.rows([None if i is None else int(self._order[i]) for i in wanted])
+
+    def close(self) -> None:
+        """Close the files."""
+        if self.samples is not None:
+            self.samples.checks.close()
+            self.samples.close()
+        if self._windows is not None:
+            self._windows.close()
+
+
+class _Windows:
+    """Windows of `seq_len` + 1 tokens, one every `seq_len`; the last one may be shorter."""
+
+    def __init__(self, folder: Path, manifest: DatasetManifest, tokens: int, seq_len: int, document_mask: bool) -> None:
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._seq_len, self._tokens = seq_len, tokens
+        path = folder / f"{VALIDATION}.bin"
+        check_size(path, tokens * self._dtype.itemsize)
+        self._checks = FirstRead(folder, manifest, [VALIDATION], None)
+        self._starts: NDArray[np.int64] | None = None
+        if document_mask:
+            index = read_index(folder / f"{VALIDATION}.idx", self._checks.sums[0])
+            firsts = index.document_index[:-1]
+            self._starts = index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize
+        self._file = os.open(path, os.O_RDONLY)
+
+    def rows(self, windows: list[int | None]) -> tuple[torch.Tensor, ...]:
+        shape = (len(windows), self._seq_len)
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        segments = np.zeros(shape, np.int64)
+        for row, window in enumerate(windows):
+            if window is None:
+                continue
+            start = window * self._seq_len
+            length = min(self._seq_len + 1, self._tokens - start)
+            found: Any = np.frombuffer(self._read(start, length), self._dtype).astype(np.int64)
+            ids[row, : length - 1], labels[row, : length - 1] = found[:-1], found[1:]
+            if self._starts is not None:
+                of_token = np.searchsorted(self._starts, np.arange(start, start + length), "right")
+                segments[row, : length - 1] = of_token[:-1] - of_token[0]
+                segments[row, length - 1 :] = of_token[-1] - of_token[0] + 1
+                labels[row, : length - 1][of_token[:-1] != of_token[1:]] = IGNORED
+        batch = torch.from_numpy(ids), torch.from_numpy(labels)
+        return batch if self._starts is None else (*batch, torch.from_numpy(segments))
+
+    def _read(self, start: int, length: int) -> bytes:
+        size = self._dtype.itemsize
+        return self._checks.read(0, self._file, start * size, length * size)
+
+    def close(self) -> None:
+        self._checks.close()
+        os.close(self._file)

@@ -1,0 +1,214 @@
+"""Token batches for training, in an order that is a pure function of (seed, epoch).
+
+Sample i of the endless stream belongs to epoch i // samples and is the window of `seq_len` + 1 tokens that `order`
+names. A global batch is `global_batch_size` consecutive samples, dealt to the data-parallel ranks in equal
+contiguous parts, so it is the same batch for every number of ranks, and (seed, samples consumed) is the whole state.
+
+Batches are read ahead by several threads with files of their own: a FastFile channel answers one read of an open file
+at a time, and each jump in it is a request to S3. Beside that, one process of a host reads such a channel once from
+its beginning to its end, which is what FastFile is fast at, so that the kernel has the pages when the jumps come.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.load.order import Order
+from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.manifest import DatasetManifest
+
+AHEAD = 4
+"""Batches read before they are asked for."""
+READERS = 4
+"""Threads that read, each with its own open files."""
+_WARM_BYTES = 4 << 20
+
+
+class TokenLoader:
+    """Batches of one data-parallel rank out of the folder that `prepare` wrote.
+
+    Raises DataError where the folder is no prepared dataset, is damaged, or was prepared for another seq_len or
+    vocabulary, or where `weights` are not one for each of its parts. `vocab_size` is the model's. Every block of the
+    tokens is compared with its checksum when it is first read from. Data without checksums gets them: they are kept in
+    the folder `keep`, which goes with the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seq_len: int,
+        global_batch_size: int,
+        dp_rank: int,
+        dp_size: int,
+        seed: int,
+        vocab_size: int,
+        weights: Sequence[float] | None = None,
+        keep: Path | None = None,
+    ) -> None:
+        if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
+            raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
+        self.manifest = DatasetManifest.load(folder)
+        check_fits(self.manifest, folder, seq_len, vocab_size)
+        self.seq_len = seq_len
+        self.global_batch_size = global_batch_size
+        self.samples = self.manifest.samples
+        self.waited = 0.0
+        """Seconds that `batch` has waited for data so far."""
+        self._share = global_batch_size // dp_size
+        self._first = dp_rank * self._share
+        self._dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
+        parts = self.manifest.parts
+        if weights and len(weights) != len(parts):
+            raise DataError(
+                f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
+            )
+        self._order = Order(seed, [part["samples"] for part in parts], weights)
+        self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
+        for path, part in zip(self._paths, parts, strict=True):
+            check_size(path, part["tokens"] * self._dtype.itemsize)
+        self._checks = FirstRead(folder, self.manifest, [part["prefix"] for part in parts], keep)
+        # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
+        self._free = [_DatasetFiles(self._paths) for _ in range(READERS)]
+        self._closing = threading.Event()
+        self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
+        if on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
+            self._warmer.start()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="read-ahead")
+        self._ahead: dict[int, Future[torch.Tensor]] = {}
+
+    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's part of the global batch that follows `samples_consumed` samples.
+
+        Returns (input_ids, labels), int64, each [global_batch_size / dp_size, seq_len]; labels are the inputs shifted
+        by one. The batches after it are read in the background.
+        """
+        wanted = [samples_consumed + i * self.global_batch_size for i in range(AHEAD + 1)]
+        for consumed in [c for c in self._ahead if c not in wanted]:
+            self._ahead.pop(consumed).cancel()
+        for consumed in wanted:
+            if consumed not in self._ahead:
+                self._ahead[consumed] = self._readers.submit(self._read, self.sample_ids(consumed))
+        began = time.perf_counter()
+        self._checks.raise_damage()
+        windows = self._ahead.pop(samples_consumed).result()
+        self.waited += time.perf_counter() - began
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+    def sample_ids(self, samples_consumed: int) -> list[tuple[int, int]]:
+        """(part, window in it) of the samples in this rank's part of that global batch."""
+        first = samples_consumed + self._first
+        return [self._order.sample(i) for i in range(first, first + self._share)]
+
+    def close(self) -> None:
+        """End the read-ahead and close the files."""
+        self._closing.set()
+        self._checks.close()
+        self._readers.shutdown(cancel_futures=True)
+        if self._warmer.is_alive():
+            self._warmer.join()
+        for files in self._free:
+            files.close()
+
+    def _warm(self) -> None:
+        """Read everything once, in order, as far as half of the memory that is free goes."""
+        left = free_memory() // 2
+        for path in self._paths:
+            with path.open("rb", buffering=0) as file:
+                while left > 0 and not self._closing.is_set():
+                    try:
+                        read = len(file.read(_WARM_BYTES))
+                    except OSError:
+                        return  # the reader of a batch will say what is wrong
+                    if not read:
+                        break
+                    left -= read
+
+    def _read(self, samples: list[tuple[int, int]]) -> torch.Tensor:
+        files = self._free.pop()  # as many as threads
+        try:
+            return self._windows(files, samples)
+        finally:
+            self._free.append(files)
+
+    def _windows(self, files: _DatasetFiles, samples: list[tuple[int, int]]) -> torch.Tensor:
+        windows = np.empty((len(samples), self.seq_len + 1), np.int64)
+        length = (self.seq_len + 1) * self._dtype.itemsize
+        for row, (part, sample) in enumerate(samples):
+            raw = self._checks.read(part, files[part], sample * self.seq_len * self._dtype.itemsize, length)
+            windows[row] = np.frombuffer(raw, self._dtype)
+        return torch.from_numpy(windows)
+
+
+class _DatasetFiles:
+    """Every part's file, open for one thread.
+
+    Plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._open = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def __getitem__(self, part: int) -> int:
+        return self._open[part]
+
+    def close(self) -> None:
+        for file in self._open:
+            os.close(file)
+
+
+def on_fuse(path: Path) -> bool:
+    """Whether a path lies on a FUSE mount, as FastFile channels do."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return False
+    whole = str(path.resolve())
+    over = [(len(point), kind) for point, kind in mounts if whole == point or whole.startswith(point.rstrip("/") + "/")]
+    return max(over, default=(0, ""))[1].startswith("fuse")
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping; 0 where the system does not tell."""
+    try:
+        about = Path("/proc/meminfo").read_text()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
+    return int(found[0]) * 1024 if found else 0
+
+
+def check_size(path: Path, wanted: int) -> None:
+    """Raises DataError where a file cannot be read or has another number of bytes."""
+    try:
+        size = path.stat().st_size
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
+    if size != wanted:
+        raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")
+
+
+def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:
+    """Raises DataError where a dataset was prepared for another seq_len or vocabulary."""
+    if manifest.seq_len != seq_len:
+        raise DataError(
+            f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "
+            f"prepare it again, or set train.seq_len: {manifest.seq_len}."
+        )
+    known, end = manifest.model_vocab_size, manifest.eos_id
+    largest = max(manifest.vocab_size - 1, -1 if end is None else end)
+    if largest >= vocab_size or (known is not None and known != vocab_size):
+        raise DataError(
+            f"{folder} was prepared for a vocabulary of {max(known or 0, largest + 1)} and the model has {vocab_size}; "
+            "prepare it again with this model's tokenizer."
+        )

@@ -1,0 +1,185 @@
+"""Batches for training on samples that must not see each other: packed instruction data, and whole documents' masks.
+
+Either loader gives (input_ids, labels, segments): a run of equal segment numbers is one sample, whose attention and
+positions are its own, and whose last token predicts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.core.model.labels import IGNORED
+from smtrain.worker.data.checksums import sums_beside
+from smtrain.worker.data.load.loader import TokenLoader, check_fits, check_size
+from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.manifest import MASK, PREFIX, DatasetManifest
+from smtrain.worker.data.pack.indexed import read_index
+from smtrain.worker.data.pack.packing import Packing
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class PackedLoader:
+    """Rows of whole samples for one data-parallel rank, out of the folder that `prepare_sft` wrote.
+
+    What counts as a sample in a global batch and in the position of a checkpoint is a row here. A sample of n tokens
+    takes n - 1 positions of a row: its last token is predicted only. Raises DataError like `TokenLoader`.
+    """
+
+    def __init__(
+        self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
+        vocab_size: int, keep: Path | None = None,
+    ) -> None:  # fmt: skip
+        if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
+            raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
+        self.manifest = DatasetManifest.load(folder)
+        check_fits(self.manifest, folder, seq_len, vocab_size)
+        self.seq_len, self.global_batch_size = seq_len, global_batch_size
+        self.waited = 0.0
+        self._share = global_batch_size // dp_size
+        self._first = dp_rank * self._share
+        self._samples = Samples(folder, self.manifest, PREFIX, MASK, self.manifest.samples, self.manifest.tokens, keep)
+        self._packing = Packing(seed, self._samples.lengths - 1, seq_len)
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._ahead: tuple[int, Future[Batch]] | None = None
+
+    def batch(self, samples_consumed: int) -> Batch:
+        """This rank's part of the global batch that follows `samples_consumed` rows, and the next in the background.
+
+        Returns (input_ids, labels, segments), int64, each [global_batch_size / dp_size, seq_len]. Labels that are no
+        part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
+        """
+        began = time.perf_counter()
+        self._samples.checks.raise_damage()
+        if self._ahead is None or self._ahead[0] != samples_consumed:
+            self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
+        found = self._ahead[1].result()
+        self.waited += time.perf_counter() - began
+        following = samples_consumed + self.global_batch_size
+        self._ahead = following, self._reader.submit(self._read, following)
+        return found
+
+    def close(self) -> None:
+        """End the read-ahead and close the files."""
+        self._samples.checks.close()
+        self._reader.shutdown(cancel_futures=True)
+        self._samples.close()
+
+    def _read(self, samples_consumed: int) -> Batch:
+        first = samples_consumed + self._first
+        return self._samples.rows([self._packing.row(i) for i in range(first, first + self._share)], self.seq_len)
+
+
+class Samples:
+    """The samples of a pair of files, tokens and the mask of what is learned, that `prepare_sft` wrote.
+
+    `lengths` are their tokens. Raises DataError where the files are not what the manifest says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: DatasetManifest,
+        prefix: str,
+        mask: str,
+        count: int,
+        tokens: int,
+        keep: Path | None,
+    ) -> None:
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
+        self._padding = manifest.eos_id or 0
+        self.checks = FirstRead(folder, manifest, [prefix, mask], keep)
+        index = read_index(folder / f"{prefix}.idx", self.checks.sums[0])
+        self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
+        if len(self.lengths) != count or (self.lengths < 2).any():
+            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
+        paths = [folder / f"{prefix}.bin", folder / f"{mask}.bin"]
+        check_size(paths[0], tokens * self._dtype.itemsize)
+        check_size(paths[1], tokens)
+        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
+        """Rows of these samples, one after another, as `PackedLoader.batch` gives them."""
+        shape = (len(samples), seq_len)
+        ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
+        segments = np.zeros(shape, np.int64)
+        for row, within in enumerate(samples):
+            at = 0
+            for number, sample in enumerate(within):
+                tokens, learned = self.sample(sample)
+                end = at + len(tokens) - 1
+                ids[row, at:end] = tokens[:-1]
+                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED)
+                segments[row, at:end] = number
+                segments[row, end:] = number + 1
+                at = end
+        return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
+
+    def sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """A sample's tokens, and which of them are learned."""
+        start, length = int(self._starts[sample]), int(self.lengths[sample])
+        # wide at once: -100 beside uint16 would wrap
+        tokens = self._array(0, start, length, self._dtype).astype(np.int64)
+        return tokens, self._array(1, start, length, np.dtype("u1"))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
+
+    def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
+        raw = self.checks.read(file, self._files[file], start * dtype.itemsize, length * dtype.itemsize)
+        return np.frombuffer(raw, dtype)
+
+
+class WithinDocuments:
+    """A TokenLoader's batches, with the documents of its windows as segments; their boundaries come from the index.
+
+    Takes 16 bytes of memory a document.
+    """
+
+    def __init__(self, loader: TokenLoader, folder: Path) -> None:
+        self._loader = loader
+        self._starts = []
+        for part in loader.manifest.parts:
+            index = read_index(folder / f"{part['prefix']}.idx", sums_beside(folder / part["prefix"]))
+            # a document may be several sequences, or none, whose beginning is then that of the next or the very end
+            firsts = index.document_index[:-1]
+            self._starts.append(index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize)
+
+    @property
+    def waited(self) -> float:
+        """Seconds that `batch` has waited for data so far."""
+        return self._loader.waited
+
+    def batch(self, samples_consumed: int) -> Batch:
+        """Like the loader's; the last token of a document has the label -100."""
+        input_ids, labels = self._loader.batch(samples_consumed)
+        windows = self._loader.sample_ids(samples_consumed)
+        segments = torch.from_numpy(np.stack([self._segments(part, window) for part, window in windows]))
+        within = segments[:, :-1] == segments[:, 1:]
+        return input_ids, labels.masked_fill(~within, IGNORED), segments[:, :-1].contiguous()
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._loader.close()
+
+    def _segments(self, part: int, window: int) -> NDArray[np.int64]:
+        """The number of each token's document in the window, counted from 0, int64 [seq_len + 1]."""
+        length = self._loader.seq_len
+        first = window * length
+        starts = self._starts[part]
+        low, high = np.searchsorted(starts, [first, first + length], "right")
+        begins = np.zeros(length + 1, np.int64)
+        begins[starts[low:high] - first] = 1
+        return np.cumsum(begins)

@@ -1,0 +1,1 @@
+"""Token files: Megatron's indexed dataset, packing, import and export."""

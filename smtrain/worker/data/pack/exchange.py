@@ -1,0 +1,237 @@
+"""Datasets of others: Arrow blocks as the public SageMaker samples make them, and Megatron pairs, in and out.
+
+A sample's block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same ids), in a
+folder that `datasets.load_from_disk` opens. Arrow's own files, written with pyarrow alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.pack.indexed import IndexedDataset, write_index
+from smtrain.worker.data.prepare.dataset_writer import fingerprint, fingerprints
+from smtrain.worker.data.read.blocks import MODES
+from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.read.tables import column_batches
+from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
+
+_ROWS_PER_BATCH = 256
+_FILE_BYTES = 500_000_000
+_COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
+
+
+def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
+    """The indexed datasets that a path means: those of a prepared folder, or the one whose prefix it is.
+
+    Raises DataError for prepared instruction data, unless the caller knows of the `answers` marked beside it.
+    """
+    if path.is_dir():
+        manifest = DatasetManifest.load(path)
+        if manifest.objective == "sft" and not answers:
+            raise DataError(
+                f"{path} holds instruction data, whose answers are marked in files of their own, which would be lost; "
+                "change the records and prepare them again."
+            )
+        return [path / part["prefix"] for part in manifest.parts]
+    return [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
+
+
+def held_out_note(path: Path) -> str:
+    """A sentence on the documents that a prepared folder holds out, which `prefixes` leaves out; "" without any."""
+    row = DatasetManifest.load(path).validation if path.is_dir() else None
+    if not row:
+        return ""
+    return f"{path}: its {row['documents']:,} documents held out for validation are not in it"
+
+
+def export_blocks(source: Path, output: Path, seq_len: int) -> int:
+    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; returns how many.
+
+    What is left at the end is no block. Raises DataError where `output` is there already or there is not one block.
+    """
+    if output.exists():
+        raise DataError(f"{output} is there already; give a new folder.")
+    if seq_len < 1:
+        raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    parts = [IndexedDataset(prefix) for prefix in prefixes(source)]
+    counts = [len(part.tokens) // seq_len for part in parts]
+    if not sum(counts):
+        raise DataError(f"{source} holds fewer than {seq_len} tokens; lower --seq-len.")
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    partial.mkdir(parents=True)
+    batches = (
+        np.asarray(part.read(at * seq_len, min(at + _ROWS_PER_BATCH, count) * seq_len))
+        for part, count in zip(parts, counts, strict=True)
+        for at in range(0, count, _ROWS_PER_BATCH)
+    )
+    names = _write_arrow(partial, batches, seq_len)
+    feature = {"_type": "List", "length": -1}
+    features = {name: {"feature": {"dtype": str(kind), "_type": "Value"}, **feature} for name, kind in _COLUMNS.items()}
+    (partial / "dataset_info.json").write_text(json.dumps({"features": features}))
+    state: dict[str, Any] = dict.fromkeys(("_format_columns", "_format_type", "_split"))
+    state |= {"_format_kwargs": {}, "_output_all_columns": False}
+    state["_data_files"] = [{"filename": name} for name in names]
+    state["_fingerprint"] = fingerprint(partial / names[0])["sha256"][:16]
+    (partial / "state.json").write_text(json.dumps(state))
+    partial.rename(output)
+    return sum(counts)
+
+
+def _write_arrow(folder: Path, batches: Iterator[NDArray[Any]], seq_len: int) -> list[str]:
+    schema = pa.schema([(name, pa.list_(kind)) for name, kind in _COLUMNS.items()])
+    names: list[str] = []
+    writer: Any = None
+    written = 0
+    for tokens in batches:
+        if writer is None or written > _FILE_BYTES:
+            if writer is not None:
+                writer.close()
+            names.append(f"data-{len(names):05}.arrow")
+            writer, written = pa.ipc.new_stream(str(folder / names[-1]), schema), 0
+        offsets = pa.array(np.arange(0, len(tokens) + 1, seq_len, dtype=np.int32))
+        columns = (tokens, np.ones(len(tokens), np.int8), tokens)
+        batch = pa.record_batch(
+            [
+                pa.ListArray.from_arrays(offsets, pa.array(values.astype(kind.to_pandas_dtype())))
+                for values, kind in zip(columns, _COLUMNS.values(), strict=True)
+            ],
+            schema=schema,
+        )
+        writer.write_batch(batch)
+        written += batch.nbytes
+    writer.close()
+    return names
+
+
+def import_tokens(
+    source: Path, output: Path, tokenizer: Path, seq_len: int, *, overwrite: bool = False
+) -> DatasetManifest:
+    """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
+
+    Raises DataError where ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or,
+    unless `overwrite`, `output` holds a dataset.
+    """
+    facts = tokenizer_facts(tokenizer)
+    if not overwrite:
+        refuse_others(*files_of(output))
+    if seq_len < 1:
+        raise DataError(f"seq_len is {seq_len}; give at least 1.")
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; give a folder for the tokens.")
+    beside, created = output / f".{PREFIX}.partial", not output.exists()
+    output.mkdir(parents=True, exist_ok=True)
+    try:
+        return _import(source, output, beside, facts, seq_len)
+    finally:
+        for end in (".bin", ".idx"):
+            beside.with_name(beside.name + end).unlink(missing_ok=True)
+        if created and not any(output.iterdir()):
+            output.rmdir()
+
+
+def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
+    """Write beside, then rename: the manifest, which makes it a dataset, comes last."""
+    bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
+    left_out: list[str] = []
+    prefix = prefixes(source)[0] if not source.is_dir() else source
+    if prefix.with_name(prefix.name + ".idx").is_file():
+        pair = IndexedDataset(prefix)
+        lengths, documents = _copy_pair(pair, bin_path, facts)
+        unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
+        rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
+    else:
+        found = find_files(source, say=left_out.append)
+        files = [file for file in found if file.kind in ("arrow", "parquet")]
+        left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in found if f not in files]
+        lengths, unread = _copy_rows(files, bin_path, facts)
+        documents = np.arange(len(lengths) + 1, dtype=np.int64)
+        rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
+    write_index(idx_path, facts.dtype, lengths, documents, None)
+    data = IndexedDataset(beside)
+    total = len(data.tokens)
+    if total < seq_len + 1:
+        raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
+    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][np.diff(data.document_index) > 0] - 1] - 1
+    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
+        old.unlink(missing_ok=True)
+    for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
+        path.replace(output / f"{PREFIX}{end}")
+    manifest = DatasetManifest(
+        **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
+        seq_len=seq_len, documents=len(documents) - 1, tokens=total,
+        samples=(total - 1) // seq_len, text_column="", sources=rows,
+        files=fingerprints(output / PREFIX),
+        bad_line_count=0, bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out,
+    )  # fmt: skip
+    whole = {"prefix": PREFIX, "documents": manifest.documents, "tokens": total, "samples": manifest.samples}
+    manifest = replace(manifest, parts=[whole])
+    manifest.save(output)
+    return manifest
+
+
+def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], NDArray[Any]]:
+    with target.open("wb") as out:
+        for at in range(0, len(data.tokens), 1 << 22):
+            tokens = np.asarray(data.read(at, min(at + (1 << 22), len(data.tokens))))
+            _check_ids(data.bin_path, tokens, facts)
+            out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+    return np.asarray(data.lengths), np.asarray(data.document_index)
+
+
+def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
+    """Tokens a row, and other things that the rows hold."""
+    unread = UnreadText()
+    from smtrain.worker.data.read.blocks import cut_file
+
+    lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
+    with target.open("wb") as out:
+        for file in files:
+            for block in cut_file(file, "input_ids", wanted="ids"):
+                kind = block.payload.type
+                if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+                    raise DataError(f"{file.path}: input_ids holds {kind} and not lists of ids; write lists.")
+                unread.count(block.unread)
+                tokens = block.payload.flatten().to_numpy(zero_copy_only=False)
+                _check_ids(Path(file.path), tokens, facts)
+                out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+                lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
+            for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
+                unread.count(_lost_labels(batch))
+    found = np.concatenate(lengths)
+    return found[found > 0], unread
+
+
+def _lost_labels(batch: Any) -> UnreadText:
+    """Rows some of whose tokens are marked as not to be learned, or as padding: an import learns all of them."""
+    found = UnreadText()
+    ids = batch["input_ids"].to_pylist()
+    for name, what in (
+        ("labels", "rows with other labels than input_ids"),
+        ("attention_mask", "rows with padding"),
+    ):
+        if name in batch.schema.names:
+            wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
+            lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
+            found.count({what: lost} if lost else {})
+    return found
+
+
+def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < facts.vocab_size:
+        raise DataError(
+            f"{path} has ids up to {int(tokens.max())} and the tokenizer {facts.vocab_size} tokens; "
+            "give the tokenizer that made them."
+        )

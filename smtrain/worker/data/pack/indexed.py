@@ -1,0 +1,208 @@
+"""Megatron's indexed dataset: tokens in `PREFIX.bin`, sequences and documents in `PREFIX.idx`, byte for byte.
+
+Little-endian. The index is: magic `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64 number of sequences n,
+uint64 number of document indices d, int32[n] lengths in tokens, int64[n] byte offsets into the .bin, int64[d] document
+index (sequence numbers at which documents start; first 0, last n) and, for multimodal data, int8[n] modes.
+NeMo, Megatron and NxDT read what is written here, and the reader here reads theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from smtrain.core.errors import DataError, first_line
+from smtrain.core.near import near_path
+from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_beside
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Megatron's choice: uint16 below 65,500 ids, else int32."""
+    return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
+
+
+def write_index(
+    idx_path: Path, dtype: DTypeLike, lengths: NDArray[Any], document_index: NDArray[Any], modes: NDArray[Any] | None
+) -> None:
+    """Write a whole index: lengths in tokens [n], document index [d] as described above, modes [n] or None."""
+    kind = np.dtype(dtype).newbyteorder("<")
+    offsets = np.zeros(len(lengths), "<i8")
+    np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
+    offsets *= kind.itemsize
+    with idx_path.open("wb") as idx:
+        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], len(lengths), len(document_index)))
+        for column in (lengths.astype("<i4"), offsets, document_index.astype("<i8")):
+            idx.write(column.data)
+        if modes is not None:
+            idx.write(modes.astype("i1").data)
+        idx.flush()
+        os.fsync(idx.fileno())
+
+
+def index_of_documents(lengths: Path, idx_path: Path, dtype: DTypeLike) -> int:
+    """Write the index of documents of one sequence each, from a file of their lengths (int32 in tokens, 0 = empty).
+
+    Returns the number of sequences. Memory does not depend on how many there are.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    documents = lengths.stat().st_size // 4
+    stored = sum(int(np.count_nonzero(part)) for part in _parts(lengths))
+    with idx_path.open("wb") as idx:
+        idx.write(_HEADER.pack(MAGIC, 1, _CODES[kind], stored, documents + 1))
+        for part in _parts(lengths):
+            idx.write(part[part > 0].data)
+        end = 0
+        for part in _parts(lengths):
+            sizes = part[part > 0].astype("<i8") * kind.itemsize
+            ends = end + np.cumsum(sizes)
+            idx.write((ends - sizes).data)
+            end = int(ends[-1]) if len(ends) else end
+        idx.write(np.zeros(1, "<i8").data)
+        sequences = 0
+        for part in _parts(lengths):
+            starts = sequences + np.cumsum(part > 0, dtype="<i8")
+            idx.write(starts.data)
+            sequences = int(starts[-1])
+        idx.flush()
+        os.fsync(idx.fileno())
+    return stored
+
+
+def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
+    with lengths.open("rb") as file:
+        while raw := file.read(4 * count):
+            yield np.frombuffer(raw, "<i4")
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an .idx says: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes, `document_index`."""
+
+    dtype: np.dtype
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    document_index: NDArray[np.int64]
+
+
+def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
+    """An index in memory, by plain reads, which a FastFile channel needs; raises DataError where it is none.
+
+    With `sums` it is compared with its checksums.
+    """
+    try:
+        raw = np.fromfile(idx_path, np.uint8)
+        magic, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+    except (OSError, struct.error) as error:
+        raise DataError(f"{idx_path} cannot be read ({first_line(error)}); prepare the data again.") from error
+    index_checked(idx_path, raw, sums)
+    plain = _HEADER.size + 12 * count + 8 * documents
+    if magic != MAGIC or version != 1 or code not in _DTYPES or len(raw) not in (plain, plain + count):
+        raise DataError(f"{idx_path} is not the whole index of a Megatron dataset; prepare the data again.")
+    return Index(_DTYPES[code], *_columns(raw, count, documents))
+
+
+def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Lengths, offsets and document index of an index's bytes, as views."""
+    ends = np.cumsum([_HEADER.size, 4 * count, 8 * count, 8 * documents]).tolist()
+    lengths, offsets, starts = (
+        raw[a:b].view(k) for (a, b), k in zip(pairwise(ends), ("<i4", "<i8", "<i8"), strict=True)
+    )
+    return lengths, offsets, starts
+
+
+class IndexedDataset:
+    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped; raises DataError where the two are not a whole pair.
+
+    `tokens` is the whole .bin (flat) as it is, `read` a checked piece of it, `lengths` int32[n], `offsets`
+    int64[n] in bytes, `document_index` int64[d], `modes` int8[n] or None.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.bin_path, self.idx_path = prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+        pair = (self.idx_path, self.bin_path)
+        lacking = [path.name for path in pair if not path.is_file()]
+        folder = prefix.parent.absolute()
+        if len(lacking) == 2:
+            raise DataError(
+                f"{prefix} is neither a folder of prepared data nor the name of an indexed dataset, as {folder} holds "
+                f"no {lacking[0]}; {near_path(prefix)}give what `smtrain data prepare` wrote, or the path of a .bin "
+                "and an .idx without their endings."
+            )
+        if lacking:
+            raise DataError(
+                f"{lacking[0]} is missing in {folder}; an indexed dataset is a .bin and an .idx of the same name, so "
+                "copy it there."
+            )
+        raw = _map(self.idx_path, np.dtype("u1"))
+        if len(raw) < _HEADER.size or bytes(raw[: len(MAGIC)]) != MAGIC:
+            raise DataError(f"{self.idx_path} is not the index of a Megatron dataset; prepare the data again.")
+        _, version, code, count, documents = _HEADER.unpack(raw[: _HEADER.size].tobytes())
+        if version != 1 or code not in _DTYPES:
+            raise DataError(
+                f"{self.idx_path} has version {version} and type code {code}, which are not known here; "
+                "write it with version 1 and a type code from 1 to 8."
+            )
+        self.dtype = _DTYPES[code]
+        plain = _HEADER.size + 12 * count + 8 * documents
+        if len(raw) not in (plain, plain + count):
+            raise DataError(f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or damaged.")
+        sums = sums_beside(prefix)
+        index_checked(self.idx_path, raw, sums)
+        self.lengths, self.offsets, self.document_index = _columns(raw, count, documents)
+        self.modes = raw[plain:].view("i1") if len(raw) > plain else None
+        total = int(self.lengths.sum(dtype=np.int64))
+        held = self.bin_path.stat().st_size
+        if held != total * self.dtype.itemsize:
+            raise DataError(
+                f"{self.bin_path} has {held} bytes and its index says {total * self.dtype.itemsize}; "
+                "prepare the data again."
+            )
+        self.tokens = _map(self.bin_path, self.dtype)
+        self._blocks = Blocks(self.bin_path, held, sums.block, sums.tokens) if sums else None
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens `start` to `stop`, their blocks compared with the checksums beside the pair, where there are any.
+
+        Raises DataError for a block that is damaged.
+        """
+        if self._blocks is not None and start < stop:
+            size = self.dtype.itemsize
+            if whole := self._blocks.around(start * size, (stop - start) * size):
+                self._blocks.check(whole[0], self.tokens.view(np.uint8)[whole[0] : sum(whole)])
+        return self.tokens[start:stop]
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> NDArray[Any]:
+        """Sequence `number` as a view of the file."""
+        start = int(self.offsets[number]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[number])]
+
+
+def _map(path: Path, dtype: np.dtype) -> NDArray[Any]:
+    # an empty file cannot be mapped
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)

@@ -1,0 +1,1 @@
+"""The prepare stage: text to packed tokens, on one machine or several."""

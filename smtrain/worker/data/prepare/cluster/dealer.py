@@ -1,0 +1,217 @@
+"""Who does which share, and the shares that are done: kept on the first machine's disk until their turn comes.
+
+Shares are dealt in order, at most a window ahead of the one whose turn it is, which bounds that disk. A share whose
+machine is lost is dealt again; one that lasts many times as long as the others is dealt to an idle machine too, and the
+first to be done counts. What a share becomes depends on its text alone, so it does not matter who did it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from smtrain.worker.checkpoint.checksum import crc32
+from smtrain.worker.data.prepare.cluster import wire
+from smtrain.worker.data.prepare.cluster.shares import Share
+
+STRAGGLES_S = 60.0
+_NAME = "share-{:06}"
+
+
+@dataclass
+class _Open:
+    """A share that is being done: its unfinished file for each machine, and since when."""
+
+    since: float
+    files: dict[str, BinaryIO] = field(default_factory=dict)
+    told: bool = False
+
+
+class Dealer:
+    """Deals `shares` from number `first` on; finished ones lie in `folder`, also those of a run before of one key.
+
+    `key` is what decides the content of shares; `straggles_s` is the least time after which a share is dealt twice.
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self, shares: list[Share], first: int, folder: Path, key: str, straggles_s: float = STRAGGLES_S
+    ) -> None:
+        self.shares, self.folder, self.key = shares, folder, f"{crc32(key.encode()):08x}"
+        self._straggles_s = straggles_s
+        self._turn, self._next = first, first
+        self._changed = threading.Condition()
+        self._open: dict[int, _Open] = {}
+        self._again: list[int] = []
+        self._ahead: dict[str, int] = {}
+        self._took: list[float] = []
+        self._faults: dict[int, BaseException] = {}
+        self._broken: BaseException | None = None
+        self.ended = False
+        self._done = set(self._found())
+
+    def _found(self) -> Iterator[int]:
+        """Shares that a run before has left, whole; the rest of what it left is deleted."""
+        for path in sorted(self.folder.glob("share-*")):
+            number = path.name[6:12]
+            good = path.suffix == f".{self.key}" and number.isdigit() and self._turn <= int(number) < len(self.shares)
+            if good and wire.whole(path):
+                yield int(number)
+            else:
+                path.unlink()
+
+    def join(self, machine: str, ahead: int) -> None:
+        """A machine that has up to `ahead` shares under way at a time."""
+        with self._changed:
+            self._ahead[machine] = ahead
+            self._changed.notify_all()
+
+    def take(self, machine: str, wait: bool) -> Share | None:
+        """The next share for a machine. Without `wait`, None where there is none now; with it, None when all ended."""
+        with self._changed:
+            while not self.ended:
+                number = self._free()
+                if number is None and wait:
+                    number = self._straggler(machine)
+                if number is not None:
+                    self._open.setdefault(number, _Open(time.monotonic())).files[machine] = self._file(number, machine)
+                    return self.shares[number]
+                if not wait:
+                    return None
+                self._changed.wait(1.0)
+            return None
+
+    def _room(self) -> bool:
+        return self._next < min(len(self.shares), self._turn + 8 + 4 * sum(self._ahead.values()))
+
+    def _free(self) -> int | None:
+        if self._again:
+            return self._again.pop(0)
+        while self._room():
+            self._next += 1
+            if self._next - 1 not in self._done:
+                return self._next - 1
+        return None
+
+    def _straggler(self, machine: str) -> int | None:
+        """The oldest share that another machine has had for much longer than shares take."""
+        late = self._late()
+        now = time.monotonic()
+        return next(
+            (n for n, o in sorted(self._open.items()) if machine not in o.files and len(o.files) < 2
+             and now - o.since > late), None,
+        )  # fmt: skip
+
+    def slowest(self) -> tuple[Share, float] | None:
+        """The share whose turn it is, and for how many seconds it has been done, where it lasts long; once a share."""
+        with self._changed:
+            held = self._open.get(self._turn)
+            if held is None or held.told or time.monotonic() - held.since < self._late():
+                return None
+            held.told = True
+            return self.shares[self._turn], time.monotonic() - held.since
+
+    def _late(self) -> float:
+        """Seconds after which a share has lasted for much longer than shares take."""
+        return max(self._straggles_s, 3 * sum(self._took) / max(len(self._took), 1))
+
+    def _path(self, number: int, end: str) -> Path:
+        return self.folder / f"{_NAME.format(number)}.{end}"
+
+    def _file(self, number: int, machine: str) -> BinaryIO:
+        return self._path(number, f"{machine}.partial").open("wb")
+
+    def add(self, machine: str, number: int, piece: bytes) -> None:
+        """A packed piece of a share that the machine was dealt."""
+        with self._changed:
+            held = self._open.get(number)
+            file = held.files.get(machine) if held else None
+        if file is not None:
+            with suppress(ValueError):  # another machine was faster, and it is closed
+                file.write(piece)
+
+    def done(self, machine: str, number: int) -> None:
+        """All pieces of the share were added."""
+        with self._changed:
+            held = self._open.get(number)
+            if held is None or machine not in held.files:
+                return
+            for file in held.files.values():
+                file.close()
+            self._path(number, f"{machine}.partial").replace(self._path(number, self.key))
+            self._discard(number, held)
+            self._took = [*self._took[-31:], time.monotonic() - held.since]
+            self._done.add(number)
+            self._changed.notify_all()
+
+    def _discard(self, number: int, held: _Open) -> None:
+        for machine, file in held.files.items():
+            file.close()
+            self._path(number, f"{machine}.partial").unlink(missing_ok=True)
+        self._open.pop(number, None)
+
+    def fault(self, machine: str, number: int, error: BaseException) -> None:
+        """The share's text is at fault; raised when its turn comes."""
+        with self._changed:
+            held = self._open.get(number)
+            if held is not None and machine in held.files:
+                self._discard(number, held)
+                self._faults[number] = error
+                self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing can go on; raised at once."""
+        with self._changed:
+            self._broken = self._broken or error
+            self._changed.notify_all()
+
+    def lost(self, machine: str) -> None:
+        """The machine does no more: its shares are dealt again."""
+        with self._changed:
+            self._ahead.pop(machine, None)
+            for number, held in list(self._open.items()):
+                if machine in held.files:
+                    held.files.pop(machine).close()
+                    self._path(number, f"{machine}.partial").unlink(missing_ok=True)
+                    if not held.files:
+                        del self._open[number]
+                        self._again = sorted([*self._again, number])
+            self._changed.notify_all()
+
+    def in_order(self, waiting: Callable[[], None]) -> Iterator[tuple[Share, Path]]:
+        """Every share when its turn comes, and the file with its pieces, which is deleted after.
+
+        `waiting` is called now and then while none is there. Raises what `fault` and `fail` were told.
+        """
+        for share in self.shares[self._turn :]:
+            while not self._ready(share.number):
+                waiting()
+            path = self._path(share.number, self.key)
+            yield share, path
+            os.unlink(path)
+            with self._changed:
+                self._done.discard(share.number)
+                self._turn = share.number + 1
+                self._changed.notify_all()
+
+    def _ready(self, number: int) -> bool:
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
+            if number in self._faults:
+                raise self._faults[number]
+            return number in self._done or (self._changed.wait(0.5) and number in self._done)
+
+    def end(self) -> None:
+        """Everyone who waits for a share is told that there is none."""
+        with self._changed:
+            self.ended = True
+            for number, held in list(self._open.items()):
+                self._discard(number, held)
+            self._changed.notify_all()

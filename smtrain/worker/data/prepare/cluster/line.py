@@ -1,0 +1,138 @@
+"""The way of another machine to the first one's desk (desk.py)."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.prepare.cluster.messages import quick, receive, send
+from smtrain.worker.data.prepare.cluster.shares import Share, spans_of
+from smtrain.worker.data.tokenize.encoder import MismatchError
+
+COMES_WITHIN = 900.0
+"""Seconds that a machine tries to reach the first one, which may still list the text."""
+
+
+class LostError(DataError):
+    """The first machine is gone."""
+
+
+class EndedError(Exception):
+    """The first machine has all it needs; what is under way is for nothing."""
+
+
+def reach(address: tuple[str, int], within: float) -> socket.socket:
+    """A line to the first machine. Raises LostError where nobody is there for so many seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            line = socket.create_connection(address, timeout=60)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                why = error.strerror or type(error).__name__
+                raise LostError(
+                    f"{address[0]}:{address[1]}, where the job's first machine listens, cannot be reached ({why}); "
+                    "let the job's machines reach one another (security group), and see the log of the first."
+                ) from None
+            time.sleep(0.2)
+    line.settimeout(None)
+    quick(line)
+    return line
+
+
+def _gone(address: tuple[str, int]) -> LostError:
+    where = f"{address[0]}:{address[1]}"
+    return LostError(f"{where}, the job's first machine, is gone; its log says why. Start the job again.")
+
+
+def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
+    """The commits at which the first machine reads data sets of the hub. Raises LostError where it is not there."""
+    with reach(address, within) as line:
+        try:
+            send(line, {"what": "commits"})
+            found = receive(line)
+        except (OSError, ValueError):
+            found = None
+    if found is None or not isinstance(found[0].get("commits"), dict):
+        raise _gone(address)
+    return {str(uri): str(commit) for uri, commit in found[0]["commits"].items()}
+
+
+class DeskLine:
+    """The table of another machine than the first: everything goes over its line."""
+
+    def __init__(
+        self, address: tuple[str, int], hello: dict[str, Any], pack: Callable[[Any], bytes],
+        encoder: Callable[[str], None], within: float = COMES_WITHIN,
+    ) -> None:  # fmt: skip
+        """Reach the first machine within so many seconds; `encoder` hears by which name it encodes.
+
+        Raises LostError where nobody is there.
+        """
+        self._pack, self._encoder, self._hello = pack, encoder, hello
+        self._epochs: dict[int, int] = {}
+        self._address = address
+        self._line = reach(address, within)
+        self._ended = False
+        self._tell(hello)
+
+    def _tell(self, message: dict[str, Any], payload: bytes = b"") -> None:
+        try:
+            send(self._line, message, payload)
+        except OSError:
+            raise self._gone() from None
+
+    def _share_tell(self, number: int, what: str, payload: bytes = b"", **more: Any) -> None:
+        """Raises EndedError where the first machine has said that it is the end."""
+        if select.select([self._line], [], [], 0)[0]:  # nothing else comes unasked
+            found = self._answer()
+            if "end" in found:
+                raise EndedError
+        self._tell({"what": what, "number": number, "epoch": self._epochs[number], **more}, payload)
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            found = receive(self._line)
+        except (OSError, ValueError):
+            found = None
+        if found is None:
+            raise self._gone()
+        return found[0]
+
+    def _gone(self) -> LostError:
+        return _gone(self._address)
+
+    def take(self, wait: bool) -> Share | None:
+        while not self._ended:
+            self._tell({"what": "take", "wait": wait})
+            said = self._answer()
+            if "refused" in said:
+                raise DataError(f"the first machine has turned this one away: {said['refused']}.")
+            if "end" in said:
+                self._ended = True
+            elif "again" not in said:
+                if "number" not in said:
+                    return None
+                self._encoder(said["encoder"])
+                self._epochs[said["number"]] = said["epoch"]
+                return Share(said["number"], said["part"], tuple(spans_of(said["spans"])), said["bytes"])
+        return None
+
+    def add(self, number: int, piece: Any) -> None:
+        self._share_tell(number, "piece", self._pack(piece))
+
+    def done(self, number: int) -> None:
+        self._share_tell(number, "done")
+
+    def fault(self, number: int, error: DataError | MismatchError) -> None:
+        self._share_tell(number, "fault", reason=str(error), mismatch=isinstance(error, MismatchError))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._line.close()

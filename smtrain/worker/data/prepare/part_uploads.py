@@ -1,0 +1,112 @@
+"""Copies of what `prepare` has appended, in a folder that outlives the machine (a job's checkpoints).
+
+SageMaker brings changed files of that folder to S3 whole and in any order, so a file there never changes: what was
+appended since the copy before is a new one, and a record of all that there is comes after it. The next attempt, on
+another machine, takes the newest record whose parts are all there and puts the files together again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import DataError, SmtrainError
+
+_RECORD = re.compile(r"record-(\d{6})\.json")
+_KEPT = 3  # records: S3 may have a newer one without its parts
+_COPY = 4 << 20
+EVERY = 1 << 30
+"""Bytes of input after which there is a new part: some ten seconds of a machine with many cores."""
+
+
+class StoppedError(SmtrainError):
+    """The machine was asked to end; what is done is kept."""
+
+
+class Parts:
+    """The copies in `folder`, a part for every `every` bytes of input, and one when `stop` is set."""
+
+    def __init__(self, folder: Path, every: int = EVERY) -> None:
+        self.folder, self.every = folder, every
+        self.stop = threading.Event()
+        self._files: list[list[Any]] = []  # [part's name, file that it is of, its bytes], in the order of writing
+        self._number = 0
+        self._done = 0
+
+    def marks(self, settings: str, journal: Path) -> Iterator[dict[str, Any]]:
+        """What was marked by runs of the same settings, newest first, each with its files put together in `journal`.
+
+        Whoever takes one asks for no other; with none taken, `clear`.
+        """
+        for number, path in sorted(self._records(), reverse=True):
+            try:
+                record = json.loads(path.read_text("utf-8"))
+                if record["mark"]["settings"] != settings:
+                    continue
+                files = record["files"]
+                if any((self.folder / name).stat().st_size != size for name, _, size in files):
+                    continue
+                self._put_together(files, journal)
+                self._files, self._number, self._done = files, number + 1, record["mark"]["done_bytes"]
+                mark: dict[str, Any] = record["mark"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # half of it arrived
+            yield mark
+
+    def add(self, mark: dict[str, Any], sizes: dict[str, int], journal: Path) -> None:
+        """Copy what the files of `journal` have gained, up to `sizes`, once there was enough input since the last."""
+        gain = mark["done_bytes"] - self._done
+        if gain < self.every and not (gain and self.stop.is_set()):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before: dict[str, int] = {}
+        for _, name, size in self._files:
+            before[name] = before.get(name, 0) + size
+        for name, size in sizes.items():
+            gained = size - before.get(name, 0)
+            if gained or name not in before:
+                part = f"part-{self._number:06}-{name}"
+                _copy(journal / name, before.get(name, 0), gained, self.folder / part)
+                self._files.append([part, name, gained])
+        partial = self.folder / ".record.partial"
+        partial.write_text(json.dumps({"mark": mark, "files": self._files}), "utf-8")
+        partial.replace(self.folder / f"record-{self._number:06}.json")
+        for number, path in self._records():
+            if number <= self._number - _KEPT:
+                path.unlink()
+        self._number, self._done = self._number + 1, mark["done_bytes"]
+
+    def clear(self) -> None:
+        """Delete everything: records first, so that none is there without its parts."""
+        for pattern in ("record-*.json", "part-*", ".record.partial"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        self._files, self._number, self._done = [], 0, 0
+
+    def _records(self) -> list[tuple[int, Path]]:
+        found = ((_RECORD.fullmatch(path.name), path) for path in self.folder.glob("record-*.json"))
+        return [(int(match[1]), path) for match, path in found if match]
+
+    def _put_together(self, files: list[list[Any]], journal: Path) -> None:
+        for name in {name for _, name, _ in files}:
+            if not name or "/" in name or name.startswith("."):
+                raise ValueError(name)
+            with (journal / name).open("wb") as out:
+                for part in (part for part, of, _ in files if of == name):
+                    with (self.folder / part).open("rb") as source:
+                        shutil.copyfileobj(source, out, _COPY)
+
+
+def _copy(source: Path, start: int, count: int, target: Path) -> None:
+    with source.open("rb") as read, target.open("wb") as out:
+        read.seek(start)
+        while count and (data := read.read(min(count, _COPY))):
+            out.write(data)
+            count -= len(data)
+    if count:
+        raise DataError(f"{source} became shorter while it was written; start again.")

@@ -1,0 +1,227 @@
+"""Documents out of blocks, and what is wrong with those that are none.
+
+Documents stay in Arrow arrays: no Python object a document, but where a block has a fault.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from smtrain.core.config.textfiles import encoding_remedy
+from smtrain.core.errors import first_line
+from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line, row or text that is no document. `line` counts from 1 (within its block until placed)."""
+
+    file: str
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}: {self.reason}"
+
+
+def strings(values: list[str] | pa.Array | None = None) -> Any:
+    """An Arrow array of large_string, the one type that documents have here."""
+    if isinstance(values, pa.Array):
+        return values.cast(pa.large_string())
+    return pa.array(values or [], pa.large_string())
+
+
+@dataclass
+class Documents:
+    """What a block holds: texts (large_string) in order, faults, and its lines, for placing those of later blocks.
+
+    `unread` counts what else its records hold.
+    """
+
+    texts: Any = field(default_factory=strings)
+    bad: list[BadLine] = field(default_factory=list)
+    lines: int = 0
+    unread: UnreadText = field(default_factory=UnreadText)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.texts.nbytes)
+
+
+def read_block(block: Block, text_column: str = "text", separator: str | None = None) -> Documents:
+    """The documents of a block."""
+    if isinstance(block.payload, Documents):
+        return block.payload
+    if block.file.kind in ("parquet", "arrow"):
+        return _read_rows(block)
+    if block.file.kind == "text":
+        return _read_text(block, separator)
+    column = TextOf(text_column)
+    found = None if column.template else _read_clean_lines(block.payload, text_column)
+    return found if found is not None else _read_lines(block, column)
+
+
+def _utf8(data: bytes) -> bool:
+    try:
+        offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+        pa.LargeStringArray.from_buffers(1, offsets, pa.py_buffer(data)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
+    """A block without a fault and without an empty line; None where it may have one, which line by line will tell."""
+    import pyarrow.compute as pc
+    import pyarrow.json as pj
+
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    if not _utf8(data):
+        return None
+    top, *inner = text_column.split(".")
+    kind: Any = pa.string()
+    for name in reversed(inner):
+        kind = pa.struct([(name, kind)])
+
+    def table_of(others: str) -> Any:
+        schema = pa.schema([(top, kind)])
+        return pj.read_json(
+            pa.BufferReader(data),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
+        )
+
+    try:
+        table = table_of("infer")
+        unread = unread_columns(table, (text_column,), of_json=True)
+    except pa.ArrowException:  # another field is of one type here and of another one there, perhaps
+        try:
+            table = table_of("ignore")
+        except pa.ArrowException:
+            return None
+        unread = _unread_in_lines(data, text_column)
+    column = table[top]
+    for name in inner:
+        column = pc.struct_field(column, name)  # null where what holds it is null
+    if table.num_rows != lines or column.null_count or column.num_chunks != 1:
+        return None
+    return Documents(strings(column.chunk(0)), [], lines, unread)
+
+
+def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
+    """The same of lines of JSON that Arrow read the text of."""
+    found = UnreadText()
+    for line in data.split(b"\n"):
+        row, fault = parse_line(line)
+        if not fault:
+            found.count(unread_fields(row, (text_column,)))
+    return found
+
+
+def _read_lines(block: Block, column: TextOf) -> Documents:
+    found = Documents()
+    texts: list[str] = []
+    for found.lines, raw in enumerate(split_lines(block), start=1):
+        if not raw.strip():
+            continue
+        row, fault = parse_line(raw)
+        if not fault:
+            text, fault = column.of(row)
+            fault = fault or _taken(texts, text, row, column.column)
+            found.unread.count([] if fault else unread_fields(row, column.needed))
+        if fault:
+            found.bad.append(BadLine(block.file.name, found.lines, fault))
+    found.texts = strings(texts)
+    return found
+
+
+def _taken(texts: list[str], text: object, row: dict[str, Any], column: str) -> str:
+    """Take the text of a record, or say what is wrong with it and which of its fields are text."""
+    fault = add_text(texts, text, column)
+    if not fault or text is None or isinstance(text, (str, bytes)):
+        return fault
+    others = [name for name, value in row.items() if isinstance(value, str)]
+    return f"{fault}; set data.text_column to {' or '.join(others[:5])}" if others else fault
+
+
+def split_lines(block: Block) -> list[bytes]:
+    """The lines of a block of lines, without a byte order mark at the file's beginning."""
+    lines: list[bytes] = block.payload.removesuffix(b"\n").split(b"\n")
+    if block.first:
+        lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+    return lines
+
+
+def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
+    """The object of a JSON line, or what is wrong with it."""
+    try:
+        row = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        return {}, f"not UTF-8 at byte {error.start + 1} of the line; {encoding_remedy(raw)}"
+    except (ValueError, RecursionError) as error:
+        return {}, f"not JSON ({first_line(error)})"
+    return (row, "") if isinstance(row, dict) else ({}, f"a JSON {type(row).__name__}, not an object")
+
+
+def _read_rows(block: Block) -> Documents:
+    column = block.payload
+    if not column.null_count:
+        try:
+            texts = strings(column)
+            texts.validate(full=True)
+            return Documents(texts, [], len(column), UnreadText(block.unread))
+        except pa.ArrowException:
+            pass
+    found = Documents(unread=UnreadText(block.unread))
+    texts = []
+    for found.lines, cell in enumerate(column, start=1):
+        try:
+            fault = add_text(texts, cell.as_py(), "the text column")
+        except UnicodeDecodeError:
+            fault = "bytes that are not UTF-8"
+        if fault:
+            found.bad.append(BadLine(block.file.name, found.lines, fault))
+    found.texts = strings(texts)
+    return found
+
+
+def _read_text(block: Block, separator: str | None) -> Documents:
+    data = block.payload
+    found = Documents(lines=data.count(b"\n") if separator else 1)
+    texts, line = [], 1
+    for raw in data.split(separator.encode()) if separator else [data]:
+        try:
+            text = raw.decode()
+            if text or not separator:
+                texts.append(text)
+        except UnicodeDecodeError as error:
+            place = "" if separator else f" at byte {error.start:,}"
+            why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
+            found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
+        line += raw.count(b"\n") + (separator or "").count("\n")
+    found.texts = strings(texts)
+    return found
+
+
+def add_text(texts: list[str], text: object, column: str) -> str:
+    """Take a document, or say what is wrong with it."""
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            return "bytes that are not UTF-8"
+    if not isinstance(text, str):
+        return f"{column!r} is {'null' if text is None else type(text).__name__}, not a string"
+    try:
+        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
+    except UnicodeEncodeError:
+        return "half a surrogate pair, which is not text"
+    texts.append(text)
+    return ""

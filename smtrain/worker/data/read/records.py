@@ -1,0 +1,130 @@
+"""Records with several fields out of JSON lines, Parquet and Arrow files, in the blocks that `reading` cuts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.read.blocks import Block, Stretch, cut_file
+from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
+from smtrain.worker.data.read.sources import SourceFile, unreadable
+from smtrain.worker.data.read.tables import arrow_batches
+from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
+from smtrain.worker.data.tokenize.chat import COLUMNS, NAMED, refuse_pairs
+
+_ROWS = 1024
+
+
+@dataclass
+class Records:
+    """What a block holds: (line, record) in order, faults, and its lines, for placing those of later blocks."""
+
+    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    bad: list[BadLine] = field(default_factory=list)
+    lines: int = 0
+
+
+def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch | None = None) -> Iterator[Block]:
+    """The file, or a `stretch` of it, in pieces that can be sent to another process, of tables the `columns` there are.
+
+    Raises DataError where it cannot be read, or has none of `columns`.
+    """
+    if file.kind == "json":
+        yield from _lines_of_array(file)
+        return
+    if file.kind not in ("parquet", "arrow"):
+        yield from cut_file(file, stretch=stretch)
+        return
+    try:
+        with file.open() as raw:
+            for number, (batch, share, unread) in enumerate(_batches(file, raw, columns, stretch)):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                first = number == 0 and (stretch is None or stretch.start == 0)
+                yield Block(file, round(share * file.bytes), first, sink.getvalue().to_pybytes(), unread)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(file, error, f"as {file.kind} ") from None
+
+
+def _lines_of_array(file: SourceFile) -> Iterator[Block]:
+    """The objects of one JSON array as lines."""
+    from smtrain.worker.data.read.blocks import BLOCK_BYTES, unpacked
+    from smtrain.worker.data.read.forms.arrays import objects
+
+    with file.open() as raw:
+        told, first, lines, size = 0, True, [], 0
+        for row in objects(file, unpacked(file, raw)):
+            lines.append(json.dumps(row).encode() + b"\n")
+            size += len(lines[-1])
+            if size >= BLOCK_BYTES:
+                yield Block(file, raw.tell() - told, first, b"".join(lines))
+                told, first, lines, size = raw.tell(), False, [], 0
+        yield Block(file, file.bytes - told, first, b"".join(lines))
+
+
+def _batches(
+    file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
+) -> Iterator[tuple[Any, float, UnreadText]]:
+    """Record batches, the share of the file that each is, and what the other columns hold."""
+    if file.kind == "parquet":
+        import pyarrow.parquet as pq
+
+        table = pq.ParquetFile(raw)
+        kept = _kept(file, table.schema_arrow.names, columns)
+        groups = range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        unread = unread_in_parquet(table, groups, kept)
+        for batch in table.iter_batches(_ROWS, list(groups), kept, use_threads=False):
+            yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
+            unread = UnreadText()
+        return
+    schema, found, in_order = arrow_batches(raw)
+    kept = _kept(file, schema.names, columns)
+    for whole in found:
+        end = raw.tell() if in_order else 0
+        for start in range(0, len(whole), _ROWS):
+            part = whole.slice(start, _ROWS)
+            share = 0.0 if start + _ROWS < len(whole) else end / max(file.bytes, 1)
+            yield part.select(kept), share, unread_columns(part, kept)
+
+
+def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[str]:
+    try:
+        refuse_pairs(names, {name: name for name in columns})
+    except DataError as error:
+        raise DataError(f"{file.path}: {error}") from None
+    kept = [name for name in names if name in columns]
+    spoken = [*NAMED, *columns[len(COLUMNS) :]]
+    if not any(name in spoken for name in kept):
+        raise DataError(
+            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column of "
+            "the conversations in data.columns as messages, or those of the instructions as instruction and output."
+        )
+    return kept
+
+
+def read_records(block: Block) -> Records:
+    """The records of a block."""
+    found = Records()
+    if block.file.kind in ("parquet", "arrow"):
+        for batch in pa.ipc.open_stream(block.payload):
+            for found.lines in range(1, len(batch) + 1):
+                try:
+                    found.rows.append((found.lines, batch.slice(found.lines - 1, 1).to_pylist()[0]))
+                except UnicodeDecodeError:
+                    found.bad.append(BadLine(block.file.name, found.lines, "bytes that are not UTF-8"))
+        return found
+    for found.lines, raw in enumerate(split_lines(block), start=1):
+        if not raw.strip():
+            continue
+        row, fault = parse_line(raw)
+        if fault:
+            found.bad.append(BadLine(block.file.name, found.lines, fault))
+        else:
+            found.rows.append((found.lines, row))
+    return found

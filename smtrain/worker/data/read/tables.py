@@ -1,0 +1,139 @@
+"""Parquet and Arrow files in blocks of one column of text, or of text that is put together out of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.read import blocks
+from smtrain.worker.data.read.blocks import Block, Stretch, Wanted
+from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.sources import SourceFile, unreadable
+from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
+
+
+def row_groups(file: SourceFile) -> list[int]:
+    """Bytes of each row group of a Parquet file. Raises DataError where it is none."""
+    import pyarrow.parquet as pq
+
+    try:
+        with file.open() as raw:
+            about = pq.ParquetFile(raw).metadata
+            return [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(file, error, "as Parquet ") from None
+
+
+def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
+    import pyarrow.parquet as pq
+
+    with file.open() as raw:
+        # pages as they come instead of whole column chunks: a row group may be larger than memory
+        table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
+        column = TextOf(text_column)
+        names = set(table.schema_arrow.names)
+        if text_column not in names and (column.template or "." in text_column):
+            yield from _row_blocks(file, table, column, stretch)
+            return
+        _check_column(file, table.schema_arrow, text_column, wanted)
+        about = table.metadata
+        # a path is the names of a column and of what it nests, each of which may have dots
+        paths = [about.schema.column(i).path for i in range(about.num_columns)]
+        place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
+        size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
+        rows = max(1, min(1 << 16, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
+        groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        first, unread = groups.start == 0, unread_in_parquet(table, groups, (text_column,))
+        for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
+            size = file.bytes * len(batch) // max(about.num_rows, 1)
+            yield Block(file, size, first, batch.column(text_column), unread)
+            first, unread = False, UnreadText()
+
+
+def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch | None) -> Iterator[Block]:
+    """Of a Parquet file, where the text is nested or put together out of several columns."""
+    _check_fields(file, table.schema_arrow, column)
+    about = table.metadata
+    size = sum(about.row_group(g).total_byte_size for g in range(about.num_row_groups))
+    rows = max(1, min(1 << 14, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
+    groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+    first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed)
+    for batch in table.iter_batches(rows, list(groups), list(column.tops(table.schema_arrow.names)), use_threads=False):
+        yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, column.of_rows(batch), unread)
+        first, unread = False, UnreadText()
+
+
+def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
+    missing = [name for name in column.needed if name not in schema.names and name.split(".")[0] not in schema.names]
+    if missing:
+        raise DataError(
+            f"{file.path} has no column {missing[0]!r} but {', '.join(schema.names)}; set data.text_column to some of "
+            "them."
+        )
+
+
+def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
+    with file.open() as raw:
+        schema, batches, _ = arrow_batches(raw)
+        told, first = 0, True
+        column = TextOf(text_column)
+        by_row = text_column not in schema.names and (column.template or "." in text_column)
+        if by_row:
+            _check_fields(file, schema, column)
+        else:
+            _check_column(file, schema, text_column, wanted)
+        for batch in batches:
+            at = raw.tell()
+            payload = column.of_rows(batch) if by_row else batch.column(text_column)
+            yield Block(file, max(at - told, 0), first, payload, unread_columns(batch, column.needed))
+            told, first = max(at, told), False
+
+
+def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
+    """Record batches of those of `columns` that a Parquet or Arrow file has."""
+    import pyarrow.parquet as pq
+
+    with file.open() as raw:
+        if file.kind == "parquet":
+            table = pq.ParquetFile(raw)
+            kept = [name for name in columns if name in table.schema_arrow.names]
+            yield from table.iter_batches(1024, columns=kept, use_threads=False)
+            return
+        schema, batches, _ = arrow_batches(raw)
+        kept = [name for name in columns if name in schema.names]
+        yield from (batch.select(kept) for batch in batches)
+
+
+def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
+    """Schema and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
+    magic = raw.read(6)
+    raw.seek(0)
+    if magic == b"ARROW1":
+        file = pa.ipc.open_file(raw)
+        return file.schema, (file.get_batch(i) for i in range(file.num_record_batches)), False
+    stream = pa.ipc.open_stream(raw)
+    return stream.schema, iter(stream), True
+
+
+def _check_column(file: SourceFile, schema: Any, text_column: str, wanted: Wanted) -> None:
+    names = schema.names
+    if names.count(text_column) != 1:
+        there = "no column" if text_column not in names else "more than one column"
+        raise DataError(
+            f"{file.path} has {there} {text_column!r} but {', '.join(names)}; set data.text_column to one of them."
+        )
+    kind = schema.field(text_column).type
+    if wanted == "text" and not _is_text(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        texts = [field.name for field in schema if _is_text(field.type)]
+        raise DataError(
+            f"{file.path}: column {text_column!r} holds {kind} and not text; set data.text_column to "
+            f"{' or '.join(texts) or 'a column of text, which this file lacks'}."
+        )
+
+
+def _is_text(kind: Any) -> bool:
+    checks = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+    return any(getattr(pa.types, f"is_{check}", lambda _: False)(kind) for check in checks)

@@ -1,0 +1,180 @@
+"""What text is made of, before it is tokenized: lengths, duplicates, scripts, repeated lines, overlap with tests."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
+from smtrain.worker.data.clean.judged import JudgedTexts
+from smtrain.worker.data.clean.overlap import HeldTests
+from smtrain.worker.data.clean.refiner import EXAMPLES, refine_versions
+from smtrain.worker.data.read.blocks import cut_file
+from smtrain.worker.data.read.reading import Documents, read_block
+from smtrain.worker.data.read.sources import Format, find_files
+from smtrain.worker.data.read.unread import UnreadText
+
+_LINES_KEPT = 200_000
+_SCRIPTS = {
+    "Latin": r"[A-Za-z\u00c0-\u024f]", "Cyrillic": r"[\u0400-\u052f]", "Greek": r"[\u0370-\u03ff]",
+    "Arabic": r"[\u0600-\u06ff]", "Hebrew": r"[\u0590-\u05ff]", "Devanagari": r"[\u0900-\u097f]",
+    "Thai": r"[\u0e00-\u0e7f]", "Kana": r"[\u3040-\u30ff]", "Han": r"[\u4e00-\u9fff]", "Hangul": r"[\uac00-\ud7af]",
+}  # fmt: skip
+_PATTERNS = {name: re.compile(pattern) for name, pattern in _SCRIPTS.items()}
+LOOKED_AT = 400
+"""Characters of a document by which its script goes."""
+LINE_LEAST, LINE_MOST = 20, 200
+"""Characters of a line that is counted, and of it that are kept."""
+
+
+@dataclass
+class SourceReport:
+    """Counts of one source. `lengths` counts documents by the power of two of their characters."""
+
+    name: str
+    files: int = 0
+    documents: int = 0
+    characters: int = 0
+    bytes: int = 0
+    tokens: int = 0
+    empty: int = 0
+    duplicates: int = 0
+    bad: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    scripts: Counter[str] = field(default_factory=Counter)
+    overlapping: int = 0
+    unread: UnreadText = field(default_factory=UnreadText)
+
+
+@dataclass
+class TextReport:
+    """What `report` found. `repeated` are lines of 20 characters or more with how often they come, the most frequent
+    first; `examples` holds up to EXAMPLES texts by what is told of; `tested` (texts, hit, too short to compare)."""
+
+    sources: list[SourceReport]
+    repeated: list[tuple[str, int]]
+    examples: dict[str, list[str]]
+    tested: tuple[int, int, int] | None
+    tokenized_by: str
+    whole: bool
+    dropped: dict[str, int] = field(default_factory=dict)
+    """What `cleaning` would leave out, by reason, of `judged` documents."""
+    noted: dict[str, int] = field(default_factory=dict)
+    judged: int = 0
+    untested: UnreadText = field(default_factory=UnreadText)
+    """What the files of the tests hold and nothing was compared with."""
+
+
+def report(
+    inputs: Sequence[Path | str], tokenizer: Path | None = None, against: Sequence[Path | str] = (), *,
+    text_column: str = "text", format: Format = "auto", separator: str | None = None, encoding: str | None = None,
+    most_bytes: int | None = None, cleaning: Cleaning | None = None,
+) -> TextReport:  # fmt: skip
+    """Read text through once, up to `most_bytes` of it. With a tokenizer folder tokens are counted too.
+
+    Duplicates are counted across all inputs, to 3 million documents; `against` are texts that a model will be tested
+    on; `cleaning` says which filters, personal data and near duplicates to look for, across all inputs too. Raises
+    DataError where something cannot be read.
+    """
+    chosen = None
+    if tokenizer is not None:
+        from smtrain.worker.data.tokenize import encoder
+
+        chosen, _ = encoder.choose(tokenizer)
+    untested = UnreadText()
+    tested = HeldTests(_texts(against, text_column, format, encoding, untested)) if against else None
+    if tested is not None and tested.texts == tested.short:
+        raise DataError(f"{against[0]}: none of {tested.texts} texts has 13 words; give longer ones to compare with.")
+    seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
+    cleaning = cleaning or Cleaning()
+    refine_versions(cleaning)  # which says what is not installed
+    examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
+    made: list[SourceReport] = []
+    left, whole = most_bytes or 1 << 62, True
+    judged = JudgedTexts(cleaning)
+    for given in inputs:
+        files = find_files(given, format, encoding=encoding)
+        about = SourceReport(str(given), len(files))
+        made.append(about)
+        for file in files:
+            for block in cut_file(file, text_column, separator):
+                if left <= 0:
+                    whole = False
+                    break
+                found = read_block(block, text_column, separator)
+                left -= found.texts.nbytes
+                _keep(examples["bad records"], [str(bad) for bad in found.bad])
+                about.bad += len(found.bad)
+                about.unread.count(found.unread)
+                _count(about, found, seen, lines, examples)
+                judged.add(found.texts.to_pylist() if cleaning.refines else [])
+                if chosen is not None:
+                    about.tokens += len(chosen.encode(found.texts, block.first)[0])
+                if tested is not None:
+                    for text in found.texts.to_pylist():
+                        numbers, run = tested.in_text(text)
+                        hit |= numbers
+                        about.overlapping += bool(numbers)
+                        _keep(examples["overlaps with tests"], [f"{file.name}: {run}"] if numbers else [])
+    if not any(about.documents for about in made):
+        why = next(iter(examples["bad records"]), "")
+        told = f": {why}" if why else "; give files with text"
+        raise DataError(f"{', '.join(map(str, inputs))} holds no document{told}.")
+    repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
+    about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
+    return TextReport(
+        made, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole, judged.dropped,
+        judged.noted, judged.documents, untested,
+    )  # fmt: skip
+
+
+def _texts(
+    sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None, unread: UnreadText
+) -> Iterator[str]:
+    for source in sources:
+        for file in find_files(source, format, encoding=encoding):
+            for block in cut_file(file, text_column):
+                found = read_block(block, text_column)
+                unread.count(found.unread)
+                yield from found.texts.to_pylist()
+
+
+def _count(
+    about: SourceReport, found: Documents, seen: SeenDocuments, lines: Counter[str], examples: dict[str, list[str]]
+) -> None:
+    new = seen.new(hashes(found.texts))
+    texts: list[str] = found.texts.to_pylist()
+    about.documents += len(texts)
+    about.duplicates += len(texts) - int(new.sum())
+    _keep(examples["duplicates"], [text[:300] for text, first in zip(texts, new, strict=True) if not first and text])
+    for text in texts:
+        about.characters += len(text)
+        about.bytes += len(text.encode("utf-8", "surrogatepass"))
+        about.empty += not text.strip()
+        about.lengths[len(text).bit_length()] += 1
+        about.scripts[_script(text)] += 1
+        lines.update(line.strip()[:LINE_MOST] for line in text.splitlines() if len(line.strip()) >= LINE_LEAST)
+    if len(lines) > _LINES_KEPT:  # those that came once are the likeliest to come no more
+        for line in [line for line, count in lines.items() if count == 1]:
+            del lines[line]
+        for line, _ in lines.most_common()[: _LINES_KEPT // 2 - 1 : -1]:
+            del lines[line]
+
+
+def _script(text: str) -> str:
+    part = text[:LOOKED_AT]
+    counts: dict[str, Any] = {name: sum(1 for _ in pattern.finditer(part)) for name, pattern in _PATTERNS.items()}
+    if counts["Kana"]:
+        return "Japanese"
+    most = max(counts, key=lambda name: counts[name])
+    return most if counts[most] else "none"
+
+
+def _keep(examples: list[str], found: list[str]) -> None:
+    examples.extend(islice(found, max(0, EXAMPLES - len(examples))))

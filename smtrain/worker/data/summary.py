@@ -1,0 +1,124 @@
+"""What is in a dataset of tokens: counts, how often each token comes, and how a piece of it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.manifest import MASK, NAME, DatasetManifest
+from smtrain.worker.data.pack.exchange import prefixes
+from smtrain.worker.data.pack.indexed import IndexedDataset
+from smtrain.worker.data.pack.packing import Packing
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+
+_TOP = 12
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """A dataset's counts. `counts` is int64 [largest id + 1]; `top` the most frequent as (id, text or None, share)."""
+
+    facts: dict[str, Any]
+    counts: NDArray[np.int64]
+    top: list[tuple[int, str | None, float]]
+    sample: str | None
+
+
+def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
+    """Read a prepared folder or a Megatron pair through once. With a tokenizer folder, tokens are shown as text.
+
+    Raises DataError where it is neither.
+    """
+    parts = [IndexedDataset(prefix) for prefix in prefixes(path, answers=True)]
+    counts = np.zeros(0, np.int64)
+    for part in parts:
+        if part.dtype.kind == "f":
+            raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
+        for at in range(0, len(part.tokens), _CHUNK):
+            found = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
+    lengths = np.concatenate([_document_lengths(part) for part in parts])
+    tokens = int(counts.sum())
+    facts: dict[str, Any] = {
+        "documents": len(lengths),
+        "sequences": sum(len(part) for part in parts),
+        "tokens": tokens,
+        "type": parts[0].dtype.name,
+        "distinct_tokens": int(np.count_nonzero(counts)),
+        "empty_documents": int((lengths == 0).sum()),
+    }
+    if len(lengths):
+        quantiles = np.quantile(lengths, [0, 0.5, 0.9, 1]).astype(int).tolist()
+        facts["document_tokens"] = dict(zip(("min", "median", "p90", "max"), quantiles, strict=True))
+    if path.is_dir() and (path / NAME).is_file():
+        manifest = DatasetManifest.load(path)
+        kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
+        facts |= {key: getattr(manifest, key) for key in kept}
+        facts["not_read"] = manifest.unread
+        if manifest.validation:
+            facts["held_out_documents"] = manifest.validation["documents"]
+            facts["held_out_tokens"] = manifest.validation["tokens"]
+        if manifest.objective == "sft":
+            facts |= _packed(path, parts[0], manifest.seq_len)
+    decoder = load_tokenizer(tokenizer) if tokenizer else None
+    most = np.argsort(-counts, kind="stable")[:_TOP]
+    top = [(int(i), decoder.decode([int(i)], skip_special_tokens=False) if decoder else None, counts[i] / tokens)
+           for i in most if counts[i]]  # fmt: skip
+    sample = decoder.decode(parts[0].tokens[:120].tolist(), skip_special_tokens=False) if decoder else None
+    return DatasetSummary(facts, counts, top, sample)
+
+
+def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
+    """How often the tokens come, most frequent first, as logarithms at `points` places of logarithmic rank."""
+    ordered = np.sort(counts[counts > 0])[::-1]
+    places = np.unique(np.geomspace(1, max(len(ordered), 1), points).astype(int)) - 1
+    return np.log10(ordered[places]).tolist() if len(ordered) else []
+
+
+def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
+    """Frequency by rank on logarithmic axes. A picture that is there already is replaced, and nothing else is.
+
+    Raises DataError where it would be, and where matplotlib is not installed.
+    """
+    if path.exists() and not (path.is_file() and path.read_bytes()[:4] == b"\x89PNG"):
+        raise DataError(f"{path} is there already and is no PNG picture; name another file.")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DataError("a picture needs matplotlib; run `pip install matplotlib`.") from None
+    ordered = np.sort(about.counts[about.counts > 0])[::-1]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.loglog(np.arange(1, len(ordered) + 1), ordered, color="#1f77b4", linewidth=1.6)
+    axis.set(xlabel="rank of the token", ylabel="occurrences", title=title)
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
+    """How instruction data fills its rows in an epoch, and the share of its tokens that is learned."""
+    sizes = data.lengths - 1  # the last token of a sample is predicted only
+    rows = Packing(0, sizes, seq_len).rows(0)
+    learned = int(IndexedDataset(path / MASK).tokens.sum(dtype=np.int64))
+    return {
+        "rows_an_epoch": rows,
+        "rows_filled": round(int(sizes.sum(dtype=np.int64)) / (rows * seq_len), 4),
+        "learned_tokens": learned,
+    }
+
+
+def _document_lengths(data: IndexedDataset) -> NDArray[np.int64]:
+    ends = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
+    found: NDArray[np.int64] = np.diff(ends[np.asarray(data.document_index)])
+    return found

@@ -1,0 +1,236 @@
+"""Ids of many documents at once: through gigatoken where it gives what `tokenizers` gives, else through `tokenizers`.
+
+gigatoken is some thirty times faster and young, so it is never taken at its word. Documents with characters that it
+is known to cut or compose otherwise (`differences`) go to `tokenizers`. And with every block of text, a part of that
+very text is encoded by `tokenizers` too; one id that differs ends gigatoken's use (`MismatchError`).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from smtrain.core.errors import SmtrainError
+from smtrain.worker.data.read.reading import strings
+from smtrain.worker.data.tokenize.differences import Differences, compared
+from smtrain.worker.data.tokenize.gigatoken_adapt import adapted, cut_at_digits, other_numerals
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
+
+# gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB over all threads,
+# or to some 20 MiB for each of very many
+_FRESH_AFTER, _FRESH_AFTER_LEAST = 1 << 30, 64 << 20
+# what a fault of gigatoken would show in: the beginning of every file, and a piece out of every block
+_FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
+_BATCH_BYTES = 1 << 18
+
+
+class MismatchError(SmtrainError):
+    """gigatoken gave other ids than `tokenizers` for a piece of the text."""
+
+
+class Encoder(Protocol):
+    """Turns documents into ids; may be called from several threads at once."""
+
+    name: str
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Ids of all `texts` (an Arrow array of large_string) end to end, and how many each has.
+
+        No special token is added. `first` says that a file begins here, which is looked at more closely.
+        """
+        ...
+
+
+class Plain:
+    """`tokenizers` itself, with its own threads."""
+
+    def __init__(self, folder: Path) -> None:
+        from importlib.metadata import version
+
+        self.name = f"tokenizers {version('tokenizers')}"
+        self._tokenizer = load_tokenizer(folder)
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        parts = list(_plainly(self._tokenizer, texts))
+        lengths = np.array([len(ids) for ids in parts], np.int64)
+        return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
+
+
+@dataclass
+class _Warm:
+    """A tokenizer of gigatoken, and how many bytes of text it has met."""
+
+    tokenizer: Any
+    encoded: int = 0
+
+
+class Giga:
+    """gigatoken, compared with `tokenizers` on the first text of every file and on a piece out of every block."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ImportError without gigatoken, ValueError (or what else it has) for a tokenizer it cannot be."""
+        from importlib.metadata import version
+
+        import awkward  # noqa: F401 - it needs more than a wheel of its own, and is to fail here, not in the first block
+        import gigatoken
+
+        self.name = f"gigatoken {version('gigatoken')}"
+        content = settled_json(folder)
+        made = adapted(content)
+        self._digits = made.digits
+        self._make: Any = lambda: gigatoken.Tokenizer.from_json(made.content)
+        # one encoding at a time is all that a tokenizer of gigatoken does, so each thread takes one that is free
+        self._free, self._made = [_Warm(self._make())], 1
+        self._lock = threading.Lock()
+        self._reference = load_tokenizer(folder)
+        if not compared(json.loads(content).get("normalizer")):
+            raise ValueError("its normalizer has not been compared with that of tokenizers")
+        self._differences = Differences(other_numerals() if made.digits else "", made.missing)
+
+    def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        if not len(texts):
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        warm = self._take(texts.nbytes)
+        other = self._differences.find(texts)
+        try:
+            ids, lengths = _giga(warm.tokenizer, texts, self._digits)
+            self._compare(warm.tokenizer, texts, first, other)
+        finally:
+            self._free.append(warm)
+        return self._corrected(texts, ids, lengths, other) if len(other) else (ids, lengths)
+
+    def _corrected(
+        self, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], other: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The same with the ids that `tokenizers` gives the documents `other`."""
+        ends = np.cumsum(lengths)
+        parts, at = [], 0
+        lengths = lengths.copy()
+        for number, right in zip(other, _plainly(self._reference, texts.take(pa.array(other))), strict=True):
+            parts += [ids[at : ends[number] - lengths[number]], right.astype(ids.dtype)]
+            at, lengths[number] = ends[number], len(right)
+        return np.concatenate([*parts, ids[at:]]), lengths
+
+    def _take(self, size: int) -> _Warm:
+        with self._lock:
+            warm = self._free.pop() if self._free else None
+            self._made += warm is None
+            limit = max(_FRESH_AFTER // self._made, _FRESH_AFTER_LEAST)
+        if warm is None or warm.encoded + size > limit:
+            warm = _Warm(self._make())
+        warm.encoded += size
+        return warm
+
+    def _compare(self, tokenizer: Any, texts: Any, first: bool, other: NDArray[np.int64]) -> None:
+        drawn = _drawn(texts.take(pa.array(np.delete(np.arange(len(texts)), other))) if len(other) else texts, first)
+        if not drawn:
+            return
+        ids, lengths = _giga(tokenizer, strings(drawn), self._digits)
+        found = np.split(ids, np.cumsum(lengths)[:-1])
+        for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
+            if not np.array_equal(mine, theirs):
+                raise MismatchError(f"{self.name} gives other ids than tokenizers for {text[:60]!r}...")
+
+
+def choose(folder: Path) -> tuple[Encoder, str]:
+    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" where it is)."""
+    try:
+        return Giga(folder), ""
+    except ImportError as error:
+        lacks = "" if error.name in (None, "gigatoken") else f", which needs {error.name}"
+        return Plain(folder), f"gigatoken is not installed{lacks}"
+    except Exception as error:  # what Rust has to say about a tokenizer has no common class
+        reason = " ".join(str(error).split())[:200]
+        return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"
+
+
+def _plainly(tokenizer: Tokenizer, texts: Any) -> Iterator[NDArray[Any]]:
+    """int32 ids of each text (Arrow large_string) by `tokenizers`."""
+    for start, stop in _batches(texts):
+        yield from encode_texts(tokenizer, texts.slice(start, stop - start).to_pylist())
+
+
+def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
+    """int32 ids of each text by `tokenizers`, without special tokens."""
+    return [np.array(e.ids, np.int32) for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def with_ends(
+    ids: NDArray[Any], lengths: NDArray[np.int64], dtype: np.dtype, eos_id: int | None
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The same in the type of the data set, `eos_id` after every document that is not empty."""
+    if eos_id is None:
+        return ids.astype(dtype), lengths.astype(np.int32)
+    stored = lengths > 0
+    lengths = lengths + stored
+    ends = np.cumsum(lengths)[stored] - 1
+    out = np.empty(len(ids) + len(ends), dtype)
+    text = np.ones(len(out), bool)
+    text[ends] = False
+    out[text] = ids
+    out[ends] = eos_id
+    return out, lengths.astype(np.int32)
+
+
+def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Straight from Arrow's buffers and into numpy's, nothing copied and no Python object a document.
+
+    With `digits` the text is cut at its digits first.
+    """
+    import awkward
+
+    ak: Any = awkward
+
+    _, offsets, data = texts.buffers()
+    offsets = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    texts_end, offsets = offsets, cut_at_digits(content, offsets) if digits else offsets
+    layout = ak.contents.ListOffsetArray(
+        ak.index.Index64(offsets),
+        ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
+        parameters={"__array__": "string"},
+    )
+    # one thread: the blocks are the parallelism
+    found = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
+    bounds = np.asarray(found.offsets.data)
+    ids = np.asarray(found.content.data)[bounds[0] : bounds[-1]]
+    if digits:
+        bounds = bounds[np.searchsorted(offsets, texts_end)]
+    return ids, np.diff(bounds)
+
+
+def _drawn(texts: Any, first: bool) -> list[str]:
+    """Pieces of a block to compare: by its content, so that every run of the same text compares the same."""
+    if not len(texts):
+        return []
+    number = zlib.crc32(str(texts[len(texts) // 2]).encode()) % len(texts)
+    drawn = [texts[number].as_py()[:_DRAWN_CHARACTERS]]
+    left = _FIRST_CHARACTERS if first else 0
+    for scalar in texts if first else ():
+        if left <= 0:
+            break
+        drawn.append(scalar.as_py()[:left])
+        left -= len(drawn[-1])
+    return drawn
+
+
+def _batches(texts: Any) -> list[tuple[int, int]]:
+    """Runs of documents of about _BATCH_BYTES: an encoding of `tokenizers` takes many times its text."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    cuts, start = [], 0
+    while start < len(texts):
+        stop = int(np.searchsorted(offsets, offsets[start] + _BATCH_BYTES, "right")) - 1
+        stop = max(start + 1, min(stop, len(texts)))
+        cuts.append((start, stop))
+        start = stop
+    return cuts

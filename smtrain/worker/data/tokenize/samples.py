@@ -1,0 +1,194 @@
+"""From records of conversations to samples: ids, and which of them are to be learned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.clean.holdout import HoldOut, conversation_hash
+from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.reading import BadLine
+from smtrain.worker.data.read.records import read_records
+from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.tokenize.chat import (
+    COLUMNS,
+    ChatTemplate,
+    Dialogue,
+    RecordFault,
+    Rendered,
+    Shape,
+    conversation,
+    named,
+    unread_of,
+)
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+
+_SPLIT = "conversations that became a sample for each answer"
+_CUT = "samples cut to seq_len + 1 tokens"
+LONG = "samples longer than seq_len + 1 tokens"
+UNLEARNED = "conversations whose answers are all marked as not to be learned"
+NO_ANSWER = "samples without an answer in seq_len + 1 tokens"
+_GROUP_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class SamplePiece:
+    """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told.
+
+    `sides` is there when some samples are held out. `unread` counts what the records hold and no sample has.
+    """
+
+    block: Block
+    tokens: NDArray[Any]
+    mask: NDArray[np.uint8]
+    lengths: NDArray[np.int32]
+    bad: list[BadLine]
+    lines: int
+    told: Counter[str]
+    sides: NDArray[np.int8] | None = None
+    unread: UnreadText = field(default_factory=UnreadText)
+
+
+class Maker:
+    """Turns blocks of records into samples; every worker process has one."""
+
+    def __init__(
+        self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"],
+        holdout: HoldOut | None = None, columns: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`columns` names those of the records that are called otherwise, {ours: theirs}."""
+        self.arguments = (folder, seq_len, shape, overlong, holdout, dict(columns or {}))
+        self._columns = dict(columns or {})
+        self._holdout = holdout
+        self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
+        _refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
+        self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that may be read of a table."""
+        return (*COLUMNS, *self._columns.values())
+
+    def piece(self, block: Block) -> SamplePiece:
+        try:
+            return self._piece(block)
+        except DataError as error:
+            raise DataError(f"{block.file.name}: {error}") from None
+
+    def _piece(self, block: Block) -> SamplePiece:
+        found = read_records(block)
+        rendered: list[Rendered] = []
+        hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
+        told: Counter[str] = Counter()
+        unread = UnreadText(block.unread)
+        for line, row in found.rows:
+            try:
+                said = conversation(named(row, self._columns), self._shape)
+                texts = self.template.render(said)
+                found_unread = self._unread(row, said, texts)
+            except RecordFault as fault:
+                found.bad.append(BadLine(block.file.name, line, str(fault)))
+                continue
+            rendered += texts
+            hashes += [conversation_hash(said.messages)] * len(texts)
+            told[_SPLIT] += len(texts) > 1
+            told[UNLEARNED] += not texts
+            unread.count(found_unread)
+        encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
+        found_sides = self._holdout.by_hash(np.array(hashes, np.uint64)) if self._holdout else None
+        fitted = list(encoded)
+        samples = [sample for sample in fitted if sample is not None]
+        kept = np.array([sample is not None for sample in fitted], bool)
+        return SamplePiece(
+            block.without_payload(),
+            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
+            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
+            np.array([len(ids) for ids, _ in samples], np.int32),
+            sorted(found.bad, key=lambda bad: bad.line),
+            found.lines,
+            +told,
+            None if found_sides is None else found_sides[kept],
+            unread,
+        )
+
+    def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> UnreadText:
+        """The text of a record that its samples do not have."""
+        found = UnreadText(said.unread)
+        found.count(unread_of(row, said, self._columns))
+        found.count(self.template.unread(said, texts) if texts else [])
+        return found
+
+    def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
+        """Ids and mask of every text.
+
+        A place in a text becomes a place among its tokens by encoding what comes before it: a token that reaches over
+        the place is behind it. That needs no offsets, which tokenizers disagree about where there are blanks.
+        """
+        for group in _groups(rendered):
+            texts = [piece for r in group for piece in (r.text, *(r.text[:at] for at in _inner(r)))]
+            encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+            for r in group:
+                ids = np.array(next(encodings).ids, np.int32)
+                at = {0: 0, len(r.text): len(ids)}
+                for place in _inner(r):
+                    at[place] = _common(ids, np.array(next(encodings).ids, np.int32))
+                mask = np.zeros(len(ids), np.uint8)
+                for start, end in r.answers:
+                    mask[at[start] : at[end]] = 1
+                yield ids, mask
+
+    def _fitted(
+        self, ids: NDArray[Any], mask: NDArray[np.uint8], told: Counter[str]
+    ) -> tuple[NDArray[Any], NDArray[np.uint8]] | None:
+        if len(ids) > self._limit:
+            told[LONG if self._drop else _CUT] += 1
+            if self._drop:
+                return None
+            ids, mask = ids[: self._limit], mask[: self._limit]
+        if not mask[1:].any():  # the first token is predicted from nothing
+            told[NO_ANSWER] += 1
+            return None
+        return ids, mask
+
+
+def _refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
+    """Raises DataError for a token that tokenizer_config.json alone knows: it would be learned in pieces."""
+    for token, number in written.items():
+        if tokenizer.token_to_id(token) != number:
+            raise DataError(
+                f"{folder}: the chat template writes {token!r}, which tokenizer_config.json calls a token and "
+                "tokenizer.json does not have; name one that it has, there and in the template."
+            )
+
+
+def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
+    """In turns whose encodings, some hundred bytes a token, do not fill the memory."""
+    group: list[Rendered] = []
+    characters = 0
+    for r in rendered:
+        group.append(r)
+        characters += len(r.text) + sum(_inner(r))
+        if characters > _GROUP_CHARACTERS:
+            yield group
+            group, characters = [], 0
+    yield group
+
+
+def _inner(rendered: Rendered) -> list[int]:
+    """The places of a text that need a look, each once."""
+    return sorted({at for answer in rendered.answers for at in answer} - {0, len(rendered.text)})
+
+
+def _common(ids: NDArray[Any], prefix: NDArray[Any]) -> int:
+    """How many tokens both begin with."""
+    count = min(len(ids), len(prefix))
+    differing = np.flatnonzero(ids[:count] != prefix[:count])
+    return int(differing[0]) if len(differing) else count

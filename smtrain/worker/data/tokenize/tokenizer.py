@@ -1,0 +1,141 @@
+"""The model's own tokenizer, as a Hugging Face folder holds it, and what it says about ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from smtrain.core.errors import DataError, first_line
+from smtrain.core.model import hf_tokenizer
+from smtrain.core.model.hf_folder import tokenizer_in
+from smtrain.core.model.hf_tokenizer import Say
+from smtrain.core.model.remedies import file_misfit
+from smtrain.core.near import near_path
+from smtrain.worker.data.pack.indexed import token_dtype
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """What the files of a tokenizer folder say; `eos_id` is None if nothing names an end of document.
+
+    `vocab_size` is the largest id that a text may get + 1, `eos_id` included.
+    """
+
+    sha256: str
+    vocab_size: int
+    model_vocab_size: int | None
+    eos_id: int | None
+
+    @property
+    def dtype(self) -> np.dtype:
+        return token_dtype(self.vocab_size)
+
+    def in_manifest(self) -> dict[str, Any]:
+        """What a `DatasetManifest` says of the tokenizer."""
+        return {
+            "vocab_size": self.vocab_size,
+            "model_vocab_size": self.model_vocab_size,
+            "tokenizer_sha256": self.sha256,
+            "eos_id": self.eos_id,
+            "dtype": self.dtype.name,
+        }
+
+
+def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
+    """The tokenizer of a folder, without the settings of its files that make ids random, cut or pad them.
+
+    Those that were on are named to `say`, or once a process on stderr.
+    """
+    tokenizer = _from_json(folder, tokenizer_json(folder))
+    hf_tokenizer.name_switches(folder, hf_tokenizer.settle(tokenizer), say)
+    return tokenizer
+
+
+def settled_json(folder: Path) -> bytes:
+    """tokenizer.json for other libraries, without the settings that `load_tokenizer` switches off."""
+    content = tokenizer_json(folder)
+    tokenizer = _from_json(folder, content)
+    return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content
+
+
+def _from_json(folder: Path, content: bytes) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:  # tokenizers raises bare Exception
+        path = folder / "tokenizer.json"
+        raise DataError(
+            f"{path} is not a tokenizer that the tokenizers library reads ({error}); save it again."
+        ) from error
+
+
+def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
+    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json where they are.
+
+    `say` hears which settings were switched off. Raises DataError if the model does not have every id that a text may
+    get from here: those of the tokenizer, and the one that ends a document.
+    """
+    tokenizer = load_tokenizer(folder, say)
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    config = _json(folder / "config.json")
+    model_vocab_size = hf_tokenizer.vocabulary_of(config)
+    eos_id = hf_tokenizer.end_of_document(_json(folder / "tokenizer_config.json"), config, tokenizer.token_to_id)
+    vocab_size = max(vocab.values(), default=-1) + 1
+    fault = hf_tokenizer.vocabulary_fault(vocab, model_vocab_size) or hf_tokenizer.eos_fault(
+        eos_id, model_vocab_size or vocab_size
+    )
+    if fault:
+        raise DataError(f"{folder}: {fault}.")
+    files = tokenizer_in(path.name for path in folder.iterdir())
+    sha256 = hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
+    return TokenizerFacts(sha256, max(vocab_size, -1 if eos_id is None else eos_id + 1), model_vocab_size, eos_id)
+
+
+def tokenizer_json(folder: Path) -> bytes:
+    """The content of tokenizer.json, made by transformers where the folder has a tokenizer in another form.
+
+    Raises DataError for a folder without one, or with one that transformers does not read.
+    """
+    files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    if not folder.exists():
+        raise DataError(f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.")
+    if not files:
+        raise DataError(
+            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
+            "folder, or save a tokenizer into it with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        )
+    if found := next(filter(None, (file_misfit(folder / name) for name in files)), None):
+        raise DataError(f"{found}.")
+    if files == ("tokenizer.json",):
+        return (folder / files[0]).read_bytes()
+    return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))
+
+
+@lru_cache(maxsize=4)
+def _converted(folder: Path, _changed: tuple[int, ...]) -> bytes:
+    files = " and ".join(tokenizer_in(path.name for path in folder.iterdir()))
+    try:
+        tokenizer = hf_tokenizer.load(folder, lambda _: None)
+        return str(tokenizer.backend_tokenizer.to_str()).encode()
+    except Exception as error:  # transformers', tokenizers' and sentencepiece's own
+        raise DataError(
+            f"transformers cannot make a fast tokenizer of {files} in {folder} ({first_line(error)}); name its class "
+            "(tokenizer_class) in tokenizer_config.json, or save a tokenizer.json with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not JSON ({error}); copy the model's again.") from error
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,157 @@
+"""Turns of a conversation as the forms spell them, in one spelling: `role`, `content` and what a template may read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.worker.data.read.record_fields import turn_fields
+from smtrain.worker.data.read.unread import UnreadText
+
+ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "function_call": "assistant", "system": "system", "developer": "developer", "tool": "tool",
+    "function": "tool", "observation": "tool",
+}  # fmt: skip
+"""Every name of a role that the forms document."""
+_NATIVE = ("observation",)
+"""Roles of OpenAI's form that some templates know by this name."""
+AFTER = "turns after the last answer"
+_KEYS = {
+    "messages": (("role", "from"), ("content", "value")),
+    "conversations": (("from", "role"), ("value", "content")),
+}
+_SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
+
+
+class RecordFault(Exception):  # noqa: N818 - a record's, told with its line
+    """A fault of a record that cannot be learned from."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Messages up to the last answer, the indices of the answers that are `skipped`, and what is not read of them."""
+
+    messages: list[dict[str, Any]]
+    skipped: frozenset[int]
+    unread: UnreadText
+
+
+def read_turns(turns: Any, column: str) -> Turns:
+    """The turns in `column` (messages or conversations). Raises RecordFault."""
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise RecordFault(f"{column!r} is not a list of objects")
+    unread, skipped = UnreadText(), set()
+    found: list[dict[str, Any]] = []
+    idle: set[str] = set()  # switches that are on where no answer is
+    for number, turn in enumerate(turns, start=1):
+        message = _message(turn, number, column)
+        switches = _switches(turn, number)
+        if message["role"] != "assistant":
+            idle |= {f"{column}[].{name}" for name, on in switches.items() if on}
+        elif not all(switches.values()):
+            skipped.add(len(found))
+        found.append(message)
+    asked = next((i for i, message in enumerate(found) if message["role"] == "user"), len(found))
+    last = max((i for i, message in enumerate(found) if message["role"] == "assistant"), default=-1)
+    if last < asked:
+        raise RecordFault("no answer of the assistant to a user")
+    unread.count(sorted(idle))
+    if left := len(found) - last - 1:
+        unread.count({AFTER: left})
+    return Turns(found[: last + 1], frozenset(skipped), unread)
+
+
+def _message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
+    role_key, content_key = (next((k for k in keys if turn.get(k) is not None), keys[0]) for keys in _KEYS[column])
+    said = turn.get(role_key)
+    role = ROLES.get(said.lower()) if isinstance(said, str) else None
+    if isinstance(said, str) and role_key == "role" and (role is None or said in _NATIVE):
+        role = said  # which the template may know
+    if role is None:
+        raise RecordFault(f"turn {number} has {role_key} {said!r}, which is no known role")
+    for name in _REFUSED:
+        if turn.get(name):
+            raise RecordFault(f"turn {number} has {name}, which is not read: say train of the whole turn")
+    left_out = (role_key, content_key, *_SWITCHES, *_REFUSED, "function_call")
+    rest = {k: v for k, v in turn.items() if k not in left_out and v is not None}
+    content = _content(turn.get(content_key))
+    if isinstance(said, str) and said.lower() == "function_call":
+        rest["tool_calls"], content = _calls(_json(content, f"turn {number}"), number), None
+    elif turn.get("function_call"):
+        rest["tool_calls"] = _calls(turn["function_call"], number)
+    elif rest.get("tool_calls"):
+        rest["tool_calls"] = _calls(_json(rest["tool_calls"], f"turn {number}: tool_calls"), number)
+    if content is None and not rest.get("tool_calls"):
+        raise RecordFault(f"turn {number} has no text in {content_key!r}")
+    return {"role": role, **({} if content is None else {"content": clean(content)}), **rest}
+
+
+def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
+    """The switches of a turn that say whether it is learned, by the field's name."""
+    found = {}
+    for name in _SWITCHES:
+        value = turn.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            raise RecordFault(f"turn {number} has {name} {value!r}; it must be 0 or 1 (false or true)")
+        found[name] = bool(value)
+    return found
+
+
+def _calls(calls: Any, number: int) -> list[Any]:
+    """Calls of functions as templates read them: OpenAI's and LLaMA-Factory's, arguments as objects."""
+    listed = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(call, dict) for call in listed):
+        raise RecordFault(f"turn {number} calls a function and is no object with name and arguments")
+    return [_call(call) for call in listed]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    if "function" not in call and "name" in call:
+        call = {"type": "function", "function": call}
+    inner = call.get("function")
+    if not isinstance(inner, dict) or not isinstance(inner.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(inner["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**inner, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def read_tools(value: Any, name: str) -> list[Any] | None:
+    """Functions as templates read them; None if there are none. Raises RecordFault."""
+    listed = _json(value, repr(name)) if value else None
+    if not listed:
+        return None
+    listed = listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(tool, dict) for tool in listed):
+        raise RecordFault(f"{name!r} is not a list of objects")
+    return [{"type": "function", "function": t} if "name" in t and "function" not in t else t for t in listed]
+
+
+def _json(value: Any, what: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError):
+        raise RecordFault(f"{what} is text and not JSON") from None
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in value):
+        return "".join(part["text"] for part in value)  # OpenAI's text parts
+    return value if isinstance(value, str) else None
+
+
+def clean(text: str) -> str:
+    """The text. Raises RecordFault if it is none."""
+    try:
+        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
+    except UnicodeEncodeError:
+        raise RecordFault("half a surrogate pair, which is not text") from None
+    return text

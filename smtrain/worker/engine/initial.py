@@ -1,0 +1,82 @@
+"""A random start, read like a weight source: the same numbers on every engine and mesh, one generator a parameter."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.lora import AdapterShape, B
+
+# Families whose embedding transformers builds with a padding row.
+_PADDED = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class RandomWeights:
+    """Values as transformers' own initialisation draws them: normal matrices, norms 1, biases 0."""
+
+    def __init__(self, config: dict[str, Any], shape: ModelShape, seed: int) -> None:
+        self._config, self._shape, self._seed = config, shape, seed
+        self._specs = {spec.name: spec for spec in shape.specs}
+        self._last: tuple[str, torch.Tensor] | None = None
+
+    def names(self) -> list[str]:
+        return sorted(self._specs)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._specs[name].shape
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The whole tensor, or its rows/columns `start:stop` along `dim`."""
+        whole = self._whole(name)
+        return whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+
+    def _whole(self, name: str) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._made(name)
+        return self._last[1]
+
+    def _made(self, name: str) -> torch.Tensor:
+        shape = self.shape(name)
+        if len(shape) == 1:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        generator = _generator(self._seed, name)
+        deviation = self._config.get("initializer_range", 0.02)
+        if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
+            deviation /= (2 * self._shape.layers) ** 0.5  # what is added to the residual, by the depth
+        whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
+        padding = self._config.get("pad_token_id")
+        if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:
+            whole[padding] = 0.0
+        return whole
+
+
+class Zeros(RandomWeights):
+    """What stands in for weights that a checkpoint replaces at once: drawing numbers for them would take longer."""
+
+    def _made(self, name: str) -> torch.Tensor:
+        return torch.zeros(()).expand(self.shape(name))
+
+
+class RandomFactors:
+    """The factors of a new adapter as peft draws them: A uniform within 1 / sqrt(in), B zero, so it changes nothing."""
+
+    def __init__(self, shape: AdapterShape, seed: int) -> None:
+        self._specs, self._seed = {spec.name: spec for spec in shape.specs}, seed
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """The whole factor, or its rows/columns `start:stop` along `dim`."""
+        shape = self._specs[name].shape
+        whole = torch.zeros(shape)
+        if not name.endswith(B):
+            bound = shape[1] ** -0.5
+            whole.uniform_(-bound, bound, generator=_generator(self._seed, name))
+        return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    """One for each parameter."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -1,0 +1,255 @@
+"""Device and process group, the mesh, and the tensor-parallel collectives with their gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.model.labels import IGNORED
+from smtrain.worker.engine.base import ParallelOptions
+from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.saving import local_rank
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
+# torch 2.13 renamed the two collectives on one tensor; older ones are met in today's Neuron images.
+gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_sum_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+SEQ = 1  # the sequence dimension of hidden states [B, S, H]
+
+
+def init_distributed(device_type: str | None = None) -> torch.device:
+    """Join the job that torchrun describes in the environment, or be a job of one; gives this rank's device.
+
+    `device_type` defaults to this machine's accelerator, or the CPU. Safe to call twice.
+    Raises `ConfigError` if more processes run on this host than it has devices, or the device is of a kind unknown.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = device_type or (found.type if found is not None else "cpu")
+    if kind not in BACKENDS:
+        raise ConfigError([f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"])
+    device = torch.device("cpu")
+    if kind != "cpu":
+        local, count = local_rank(), torch.accelerator.device_count()
+        if local >= count:
+            raise ConfigError(
+                [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"]
+            )
+        device = torch.device(kind, local)
+        torch.accelerator.set_device_index(local)
+    if not dist.is_initialized():
+        if "RANK" in os.environ:
+            dist.init_process_group(BACKENDS[kind])
+        else:
+            dist.init_process_group(
+                BACKENDS[kind],
+                store=dist.HashStore(),  # type: ignore[attr-defined]
+                rank=0,
+                world_size=1,
+            )
+        if kind == "cpu":
+            dist.barrier()  # gloo connects here: who fails at once must not close what others still make
+    return device
+
+
+def current_device() -> torch.device:
+    """The device of the process group that this rank is in."""
+    kind = next(k for k, backend in BACKENDS.items() if backend == dist.get_backend())
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
+
+
+def be_deterministic(wanted: bool) -> None:
+    """Have accelerators take only kernels that give the same bits each time; CPUs do so anyway.
+
+    Without it, sums into one place are added in the order in which threads come: the backward passes of embeddings and
+    of attention, above all. Raises RuntimeError later, naming the operation, where torch has no such kernel.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(wanted)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a pass for nothing
+
+
+class ProcessMesh:
+    """The (pp, dp, tp) grid of all ranks, tp innermost, with this rank's place and its groups."""
+
+    def __init__(self, options: ParallelOptions, device: torch.device) -> None:
+        self.tp, self.pp, self.dp = options.tp, options.pp, options.dp
+        self.world_size, self.rank, self.device = dist.get_world_size(), dist.get_rank(), device
+        if self.tp * self.pp * self.dp != self.world_size:
+            raise ConfigError(
+                [
+                    f"parallel.tp x pp x dp = {self.tp} x {self.pp} x {self.dp} must be the number of processes, "
+                    f"{self.world_size}"
+                ]
+            )
+        self._grid: DeviceMesh = init_device_mesh(
+            device.type, (self.pp, self.dp, self.tp), mesh_dim_names=("pp", "dp", "tp")
+        )
+        self.tp_rank, self.pp_rank, self.dp_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "dp"))
+        self.tp_group, self.pp_group, self.dp_group = (self._grid.get_group(a) for a in ("tp", "pp", "dp"))
+        if self.pp > 1:
+            # The pipeline's own first use are messages between some of its ranks; NCCL makes a group's communicator at
+            # its first use, which torch defines only where all of its ranks take part.
+            dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
+        # What hosts say to each other travels over gloo whatever the device: pickles, and whether to stop.
+        self._objects = None if device.type == "cpu" else dist.new_group(backend="gloo")
+
+    def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+        """The group that links the ranks of one of `sets` along `axis`; None where this rank is in no set of two.
+
+        Every rank takes part in making every group, as torch asks.
+        """
+        grid, dim = self._grid.mesh, ("pp", "dp", "tp").index(axis)
+        mine = None
+        for line in grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist():
+            for members in sets:
+                ranks = [line[i] for i in members]
+                if len(ranks) > 1:
+                    group = dist.new_group(ranks)
+                    mine = group if self.rank in ranks else mine
+        return mine
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so; hosts ask each other, so that nobody waits for a device."""
+        raised = torch.tensor([int(flag)])
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._objects)
+        return bool(raised.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's `value`, by rank."""
+        out: list[Any] = [None] * self.world_size
+        dist.all_gather_object(out, value, group=self._objects)
+        return out
+
+    def agree(self, fault: str | None, what: str) -> None:
+        """Raise `CheckpointError` on every rank if any has a `fault`, so that none waits for one that left."""
+        faults = [(r, f) for r, f in enumerate(self.gather(fault)) if f is not None]
+        if faults:
+            rank, first = faults[0]
+            raise CheckpointError(f"{what} on rank {rank}: {first}")
+
+
+def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """Everyone's `x`, joined along `dim`."""
+    n = dist.get_world_size(group)
+    out = x.new_empty((n * x.shape[0], *x.shape[1:]))
+    with part("tensor parallel"):
+        gather_into(out, x.contiguous(), group=group)
+    if dim == 0:
+        return out
+    if x.shape[:dim].numel() == 1:  # the joined dimension is outermost in memory already
+        return out.view(*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :])
+    return torch.cat(out.chunk(n), dim)
+
+
+def reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """This rank's part along `dim` of the sum of everyone's `x`."""
+    n = dist.get_world_size(group)
+    shape = (*x.shape[:dim], x.shape[dim] // n, *x.shape[dim + 1 :])
+    whole = x.contiguous() if x.shape[:dim].numel() == 1 else torch.cat(x.chunk(n, dim))
+    out = x.new_empty(shape)
+    with part("tensor parallel"):
+        scatter_sum_into(out.view(-1), whole.view(-1), group=group)
+    return out
+
+
+def _sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    with part("tensor parallel"):
+        dist.all_reduce(x, group=group)
+    return x
+
+
+_Move = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
+
+
+def _with_gradient(forward: _Move, backward: _Move) -> _Move:
+    class Collective(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+            ctx.group = group
+            return forward(x, group)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+            return backward(grad, ctx.group), None
+
+    apply: _Move = Collective.apply
+    return apply
+
+
+# Megatron's f and g (Shoeybi et al. 2019) and their sequence-parallel forms (Korthikanti et al. 2022).
+copy_to = _with_gradient(lambda x, g: x.view_as(x), _sum)
+reduce_from = _with_gradient(_sum, lambda x, g: x)
+gather_sequence = _with_gradient(lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ))
+scatter_sequence = _with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
+
+
+class _VocabCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        x = logits.float() if logits.dtype != torch.float32 else logits.clone()
+        x[:, valid:] = float("-inf")
+        top = x.amax(-1)
+        with part("tensor parallel"):
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        x.sub_(top[:, None])
+        local = labels - start
+        here = (local >= 0) & (local < valid)
+        index = local.clamp(0, max(valid - 1, 0))
+        target = torch.where(here, x.gather(1, index[:, None]).squeeze(1), 0.0)
+        x.exp_()
+        both = torch.stack([x.sum(-1), target])
+        with part("tensor parallel"):
+            dist.all_reduce(both, group=group)
+        total, target = both
+        kept = labels != IGNORED
+        ctx.save_for_backward(x.div_(total[:, None]), index, here, kept)
+        ctx.dtype = logits.dtype
+        return torch.where(kept, total.log() - target, 0.0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        probability, index, here, kept = ctx.saved_tensors
+        probability.scatter_add_(1, index[:, None], -here.to(probability.dtype)[:, None])
+        return probability.mul_((grad * kept)[:, None]).to(ctx.dtype), None, None, None, None
+
+
+def cross_entropy_sum(
+    logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """Sum of token losses of logits [N, V / tp] whose first column is token `start`, of which `valid` are real.
+
+    `labels` [N] count in the whole vocabulary. The logits are never gathered; `group` None means they are whole.
+    """
+    if group is None:
+        return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)
+    apply: Any = _VocabCrossEntropy.apply
+    total: torch.Tensor = apply(logits, labels, start, valid, group)
+    return total
+
+
+def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The likeliest token of each row, int64 [N], of logits as `cross_entropy_sum` takes them; of equals the first."""
+    if group is None:
+        return logits[:, :valid].argmax(-1)
+    never = torch.iinfo(torch.int64).max
+    top = torch.full((len(logits),), float("-inf"), device=logits.device)
+    found = torch.full((len(logits),), never, device=logits.device)
+    if valid:  # the last rank's columns may all be padding
+        top, found = logits[:, :valid].float().max(-1)
+        found = found + start
+    best = top.clone()
+    dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
+    found = torch.where(top == best, found, never)
+    dist.all_reduce(found, op=dist.ReduceOp.MIN, group=group)
+    return found

@@ -1,0 +1,226 @@
+"""The native engine: stage, pipeline and optimizer behind the `Engine` seam."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.labels import IGNORED
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.protocol.lineage import Lineage
+from smtrain.worker.checkpoint import manifest
+from smtrain.worker.checkpoint.native.pruning import Arrived, prune
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, Scaling, StepResult
+from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.native import comm, persist
+from smtrain.worker.engine.native.attention import packed
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
+from smtrain.worker.engine.native.stage import Stage
+from smtrain.worker.engine.native.transfer import Numbers, to_device
+from smtrain.worker.engine.native.zero1 import Zero1AdamW
+from smtrain.worker.engine.parts import part
+from smtrain.worker.engine.saving import Saver, local_rank
+
+
+class NativeEngine:
+    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `init_distributed` joined.
+
+    `config` is the model's config.json, `weights` where its values come from, None a random start from `seed` that is
+    the same on every mesh. With `lora` those are frozen, and adapters are trained that begin as `seed` says and change
+    nothing; checkpoints hold the adapters alone. Raises `ConfigError` if the mesh does not fit the job or the model,
+    `CheckpointError` on every rank if the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        options: ParallelOptions,
+        optimizer: OptimizerOptions,
+        weights: WeightSource | RandomWeights | None,
+        seed: int,
+        lora: Lora | None = None,
+    ) -> None:
+        self.device = comm.current_device()
+        self.steps_ahead = 0 if self.device.type == "cpu" else 1
+        self.config, self.options = config, options
+        if self.device.type != "cpu":
+            comm.be_deterministic(options.deterministic)
+        self.allowed: Callable[[], None] = lambda: None
+        self.shape = ModelShape.from_config(config)
+        self.layout = Layout(self.shape, options.tp, options.pp)
+        self.mesh = ProcessMesh(options, self.device)
+        self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
+        self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
+        self.parameters = self.shape.parameters()
+        self.lora = lora
+        self.trained = self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
+        self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
+        self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
+        fault = None
+        try:
+            keep = self.optimizer.take if lora is None else _keep_nothing
+            self.stage.load(weights or RandomWeights(config, self.shape, seed), keep)
+            if lora is not None:
+                self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
+        except CheckpointError as error:
+            fault = str(error)
+        self.mesh.agree(fault, "the weights cannot be loaded")
+        self.pipeline = Pipeline(self.stage, self.mesh)
+        self._to_compile = options.compile
+        self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
+        self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
+
+    def step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> StepResult:
+        return self.begin_step(input_ids, labels, lr, segments)()
+
+    def begin_step(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
+    ) -> Callable[[], StepResult]:
+        began = time.perf_counter()
+        with part("forward and backward"):
+            micro_batches = self._micro_batches(input_ids, labels, segments)
+            tokens = self._tokens(micro_batches)
+            scale, scaling = tokens.to(self._wide).reciprocal().float(), self.optimizer.loss_scale
+            told = [] if scaling is None else [scaling.scale]
+            scale = scale if scaling is None else scale * scaling.scale
+            total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
+        with part("optimizer"):
+            norm = self.optimizer.step(lr)
+        with part("data parallel"):
+            for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
+                dist.all_reduce(total, group=group)
+        made = Numbers([total, tokens, norm, *told, *([] if scaling is None else [scaling.scale])])
+        if self._to_compile and self.rank == 0:
+            took = time.perf_counter() - began
+            print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
+        self._to_compile = False
+
+        def numbers() -> StepResult:
+            loss, counted, grad_norm, *scales = made.read()
+            result = StepResult(loss / counted, grad_norm)
+            if not scales:
+                return result
+            before, after = scales
+            return replace(result, scaling=Scaling(before, after, skipped=not math.isfinite(grad_norm)))
+
+        return numbers
+
+    def evaluate(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
+    ) -> Evaluation:
+        sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments))
+        dist.all_reduce(sums, group=self.mesh.dp_group)
+        dist.all_reduce(sums, group=self.mesh.pp_group)
+        total, correct, tokens = sums.tolist()
+        return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
+
+    @torch.no_grad()
+    def next_token(self, input_ids: torch.Tensor) -> int:
+        """The likeliest token after ids [1, S] of any length, on every rank."""
+        length = input_ids.shape[1]
+        parts = self.mesh.tp if self.stage.sequence_parallel else 1
+        padded = torch.nn.functional.pad(input_ids, (0, -length % parts)).to(self.device)
+        h = self.pipeline.hidden(padded, None)
+        found = torch.full((), -1, dtype=torch.int64, device=self.device)
+        if h is not None:
+            found = self.stage.likeliest(h)[0, length - 1].clone()
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
+        return int(found)
+
+    @torch.no_grad()
+    def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
+        self._check_length(input_ids)
+        h = self.pipeline.hidden(input_ids.to(self.device), self._within(segments))
+        if h is None:
+            return None
+        local = self.stage.local_logits(h).float()
+        whole = comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
+        return whole[..., : self.shape.vocab].cpu()
+
+    def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        self._saver.begin(Path(folder), step, state, copy=False)
+        self._saver.end()
+
+    def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
+        self._saver.begin(Path(folder), step, state, read_back=read_back)
+
+    def end_save(self, wait: bool = True) -> int | None:
+        return self._saver.end(wait)
+
+    def abandon_save(self) -> None:
+        self._saver.abandon()
+
+    def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
+        return persist.load(self, Path(checkpoint), read)
+
+    def prune(
+        self, line: Lineage, keep: int, arrived: Arrived | None = None, distrusted: Collection[str] = (),
+        spared: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        mesh = self.mesh
+        prune(
+            line, keep, arrived, manifest, distrusted, spared,
+            gather=mesh.gather, rank=mesh.rank, local_rank=local_rank(),
+        )  # fmt: skip
+
+    def any(self, flag: bool) -> bool:
+        return self.mesh.any(flag)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _micro_batches(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None
+    ) -> list[MicroBatch]:
+        self._check_length(input_ids)
+        size = self.options.micro_batch_size
+        inputs, targets = (torch.split(to_device(b, self.device), size) for b in (input_ids, labels))
+        within = [None] * len(inputs) if segments is None else [self._within(s) for s in torch.split(segments, size)]
+        first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
+        places = [(self.optimizer.steps, sample) for sample in first]
+        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
+
+    def _within(self, segments: torch.Tensor | None) -> torch.Tensor | None:
+        found = packed(segments)
+        return None if found is None else to_device(found, self.device)
+
+    def _check_length(self, input_ids: torch.Tensor) -> None:
+        length = input_ids.shape[1]
+        if self.shape.positions is not None and length > self.shape.positions:
+            raise ConfigError(
+                [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"]
+            )
+        if self.stage.sequence_parallel and length % self.mesh.tp:
+            raise ConfigError(
+                [
+                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.mesh.tp} parts "
+                    "(parallel.tp): make train.seq_len a multiple of parallel.tp"
+                ]
+            )
+
+    def _tokens(self, batches: list[MicroBatch]) -> torch.Tensor:
+        """How many labels of the global batch count, on the device; at least 1, so that a batch of none has loss 0."""
+        count = torch.stack([(batch.labels != IGNORED).sum() for batch in batches]).sum()
+        with part("data parallel"):
+            dist.all_reduce(count, group=self.mesh.dp_group)
+        return count.clamp(min=1)
+
+
+def _keep_nothing(name: str, values: torch.Tensor) -> None:
+    """What rounding took from a frozen parameter is nobody's business."""

@@ -1,0 +1,177 @@
+"""What data-parallel ranks send each other in a step: gradients behind the backward pass, weights behind the next one.
+
+A flat buffer is cut into spans, each of them within the part of one rank. A span of gradients goes to that rank as soon
+as the last micro-batch has added to all of it; a span of new weights goes to the others while the next step begins, and
+the layers wait for theirs. Nothing is copied, and nothing is held beside the two buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from smtrain.core.model.layout import FlatTable
+from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.worker.engine.native.gradients import Gradients
+from smtrain.worker.engine.native.parameters import Trained
+from smtrain.worker.engine.parts import part
+
+_NUMBERS = 1 << 22  # of a span, unless one parameter has more: 16 MiB of gradients
+
+
+class Span(NamedTuple):
+    """Numbers of a flat buffer, all of them in the part of the data-parallel rank `owner`."""
+
+    start: int
+    stop: int
+    owner: int
+
+
+def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
+    """The whole buffer in spans, cut between parameters and where a part or the matrices end."""
+    ends = {table.decayed, *(shard * (rank + 1) for rank in range(dp))}
+    out, start = list[Span](), 0
+    for stop in sorted(ends | {at + size for _, at, size in table.entries}):
+        if stop > start and (stop in ends or stop - start >= _NUMBERS):
+            out.append(Span(start, stop, start // shard))
+            start = stop
+    return out
+
+
+class GradientSums:
+    """Sums the gradients of the data-parallel ranks: `own` has this rank's part of them after `finish`.
+
+    Sums of three and more numbers depend on their order. Over gloo it is that of its ring over the whole buffer, as
+    ever: a run that an older release began goes on bit for bit. Of two ranks, and on devices, spans are summed one by
+    one, which hides them behind the backward pass.
+    """
+
+    def __init__(self, mesh: ProcessMesh, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
+        """`late` parameters have more to be done to their gradients after the backward pass, before `finish`."""
+        grad = gradients.flat
+        self._mesh, self._grad = mesh, grad
+        self._ranks = dist.get_process_group_ranks(mesh.dp_group)
+        self._backend = dist.get_backend(mesh.dp_group)
+        shard = len(grad) // mesh.dp
+        self.own = grad[mesh.dp_rank * shard : (mesh.dp_rank + 1) * shard]
+        self._spans: list[Span] = []
+        self._of_span: list[int] = []
+        self._missing: list[int] | None = None
+        self._works: list[Any] = []
+        if mesh.dp > 1 and (self._backend == "nccl" or (self._backend == "gloo" and mesh.dp == 2)):
+            self._watch(table, gradients, shard, late)
+        elif mesh.dp > 1 and self._backend != "gloo":
+            self.own = torch.empty_like(self.own)
+
+    def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
+        """Be told when each parameter's gradient is there; spans go in the order of the backward pass."""
+        entries = [(name, at, at + size) for name, at, size in table.entries]
+
+        def order(span: Span) -> tuple[bool, bool, int]:
+            waits = any(start < span.stop and span.start < stop for name, start, stop in entries if name in late)
+            return waits, span.start >= table.decayed, -span.start  # vectors are ready when the first layer is
+
+        self._spans = sorted(spans_of(table, shard, self._mesh.dp), key=order)
+        self._of_span = [0] * len(self._spans)
+        for name, start, stop in entries:
+            touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop]
+            for i in touched:
+                self._of_span[i] += 1
+            if name not in late:
+                gradients.when_added(name, self._ready(touched))
+
+    def _ready(self, touched: list[int]) -> Callable[[], None]:
+        def ready() -> None:
+            if self._missing is not None:
+                for i in touched:
+                    self._missing[i] -= 1
+                while len(self._works) < len(self._spans) and not self._missing[len(self._works)]:
+                    self._send()
+
+        return ready
+
+    def last_backward(self) -> None:
+        """The backward pass that comes now is the step's last: what it has added to is complete."""
+        if self._spans:
+            self._missing = list(self._of_span)
+
+    def _send(self) -> None:
+        """The next span in line, which is the same one on every rank."""
+        span = self._spans[len(self._works)]
+        sent = self._grad[span.start : span.stop]
+        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._mesh.dp_group, async_op=True))
+
+    def finish(self) -> None:
+        """Send what has not gone yet, and wait."""
+        if self._mesh.dp == 1:
+            return
+        with part("data parallel"):
+            if self._spans:
+                while len(self._works) < len(self._spans):
+                    self._send()
+                for work in self._works:
+                    work.wait()
+                self._works, self._missing = [], None
+            elif self._backend == "gloo":
+                dist.all_reduce(self._grad, group=self._mesh.dp_group)
+            else:
+                scatter_sum_into(self.own, self._grad, group=self._mesh.dp_group)
+
+
+class WeightShares:
+    """Gives every data-parallel rank all weights, once each has updated its part of the flat buffer."""
+
+    def __init__(self, mesh: ProcessMesh, trained: Trained, place: dict[int, int], layers: int) -> None:
+        """`place` says by id which of the stage's `layers` needs a parameter first, `layers` what comes behind them;
+        the others are needed before the first."""
+        self._mesh, self._flat = mesh, trained.flat
+        self._ranks = dist.get_process_group_ranks(mesh.dp_group)
+        self._backend = dist.get_backend(mesh.dp_group)
+        self._shard = len(trained.flat) // mesh.dp
+        self._works: list[Any] = []
+        self._there = 0
+        table = trained.table
+        spans = spans_of(table, self._shard, mesh.dp) if self._backend == "gloo" and mesh.dp > 1 else []
+        self._spans = sorted(spans, key=lambda span: (span.start < table.decayed, span.start))  # vectors first
+        self._before = [0] * (layers + 1)
+        for name, start, size in table.entries:
+            layer = place.get(id(trained.parameters[name]), 0)
+            touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < start + size]
+            self._before[layer] = max(self._before[layer], *(i + 1 for i in touched), 0)
+
+    def send(self) -> None:
+        """Begin; `before` and `settle` wait. Over gloo nothing is copied, elsewhere only where it must be."""
+        self.settle()
+        if self._mesh.dp == 1:
+            return
+        with part("data parallel"):
+            if self._spans:
+                for span in self._spans:
+                    sent = self._flat[span.start : span.stop]
+                    source = self._ranks[span.owner]
+                    self._works.append(dist.broadcast(sent, source, group=self._mesh.dp_group, async_op=True))
+                return
+            own = self._flat[self._mesh.dp_rank * self._shard : (self._mesh.dp_rank + 1) * self._shard]
+            whole = own if self._backend == "nccl" else own.clone()  # NCCL gathers in place
+            self._works.append(gather_into(self._flat, whole, group=self._mesh.dp_group, async_op=True))
+
+    def before(self, layer: int) -> None:
+        """Wait for what a layer needs."""
+        if self._works:
+            self._wait(self._before[layer] if self._spans else len(self._works))
+
+    def settle(self) -> None:
+        """Wait for all."""
+        if self._works:
+            self._wait(len(self._works))
+            self._works, self._there = [], 0
+
+    def _wait(self, until: int) -> None:
+        if self._there < until:
+            with part("data parallel"):
+                for work in self._works[self._there : until]:
+                    work.wait()
+            self._there = until

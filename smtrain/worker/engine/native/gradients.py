@@ -1,0 +1,87 @@
+"""Where the gradients of a step are summed over its micro-batches: one flat fp32 buffer.
+
+Linears and embeddings write the first product of a step straight into it and add the later ones. What torch accumulates
+itself (norms, biases, tied and cut embeddings, adapters) is added to zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from smtrain.worker.engine.native.linears import Sink
+from smtrain.worker.engine.native.stage import Stage
+
+
+class Gradients:
+    """Those of a stage's trained parameters, which are this object's from now on."""
+
+    def __init__(self, stage: Stage, device: torch.device) -> None:
+        trained = stage.trained
+        self.flat = torch.zeros(len(trained.flat), dtype=torch.float32, device=device)
+        self.of: dict[str, torch.Tensor] = {}
+        """By name of a parameter; views of `flat`."""
+        self._parameters = trained.parameters
+        self._writing = stage.writing
+        self._written: set[str] = set()
+        self._then: dict[str, Callable[[], None]] = {}
+        self._zeroed: list[tuple[int, int]] = []
+        """All that no module writes, also behind the last parameter: a step that overflows leaves NaN there."""
+        written = 0
+        for name, at, size in trained.table.entries:
+            parameter = trained.parameters[name]
+            view = self.of[name] = self.flat[at : at + size].view_as(parameter)
+            if name in self._writing:
+                self._writing[name].sink = self._sink(name, view)
+                self._zeroed.append((written, at))
+                written = at + size
+            else:
+                _accumulate(parameter, view)
+        self._zeroed = [span for span in (*self._zeroed, (written, len(self.flat))) if span[0] < span[1]]
+
+    def when_added(self, name: str, then: Callable[[], None]) -> None:
+        """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
+        if name in self._writing:
+            self._then[name] = then
+        else:
+            self._parameters[name].register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
+
+    def complete(self) -> None:
+        """After the last backward pass: what it never came to is 0."""
+        for name in self._writing.keys() - self._written:
+            self.of[name].zero_()
+
+    def begin(self) -> None:
+        """Before the first backward pass of the next step."""
+        self._written.clear()
+        for start, stop in self._zeroed:
+            self.flat[start:stop].zero_()
+
+    def _sink(self, name: str, view: torch.Tensor) -> Sink:
+        def add(gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
+            if name in self._written:
+                view.add_(gradient(None))
+            elif self._parameters[name].dtype == view.dtype:
+                gradient(view)
+            else:
+                view.copy_(gradient(None))
+            self._written.add(name)
+            if name in self._then:
+                self._then[name]()
+
+        return add
+
+
+def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:
+    """Have torch add a parameter's gradients to `view`."""
+    if parameter.dtype == view.dtype:
+        parameter.grad = view
+        return
+
+    def add(p: torch.Tensor) -> None:
+        view.add_(p.grad)  # type: ignore[arg-type]
+        p.grad = None
+
+    parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]

@@ -1,0 +1,66 @@
+"""How a stage runs its layers: as they are or compiled, kept or computed again in the backward pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from smtrain.core.errors import ConfigError
+from smtrain.worker.engine.base import ParallelOptions
+from smtrain.worker.engine.native.lora import Dropout
+
+Forward = Callable[..., Any]
+
+
+class Layers:
+    """Calls a stage's blocks. Of an attention module that is computed again, what enters it is kept alone."""
+
+    def __init__(
+        self, blocks: Sequence[Any], attention: str, options: ParallelOptions, dropout: Dropout | None, device: str
+    ) -> None:
+        """`attention` is the name that a block's attention module has."""
+        self._dropout, self._whole = dropout, options.activation_checkpointing == "full"
+        if options.activation_checkpointing == "selective":
+            for block in blocks:
+                module = getattr(block, attention)
+                module.forward = self._again(module.forward)
+        if options.compile:
+            if fault := compiler_fault(device):
+                raise ConfigError([f"train.compile: {fault}; set it to false"])
+            for block in blocks:
+                block.forward = torch.compile(block.forward)
+
+    def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        out = (self._again(block) if self._whole else block)(h, **kwargs)
+        made: torch.Tensor = out[0] if isinstance(out, tuple) else out  # transformers 4 gives tuples
+        return made
+
+    def _again(self, forward: Forward) -> Forward:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            again = forward if self._dropout is None else self._dropout.kept(forward)
+            return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        return run
+
+
+def compiler_fault(device: str) -> str | None:
+    """Why torch.compile cannot work for a kind of device here; None where it can."""
+    if device == "cpu":
+        wanted = os.environ.get("CXX") or "g++"
+        return None if shutil.which(wanted) else f"torch.compile needs the C++ compiler {wanted}, which is not there"
+    if device != "cuda":
+        return None  # its own backend says so
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile needs triton, which is not installed here"
+    wanted = os.environ.get("CC") or "gcc"
+    if not any(map(shutil.which, (wanted, "clang"))):
+        return f"torch.compile needs the C compiler {wanted}, which is not there"
+    return None

@@ -1,0 +1,118 @@
+"""Linears and embeddings whose weight's gradient goes where the optimizer wants it; linears whose columns are cut.
+
+torch makes the gradient of a weight as a tensor of its own and adds it to `weight.grad`. Its product can be written
+where it belongs at once, which saves that tensor, and for the first micro-batch of a step the addition and the zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from smtrain.worker.engine.native.lora import Factors
+
+Sink = Callable[[Callable[[torch.Tensor | None], torch.Tensor]], None]
+"""Takes what gives a micro-batch's gradient of a weight: written into the tensor that it is given, or a new one."""
+
+
+class Linear(nn.Module):
+    """One of torch's linears, with its parameters; its bias, where it has one, gets its gradient as ever."""
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.sink: Sink | None = None
+        """Where gradients of the weight go; None: to `weight.grad`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _product(x, self.weight, self.bias, self.sink)
+
+
+class Embedding(nn.Module):
+    """One of torch's embeddings, with its parameter."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight, self.padding_idx = embedding.weight, embedding.padding_idx
+        self.sink: Sink | None = None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.sink is None:
+            return F.embedding(ids, self.weight, self.padding_idx)
+        apply: Any = _Rows.apply
+        rows: torch.Tensor = apply(ids, self.weight, self.padding_idx, self.sink)
+        return rows
+
+
+class RowParallel(nn.Module):
+    """A linear whose columns are cut: the ranks' products are summed, then the bias is added once.
+
+    `turned`: its weight has the inputs first, as transformers' Conv1D.
+    """
+
+    def __init__(self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False) -> None:
+        super().__init__()
+        self.weight, self.bias, self._leave, self.turned = linear.weight, linear.bias, leave, turned
+        self.factors: Factors | None = None
+        self.sink: Sink | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = _product(x, self.weight.t() if self.turned else self.weight, None, self.sink)
+        y = self._leave(y if self.factors is None else self.factors(x, y))
+        return y if self.bias is None else y + self.bias
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink | None) -> torch.Tensor:
+    if sink is None:
+        return F.linear(x, weight, bias)
+    apply: Any = _Product.apply
+    y: torch.Tensor = apply(x, weight, bias, sink)
+    return y
+
+
+class _Product(torch.autograd.Function):
+    """x [..., in] times W [out, in] transposed, and the bias; the products of its backward pass are torch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sink = sink
+        y = F.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        of_x = rows.mm(weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        ctx.sink(lambda out: torch.mm(rows.t(), x.reshape(-1, x.shape[-1]), out=out))
+        return of_x, None, rows.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of W; the padding's gets no gradient. Those of one token are added in torch's order."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None, sink: Sink) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding, ctx.sink = len(weight), padding, sink
+        return F.embedding(ids, weight, padding)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, None, None, None]:
+        (ids,) = ctx.saved_tensors
+
+        def product(out: torch.Tensor | None) -> torch.Tensor:
+            if out is None:
+                padding = -1 if ctx.padding is None else ctx.padding
+                made: torch.Tensor = torch.ops.aten.embedding_dense_backward(grad, ids, ctx.rows, padding, False)
+                return made
+            kept = grad if ctx.padding is None else grad.masked_fill((ids == ctx.padding)[..., None], 0)
+            return out.zero_().index_add_(0, ids.flatten(), kept.flatten(0, -2))
+
+        ctx.sink(product)
+        return None, None, None, None

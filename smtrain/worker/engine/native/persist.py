@@ -1,0 +1,92 @@
+"""What a rank of the native engine saves (worker/engine/saving.py says how), and how it goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smtrain.core.model.lora import described
+from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
+from smtrain.worker.checkpoint.manifest import Manifest
+from smtrain.worker.checkpoint.native.files import cut_for, model_file, optimizer_file
+from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
+from smtrain.worker.engine.loading import fill_from
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.native.engine import NativeEngine
+
+
+class StageContents:
+    """What a rank of the native engine saves: its part of the weights and of the optimizer's state."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self._engine.optimizer.master).all())
+
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        engine = self._engine
+        engine.optimizer.shares.settle()
+        mesh, optimizer, trained = engine.mesh, engine.optimizer, engine.stage.trained
+        state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
+        if trained.flat.dtype == torch.float32:
+            del state["master"]  # the model files are it
+        out = {optimizer_file(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank): state}
+        if mesh.dp_rank == 0:
+            out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
+        return out
+
+    def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
+        engine, mesh = self._engine, self._engine.mesh
+        layout, lora = engine.stage.trained.layout, engine.lora
+        tables = [layout.flat_table(p) for p in range(mesh.pp)]
+        return Manifest(
+            step=step,
+            optimizer_steps=engine.optimizer.updates,
+            topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp},
+            precision=engine.options.precision if lora is None else "fp32",
+            config=engine.config,
+            flat=[[list(entry) for entry in t.entries] for t in tables],
+            shard=[-(-t.size // mesh.dp) for t in tables],
+            files={},
+            state=state,
+            shapes={s.name: list(s.shape) for s in layout.shape.specs},
+            root=root,
+            adapter=None if lora is None else described(lora),
+            loss_scale=None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state(),
+        )
+
+
+def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) -> dict[str, Any]:
+    """See `Engine.load`."""
+    manifest = fill_from(checkpoint, engine.mesh, engine.shape, engine.lora, lambda reader: _fill(engine, reader, read))
+    engine.optimizer.restore(manifest.optimizer_steps, manifest.loss_scale)
+    return manifest.state
+
+
+def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
+    """Fill this rank's part of master weights and moments."""
+    mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
+    filled: set[Kind] = set()
+    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.dp)):
+
+        def put(kind: Kind, at: int, numbers: Bits) -> None:
+            filled.add(kind)
+            getattr(optimizer, kind)[at : at + len(numbers)].copy_(tensor(numbers, FP32))
+
+        name, crc = reader.own_part(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
+        if read is not None and crc is not None:
+            read[name] = crc
+    for kind in KINDS:
+        if kind in filled:
+            continue
+        target = getattr(optimizer, kind)
+        target.zero_()  # the padding too: it may hold what a damaged checkpoint left
+        for name, at, size in optimizer.table.entries:
+            low, high = max(at, optimizer.start), min(at + size, optimizer.start + optimizer.shard)
+            if low < high:
+                whole = reader.read(kind, name, layout, mesh.tp_rank).reshape(-1)
+                target[low - optimizer.start : high - optimizer.start].copy_(whole[low - at : high - at])

@@ -1,0 +1,150 @@
+"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any backend."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.stage import Stage
+from smtrain.worker.engine.parts import part
+
+Shape = Sequence[int]
+
+
+class MicroBatch(NamedTuple):
+    """Token ids, labels and segments (None: a row is one) of one pipeline slot, each [B, S]; every stage has them."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    segments: torch.Tensor | None
+    at: tuple[int, int] | None = None
+    """The optimizer step, and the first sample's place in the global batch: what dropout depends on."""
+
+
+class Pipeline:
+    """Runs micro-batches through the stages. With one stage it is plain gradient accumulation."""
+
+    def __init__(self, stage: Stage, mesh: ProcessMesh) -> None:
+        self.stage, self.mesh = stage, mesh
+        ranks = dist.get_process_group_ranks(mesh.pp_group)
+        p = mesh.pp_rank
+        self._before = ranks[p - 1] if p > 0 else None
+        self._after = ranks[p + 1] if p + 1 < mesh.pp else None
+
+    def train(
+        self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
+    ) -> torch.Tensor:
+        """Forward and backward of every micro-batch, losses times the number `scale`; gives the unscaled sum, 0 but on
+        the last stage. `before_last` is called before the last backward pass.
+
+        A stage holds the activations of at most (stages - its rank) micro-batches.
+        """
+        stage, n = self.stage, len(batches)
+        warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
+        held: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        losses = torch.zeros((), device=self.mesh.device)
+        left = n
+
+        def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
+            x = batches[i].ids if h is None else h.requires_grad_()
+            if stage.dropout is not None:
+                stage.dropout.begin(batches[i].at)
+            out = stage(x, batches[i].labels if stage.last else None, batches[i].segments)
+            if stage.last:
+                losses.add_(out.detach())
+                out = out * scale
+            held.append((x, out))
+            return None if stage.last else out.detach()
+
+        def backward(gradient: torch.Tensor | None) -> torch.Tensor | None:
+            nonlocal left
+            x, out = held.popleft()
+            left -= 1
+            if not left:
+                before_last()
+            torch.autograd.backward(out, gradient)
+            return None if stage.first else x.grad
+
+        def shape(i: int) -> Shape | None:
+            return stage.hidden_shape(batches[i].ids) if i < n else None
+
+        for i in range(warm_up):
+            h, _ = self._exchange(shape_before=shape(i))
+            self._exchange(to_after=forward(i, h))
+        h, _ = self._exchange(shape_before=shape(warm_up))
+        for i in range(warm_up, n):
+            out = forward(i, h)
+            _, gradient = self._exchange(to_after=out, shape_after=shape(i - warm_up))
+            h, _ = self._exchange(to_before=backward(gradient), shape_before=shape(i + 1))
+        for i in range(n - warm_up, n):
+            _, gradient = self._exchange(shape_after=shape(i))
+            self._exchange(to_before=backward(gradient))
+        return losses
+
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """[3]: the token losses' sum, how many labels are the likeliest token, how many there are; 0 but on the last
+        stage."""
+        sums = torch.zeros(3, device=self.mesh.device)
+        self._drop_nothing()
+        for ids, labels, segments, _ in batches:
+            h = self.stage.hidden(self._arrive(ids), segments)
+            if self.stage.last:
+                sums.add_(self.stage.judged(h, labels))
+            else:
+                self._exchange(to_after=h)
+        return sums
+
+    @torch.no_grad()
+    def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
+        """The final hidden states of one batch on the last stage, else None."""
+        self._drop_nothing()
+        out = self.stage.hidden(self._arrive(ids), segments)
+        if self.stage.last:
+            return out
+        self._exchange(to_after=out)
+        return None
+
+    def _drop_nothing(self) -> None:
+        if self.stage.dropout is not None:
+            self.stage.dropout.begin(None)
+
+    def _arrive(self, ids: torch.Tensor) -> torch.Tensor:
+        h, _ = self._exchange(shape_before=self.stage.hidden_shape(ids))
+        return ids if h is None else h
+
+    def _exchange(
+        self,
+        to_before: torch.Tensor | None = None,
+        to_after: torch.Tensor | None = None,
+        shape_before: Shape | None = None,
+        shape_after: Shape | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Send and receive at once, so that no two neighbours wait for each other; what has no neighbour is skipped."""
+        ops: list[dist.P2POp] = []
+
+        def send(x: torch.Tensor | None, peer: int | None) -> None:
+            if x is not None and peer is not None:
+                ops.append(dist.P2POp(dist.isend, x.contiguous(), peer, self.mesh.pp_group))
+
+        def receive(shape: Shape | None, peer: int | None) -> torch.Tensor | None:
+            if shape is None or peer is None:
+                return None
+            x = torch.empty(tuple(shape), dtype=self.stage.dtype, device=self.mesh.device)
+            ops.append(dist.P2POp(dist.irecv, x, peer, self.mesh.pp_group))
+            return x
+
+        send(to_before, self._before)
+        from_before = receive(shape_before, self._before)
+        send(to_after, self._after)
+        from_after = receive(shape_after, self._after)
+        with part("pipeline"):
+            works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
+            for work in works:
+                work.wait()
+        return from_before, from_after

@@ -1,0 +1,314 @@
+"""One (tp, pp) rank's part of a Hugging Face causal LM.
+
+The model is transformers' own, built without memory on `meta`: layers of other stages are dropped, every parameter
+left gets its local shape, and tensor-parallel collectives are put at the entry of attention and MLP and behind the
+linears whose columns are cut. There is no second model code, so equality with transformers is by construction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.labels import IGNORED
+from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import A, AdapterShape, B, Lora
+from smtrain.core.model.transformers_build import check_model, transformers_config
+from smtrain.worker.checkpoint.dtypes import BY_PRECISION
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.engine.base import ParallelOptions
+from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.native import comm
+from smtrain.worker.engine.native.attention import AttentionContext
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.layers import Layers
+from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel
+from smtrain.worker.engine.native.lora import Dropout, Factors, attach
+from smtrain.worker.engine.native.parameters import Trained, flat_parameters
+
+log = logging.getLogger(__name__)
+
+
+class Stage(nn.Module):
+    """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet.
+
+    With `lora` the model's own parameters are frozen, and adapters beside its linears are trained.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], layout: Layout, mesh: ProcessMesh, options: ParallelOptions,
+        lora: Lora | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.layout, self.mesh = layout, mesh
+        self.dtype: torch.dtype = getattr(torch, BY_PRECISION[options.precision].name)
+        self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
+        self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
+        self.described = normalise(config)
+        self.config = transformers_config(config)
+        for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
+            if getattr(self.config, key, 0):
+                told = getattr(self.config, key)
+                log.warning("config.json has %s = %s: the native engine trains without dropout", key, told)
+        with torch.device("meta"):
+            self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                self.config, attn_implementation="sdpa", dtype=self.dtype
+            )
+        # Not training mode: dropout would need random state in every checkpoint, and pre-training has none.
+        self.model.eval()
+        self._keep_own_part()
+        self._make_parameters()
+        if mesh.tp > 1:
+            self._insert_collectives()
+        self.trained, self.dropout = Trained(layout, self.table, self.flat, dict(self.own())), None
+        if lora is not None:
+            self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
+            self._adapt(lora)
+        self.writing: dict[str, Linear | RowParallel | Embedding] = {}
+        """By name of their weights, the modules that can write its gradient where they are told to (`sink`)."""
+        if lora is None and not options.compile:  # a compiler sees no gradient that a function keeps
+            self._find_writing()
+        self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
+        attention = FAMILIES[layout.shape.family].attention
+        self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
+        self.context = AttentionContext(self.rotary, self.described.windows, self.dtype, mesh.device)
+
+    def own(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
+        for name, parameter in self.model.named_parameters():
+            yield self.layout.shape.file_name(name), parameter
+
+    # Building
+
+    def _keep_own_part(self) -> None:
+        shape, base = self.layout.shape, self.model.base_model
+        if self.described.rope is not None:
+            with self.mesh.device:
+                base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
+        self.model.tie_weights()  # which transformers 5.0 leaves out on `meta`
+        check_model(self.model, self.described)
+        family = FAMILIES[shape.family]
+        layers = getattr(base, family.layers)
+        own = nn.ModuleDict({str(i): layers[i] for i in self.layout.layers(self.mesh.pp_rank)})
+        setattr(base, family.layers, own)
+        for name in (family.embed, family.positions) if not self.first else ():
+            if name is not None:
+                setattr(base, name, None)
+        if not self.last:
+            setattr(base, family.norm, None)
+            self.model.set_output_embeddings(None)
+        self.embed: nn.Embedding | Embedding | None = getattr(base, family.embed)
+        self.norm: nn.Module | None = getattr(base, family.norm)
+        self.rotary: nn.Module | None = base.rotary_emb if self.described.rope is not None else None
+        self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
+        self.blocks: list[Any] = list(own.values())
+
+    def _make_parameters(self) -> None:
+        """All parameters are views of one flat buffer."""
+        self.table = self.layout.flat_table(self.mesh.pp_rank)
+        self.flat, made = flat_parameters(self.layout, self.table, self.mesh, self.dtype)
+        for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
+            name = self.layout.shape.file_name(module_name)
+            module, _, leaf = module_name.rpartition(".")
+            setattr(self.model.get_submodule(module), leaf, made[name])
+
+    def _adapt(self, lora: Lora) -> None:
+        """Freeze the model's parameters and put trained factors, in fp32, beside the linears that `lora` names."""
+        self.model.requires_grad_(False)
+        shape = AdapterShape.of(self.layout.shape, lora)
+        layout = Layout(shape, self.mesh.tp, self.mesh.pp)
+        table = layout.flat_table(self.mesh.pp_rank)
+        self.trained = Trained(layout, table, *flat_parameters(layout, table, self.mesh, torch.float32))
+        for name in (n for n in self.trained.parameters if n.endswith(A)):
+            module_name = name.removesuffix(A)
+            cut = layout.shard(name, self.mesh.tp_rank)
+            width = layout.spec(name).shape[1]
+            seen = ((0, width),) if cut.dim is None else cut.ranges
+            both = (self.trained.parameters[name], self.trained.parameters[module_name + B])
+            factors = Factors(module_name, *both, lora.scale, width, seen, self.dropout)
+            attach(self.model.get_submodule(module_name), factors)
+
+    def _insert_collectives(self) -> None:
+        layout, tp = self.layout, self.mesh.tp
+
+        def entry(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if "hidden_states" in kwargs:
+                return args, {**kwargs, "hidden_states": self._enter(kwargs["hidden_states"])}
+            return (self._enter(args[0]), *args[1:]), kwargs
+
+        for block in self.blocks:
+            attention = getattr(block, FAMILIES[layout.shape.family].attention)
+            if hasattr(attention, "split_size"):  # GPT-2's: of q, of k and of v
+                attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
+            if hasattr(attention, "num_key_value_groups"):
+                held = len(layout.kv_slots(self.mesh.tp_rank))
+                attention.num_key_value_groups = layout.shape.heads // tp // held
+            for module in (attention, block.mlp):
+                module.register_forward_pre_hook(entry, with_kwargs=True)
+        for name, module in list(self.model.named_modules()):
+            if not isinstance(module, (nn.Linear, Conv1D)):
+                continue
+            turned = isinstance(module, Conv1D)
+            dim = layout.shard(layout.shape.file_name(f"{name}.weight"), self.mesh.tp_rank).dim
+            if dim == (0 if turned else 1):
+                parent, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
+            elif turned:
+                module.nf = module.weight.shape[1]
+
+    def _find_writing(self) -> None:
+        """Put modules of ours in the place of those whose weights are used once."""
+        shared = self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
+        for name, module in list(self.model.named_modules()):
+            ours: Any = None
+            if isinstance(module, nn.Embedding) and module is self.embed and not shared and self.mesh.tp == 1:
+                self.embed = ours = Embedding(module)
+            elif type(module) is nn.Linear and not (shared and module is self.model.get_output_embeddings()):
+                ours = Linear(module)
+            elif isinstance(module, RowParallel) and not module.turned:
+                ours = module
+            if ours is not None:
+                parent, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), leaf, ours)
+                self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """Whole activations for a tensor-parallel region."""
+        move = comm.gather_sequence if self.sequence_parallel else comm.copy_to
+        return move(x, self.mesh.tp_group)
+
+    def _leave(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of what the ranks of a tensor-parallel region computed."""
+        move = comm.scatter_sequence if self.sequence_parallel else comm.reduce_from
+        return move(x, self.mesh.tp_group)
+
+    # Values
+
+    @torch.no_grad()
+    def load(self, source: WeightSource | RandomWeights, keep: Callable[[str, torch.Tensor], None]) -> None:
+        """Read this rank's slices; `keep` is given each parameter's in fp32, before they are rounded to its dtype.
+
+        Raises `CheckpointError` if a parameter is missing or has another shape.
+        """
+        shape, names = self.layout.shape, set(source.names())
+        for name, parameter in self.own():
+            stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
+            if stored is None:
+                raise CheckpointError(
+                    f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
+                    "config.json from the same model"
+                )
+            if source.shape(stored) != self.layout.spec(name).shape:
+                raise CheckpointError(
+                    f"{stored} is {list(source.shape(stored))} in the weights and {list(self.layout.spec(name).shape)} "
+                    "by config.json: take weights and config.json from the same model"
+                )
+            wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
+            self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
+            if wide is not parameter:
+                keep(name, wide)
+                parameter.copy_(wide)
+
+    @torch.no_grad()
+    def load_adapters(self, source: RandomFactors) -> None:
+        """Fill this rank's parts of the factors."""
+        for name, parameter in self.trained.parameters.items():
+            self._fill(self.trained.layout, name, parameter, lambda *cut, name=name: source.read(name, *cut))
+
+    def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
+        shard = layout.shard(name, self.mesh.tp_rank)
+        if shard.dim is None:
+            parameter.copy_(read())
+            return
+        at = 0
+        for start, stop in shard.ranges:
+            if start < stop:
+                parameter.narrow(shard.dim, at, stop - start).copy_(read(shard.dim, start, stop))
+            at += stop - start
+        parameter.narrow(shard.dim, at, shard.size - at).zero_()
+
+    # Forward
+
+    def hidden_shape(self, input_ids: torch.Tensor) -> tuple[int, int, int]:
+        """The shape of what goes from stage to stage for a micro-batch of these ids."""
+        batch, length = input_ids.shape
+        return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, segments: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Token ids (first stage) or hidden states in; hidden states or, on the last stage, the losses' sum out."""
+        h = self.hidden(x, segments)
+        if not self.last:
+            return h
+        assert labels is not None
+        logits = self.local_logits(h).flatten(0, 1)
+        return comm.cross_entropy_sum(logits, labels.flatten(), *self._columns(logits))
+
+    def judged(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[3]: the sum of the losses, how many labels are the likeliest token, and how many there are; no gradient."""
+        logits, flat = self.local_logits(h).flatten(0, 1), labels.flatten()
+        where = self._columns(logits)
+        total = comm.cross_entropy_sum(logits, flat, *where)
+        counts = (comm.likeliest(logits, *where) == flat).sum(), (flat != IGNORED).sum()
+        return torch.stack([total, *(count.to(total.dtype) for count in counts)])
+
+    def likeliest(self, h: torch.Tensor) -> torch.Tensor:
+        """The likeliest token after each position of final hidden states, int64 [B, S], on all tp ranks."""
+        logits = self.local_logits(h)
+        return comm.likeliest(logits.flatten(0, 1), *self._columns(logits)).view(logits.shape[:2])
+
+    def _columns(self, logits: torch.Tensor) -> tuple[int, int, dist.ProcessGroup | None]:
+        """The first token that this rank's logits are of, how many of them are real, and who has the others."""
+        rows = logits.shape[-1]
+        start = self.mesh.tp_rank * rows
+        valid = max(0, min(rows, self.layout.shape.vocab - start))
+        return start, valid, self.mesh.tp_group if self.mesh.tp > 1 else None
+
+    def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
+        """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
+        length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
+        positions, rotary, masks = self.context(x.shape[0], length, segments)
+        turns = {} if rotary is None else {"position_ids": positions, "position_embeddings": rotary}
+        self.before_layer(0)
+        h = self._embed(x) if self.first else x
+        if self.positions is not None:
+            own = positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank] if self.sequence_parallel else positions
+            h = h + self.positions(own.clamp(max=self.described.positions - 1))  # further on there is only padding
+        for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
+            self.before_layer(at)
+            kwargs = {"attention_mask": masks[i], **turns}
+            h = self.layers(block, h, **kwargs)
+        self.before_layer(len(self.blocks))
+        return self.norm(h) if self.norm is not None else h
+
+    def local_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the logits [B, S, ceil(V / tp)], the padding of the vocabulary included."""
+        logits: torch.Tensor = self.model.get_output_embeddings()(self._enter(h) if self.mesh.tp > 1 else h)
+        return logits
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self.embed is not None
+        if self.mesh.tp == 1:
+            whole: torch.Tensor = self.embed(ids)
+            return whole
+        weight, padding = self.embed.weight, self.embed.padding_idx
+        rows = weight.shape[0]
+        start = self.mesh.tp_rank * rows
+        local = ids - start
+        here = (local >= 0) & (local < rows)
+        if padding is not None:
+            padding = padding - start if 0 <= padding - start < rows else None
+        found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
+        return self._leave(found * here[..., None].to(found.dtype))

@@ -1,0 +1,200 @@
+"""AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
+
+A step sums the fp32 gradients of each rank's part there, updates that part of the fp32 weights, and gives all ranks the
+parameters (Rajbhandari et al. 2020; `exchange` sends). In fp32 the weights are the flat buffer itself; in bf16 and fp16
+a master copy is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smtrain.worker.engine.base import OptimizerOptions
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
+from smtrain.worker.engine.native.gradients import Gradients
+from smtrain.worker.engine.native.scaling import LossScale
+from smtrain.worker.engine.native.stage import Stage
+from smtrain.worker.engine.parts import part
+
+_CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
+
+
+class Zero1AdamW:
+    """The optimizer of one rank; the stage's gradients are the optimizer's from now on.
+
+    In fp32 the stage's values are its own; in bf16 and fp16 `take` is to be given each parameter's.
+    """
+
+    def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
+        self.mesh, self.options, self.steps = mesh, options, 0
+        # Whatever is trained, gradients go through the stage's activations.
+        self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
+        trained = stage.trained
+        self.table, self.flat = trained.table, trained.flat
+        self.shard = len(self.flat) // mesh.dp
+        self.start = mesh.dp_rank * self.shard
+        self.gradients = Gradients(stage, mesh.device)
+        self._summed_over_tp: list[torch.Tensor] = []
+        self._summed_over_copies: list[torch.Tensor] = []
+        self._tied: torch.Tensor | None = None
+        self._weights: list[tuple[int, int, float]] = []
+        layout, late = trained.layout, set[str]()
+        for name, at, size in self.table.entries:
+            grad, cut = self.gradients.of[name], layout.shard(name, mesh.tp_rank)
+            weight = 1.0 / cut.copies  # each number of the model counts once in the norm
+            if cut.dim is None and (cut.partial or stage.sequence_parallel):
+                self._summed_over_tp.append(grad)
+                late.add(name)
+            elif cut.dim is not None and cut.copies > 1:
+                self._summed_over_copies.append(grad)
+                late.add(name)
+            if len(layout.stages(name)) > 1:
+                self._tied = grad
+                late.add(name)
+                weight = weight if stage.first else 0.0
+            low, high = max(at, self.start), min(at + size, self.start + self.shard)
+            if low < high and weight:
+                self._weights.append((low - self.start, high - self.start, weight))
+        self._copies_group = mesh.subgroup("tp", layout.kv_groups())
+        ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
+        self._tied_group = mesh.subgroup("pp", ends)
+        own = self.part(self.flat)
+        self.master = own if own.dtype == torch.float32 else own.float()
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self.sums = GradientSums(mesh, trained.table, self.gradients, late)
+        self._grad_part = self.sums.own
+        self.shares = WeightShares(mesh, trained, *_needed_by(stage))
+        stage.before_layer = self.shares.before
+        self._adamw = self._make_adamw()
+
+    def part(self, flat: torch.Tensor) -> torch.Tensor:
+        """This data-parallel rank's part of a flat buffer."""
+        return flat[self.start : self.start + self.shard]
+
+    def _make_adamw(self) -> torch.optim.AdamW:
+        cut = min(max(self.table.decayed - self.start, 0), self.shard)
+        groups, states = [], []
+        for span, decay in ((slice(0, cut), self.options.weight_decay), (slice(cut, self.shard), 0.0)):
+            if span.start < span.stop:
+                parameter = nn.Parameter(self.master[span], requires_grad=False)
+                parameter.grad = self._grad_part[span]
+                groups.append({"params": [parameter], "weight_decay": decay})
+                states.append((parameter, span))
+        fused = self.master.device.type in ("cpu", "cuda")
+        adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=fused)
+        for parameter, span in states:
+            adamw.state[parameter] = {
+                "step": torch.zeros((), device=self.master.device if fused else "cpu"),
+                "exp_avg": self.exp_avg[span],
+                "exp_avg_sq": self.exp_avg_sq[span],
+            }
+        return adamw
+
+    def take(self, name: str, values: torch.Tensor) -> None:
+        """Begin with a parameter's values in fp32: what a half cannot hold of them is not lost."""
+        at, size = next((at, size) for known, at, size in self.table.entries if known == name)
+        low, high = max(at, self.start), min(at + size, self.start + self.shard)
+        if low < high:
+            self.master[low - self.start : high - self.start].copy_(values.reshape(-1)[low - at : high - at])
+
+    @torch.no_grad()
+    def step(self, lr: float) -> torch.Tensor:
+        """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
+        self.gradients.complete()
+        with part("tensor parallel"):
+            _all_reduce(self._summed_over_tp, self.mesh.tp_group)
+            _all_reduce(self._summed_over_copies, self._copies_group)
+        with part("pipeline"):
+            _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
+        self.sums.finish()
+        norm, scaling = self._norm(), self.loss_scale
+        if scaling is not None:
+            norm = norm / scaling.scale
+            overflowed = norm.isfinite().logical_not()
+            self._adamw.found_inf = overflowed.float()  # type: ignore[attr-defined]  # as GradScaler tells it
+        shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
+        if scaling is not None:
+            shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
+            scaling.update(overflowed)
+        if shrunk is not None:
+            self._grad_part.mul_(shrunk)
+        self.steps += 1
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self._publish()
+        self.gradients.begin()
+        return norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the master weights to the parameters' dtype, and see that every data-parallel rank has all of them."""
+        self._publish()
+        self.shares.settle()
+
+    def _publish(self) -> None:
+        """The same, while the next forward pass begins."""
+        mine = self.part(self.flat)
+        if mine.dtype != self.master.dtype:
+            mine.copy_(self.master)
+        self.shares.send()
+
+    @property
+    def updates(self) -> int:
+        """Steps that were not skipped; waits for the device where any can be."""
+        return self.steps - (0 if self.loss_scale is None else int(self.loss_scale.skipped))
+
+    @torch.no_grad()
+    def restore(self, steps: int, loss_scale: Mapping[str, float] | None = None) -> None:
+        """Continue after `steps` updates, once master, exp_avg and exp_avg_sq are filled; with fp16 from `loss_scale`,
+        where there is one."""
+        self.steps = steps
+        if self.loss_scale is not None and loss_scale is not None:
+            self.loss_scale.restore(loss_scale)
+            self.steps += int(loss_scale["skipped"])
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+        self.publish()
+
+    def _norm(self) -> torch.Tensor:
+        """Of the whole mesh's gradient: all parts are disjoint but for copies, which are weighed."""
+        total = self._grad_part.new_zeros(())
+        for start, stop, weight in self._weights:
+            total += weight * _square_sum(self._grad_part[start:stop])
+        with part("data parallel"):
+            dist.all_reduce(total)
+        return total.sqrt()
+
+
+def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
+    """By id of a parameter, before which of the stage's layers its value must be there; and how many layers it has."""
+    place = {id(p): i for i, block in enumerate(stage.blocks) for p in block.parameters()}
+    ends = [(module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())]
+    for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
+        place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
+    return place, len(stage.blocks)
+
+
+def _square_sum(x: torch.Tensor) -> torch.Tensor:
+    whole = x.numel() // _CHUNK * _CHUNK
+    out: torch.Tensor = torch.linalg.vector_norm(x[whole:]).square()
+    if whole:
+        out = out + torch.linalg.vector_norm(x[:whole].view(-1, _CHUNK), dim=1).square().sum()
+    return out
+
+
+def _all_reduce(views: list[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sum each of `views` over the group, in one message."""
+    if not views or group is None or dist.get_world_size(group) == 1:
+        return
+    flat = torch.cat([v.reshape(-1) for v in views])
+    dist.all_reduce(flat, group=group)
+    at = 0
+    for view in views:
+        view.copy_(flat[at : at + view.numel()].view_as(view))
+        at += view.numel()

@@ -1,0 +1,149 @@
+"""What a rank saves of the adapters, and how it goes on from a checkpoint of them.
+
+The form is ours and not the library's (worker/engine/saving.py): small, of no mesh, and one for both engines. What
+ZeRO-1 has dealt to the data-parallel ranks, by the rows of each factor, is put together on the hosts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from neuronx_distributed.parallel_layers import parallel_state
+
+from smtrain.core.model.lora import AdapterShape, described
+from smtrain.worker.checkpoint.manifest import Manifest
+from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
+from smtrain.worker.checkpoint.native.reader import StateReader
+from smtrain.worker.checkpoint.nxd.names import factor_of
+from smtrain.worker.engine.loading import fill_from
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.nxd.engine import NxdEngine
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class AdapterState:
+    """The factors of an engine's model and their optimizer's state; of use once the optimizer is there."""
+
+    def __init__(self, engine: NxdEngine) -> None:
+        assert engine.adapters is not None
+        assert isinstance(engine.adapters.shape, AdapterShape)
+        self._engine, self._layout, self._lora = engine, engine.adapters, engine.adapters.shape.lora
+        self._stages = range(engine.pp_rank, self._layout.pp, engine.options.pp)
+        self._group = self._gathering() if engine.options.zero1 and engine.dp_size > 1 else None
+
+    def finite(self) -> bool:
+        return self._engine.adamw.all_finite()
+
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        engine, out = self._engine, {}
+        factors = {name: p.detach().cpu() for name, p, _ in self._parts()}
+        moments = {kind: self._moments(kind) for kind in _MOMENTS}
+        for stage in self._stages:
+            table = self._layout.flat_table(stage)
+            each = -(-table.size // engine.dp_size)
+            state = {}
+            for kind, values in moments.items():
+                flat = torch.zeros(each * engine.dp_size)
+                for name, at, size in table.entries:
+                    flat[at : at + size] = values[name].reshape(-1)
+                state[kind] = flat[engine.dp_rank * each : (engine.dp_rank + 1) * each].clone()
+            out[optimizer_file(engine.dp_rank, engine.tp_rank, stage)] = state
+            if engine.dp_rank == 0:
+                out[model_file(engine.tp_rank, stage)] = {name: factors[name] for name, _, _ in table.entries}
+        return out
+
+    def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
+        engine, layout = self._engine, self._layout
+        tables = [layout.flat_table(stage) for stage in range(layout.pp)]
+        cut: dict[str, Any] = {}
+        if layout.kv_multiplier > 1 and layout.kv_order != "grouped":
+            cut["kv_order"] = layout.kv_order
+        if engine.options.pipeline_cuts:
+            cut["pipeline_cuts"] = list(engine.options.pipeline_cuts)
+        return Manifest(
+            step=step,
+            optimizer_steps=engine.optimizer_steps,
+            topology={"tp": layout.tp, "pp": layout.pp, "dp": engine.dp_size},
+            precision="fp32",
+            config=engine.config,
+            flat=[[list(entry) for entry in t.entries] for t in tables],
+            shard=[-(-t.size // engine.dp_size) for t in tables],
+            files={},
+            state=state,
+            shapes={s.name: list(s.shape) for s in layout.shape.specs},
+            root=root,
+            adapter=described(self._lora),
+            cut=cut or None,
+        )
+
+    @torch.no_grad()
+    def load(self, checkpoint: Path) -> dict[str, Any]:
+        """See `Engine.load`."""
+        engine = self._engine
+        manifest = fill_from(checkpoint, engine.everyone, engine.shape, self._lora, self._fill)
+        engine.optimizer_steps = manifest.optimizer_steps
+        engine.adamw.finite = None  # the weights are no longer those of a step
+        return manifest.state
+
+    def _fill(self, reader: StateReader) -> None:
+        for name, parameter, own in self._parts():
+            factor = reader.read("master", name, self._layout, self._engine.tp_rank)
+            parameter.copy_(factor.to(parameter.device))
+            own.copy_(self._part(factor).to(own.device))
+            state = self._engine.adamw.state_of(own)
+            state["step"].fill_(reader.manifest.optimizer_steps)
+            for kind in _MOMENTS:
+                moment = reader.read(kind, name, self._layout, self._engine.tp_rank)  # type: ignore[arg-type]
+                state[kind].copy_(self._part(moment).to(own.device))
+
+    def _parts(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
+        """Of each factor its name, the model's parameter, and what the optimizer updates: that, or ZeRO-1's part."""
+        names = {id(p): factor_of(name) for name, p in self._engine.named()}
+        for group, own in zip(self._engine.optimizer.param_groups, self._engine.adamw.param_groups, strict=True):
+            for parameter, part in zip(group["params"], own["params"], strict=True):
+                name = names[id(parameter)]
+                assert name is not None
+                yield name, parameter, part
+
+    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+        """ZeRO-1's part of a factor: its rows, padded to a multiple of the data-parallel ranks, dealt evenly."""
+        if not self._engine.options.zero1:
+            return whole
+        each = -(-whole.shape[0] // self._engine.dp_size)
+        mine = whole[self._engine.dp_rank * each : (self._engine.dp_rank + 1) * each]
+        return torch.cat([mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])])
+
+    def _moments(self, kind: str) -> dict[str, torch.Tensor]:
+        """By factor, whole, on the host."""
+        state = self._engine.adamw.state
+        mine = [
+            (name, p, state[own][kind].cpu() if state.get(own) else torch.zeros(own.shape))
+            for name, p, own in self._parts()
+        ]
+        if self._group is None:
+            return {name: moment[: p.shape[0]] for name, p, moment in mine}
+        flat = torch.cat([moment.reshape(-1) for _, _, moment in mine])
+        every = [torch.empty_like(flat) for _ in range(self._engine.dp_size)]
+        dist.all_gather(every, flat, group=self._group)
+        out, at = {}, 0
+        for name, p, moment in mine:
+            size = moment.numel()
+            out[name] = torch.cat([part[at : at + size].view(moment.shape) for part in every])[: p.shape[0]]
+            at += size
+        return out
+
+    def _gathering(self) -> Any:
+        """A group of this rank's data-parallel ranks that talks between hosts, whatever carries the tensors."""
+        made = [(ranks, dist.new_group(list(ranks), backend="gloo")) for ranks in _replicas()]
+        return next(group for ranks, group in made if self._engine.rank in ranks)
+
+
+def _replicas() -> list[list[int]]:
+    found: list[list[int]] = parallel_state.get_data_parallel_replica_groups()
+    return found

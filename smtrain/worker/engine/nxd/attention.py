@@ -1,0 +1,95 @@
+"""Rotary positions and causal attention of the nxd engine: written out for the compiler, or NKI's kernel where it fits.
+
+Tensors are [batch, heads, sequence, head size] here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import torch
+from neuronx_distributed.utils import cpu_mode
+from torch import nn
+
+from smtrain.core.model.hf_config import HFConfig
+from smtrain.core.model.transformers_build import check_rotary
+
+_ROTARY = {
+    "llama": "LlamaRotaryEmbedding",
+    "qwen2": "Qwen2RotaryEmbedding",
+    "qwen3": "Qwen3RotaryEmbedding",
+    "mistral": "MistralRotaryEmbedding",
+    "gpt_neox": "GPTNeoXRotaryEmbedding",
+}
+KERNEL_BLOCK = 2048  # NKI's flash attention takes sequences of whole blocks of this many tokens
+KERNEL_HEAD = 128  # and heads of at most this size: the partition size of a Neuron core's memory
+
+
+class Rotary:
+    """cos and sin [sequence, head size] of a model, shared by its layers and kept per length.
+
+    A partial rotary (GPT-NeoX) is a full one whose frequencies are zero on the part that does not turn: cos 1, sin 0.
+    """
+
+    def __init__(self, config: Any, described: HFConfig) -> None:
+        family = described.shape.family
+        module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        self._rotary = getattr(module, _ROTARY[family])(config)
+        assert described.rope is not None  # others are refused in limits.py
+        check_rotary(self._rotary, described.rope)
+        self._head = described.shape.head_dim
+        self._kept: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.turned = 0
+        """How many of a head's numbers turn; known once a table was asked for."""
+
+    @torch.no_grad()
+    def __call__(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the sequence length, dtype and device of `like`."""
+        key = like.shape[2], like.dtype, like.device
+        if key not in self._kept:
+            ids = torch.arange(key[0])[None]
+            cos, sin = (x[0] for x in self._rotary(torch.empty(1, key[0], 1, dtype=key[1]), position_ids=ids))
+            self.turned = cos.shape[-1]
+            still = self._head - self.turned
+            cos = torch.cat([cos, cos.new_ones(key[0], still)], -1)
+            sin = torch.cat([sin, sin.new_zeros(key[0], still)], -1)
+            self._kept[key] = cos.to(like.device), sin.to(like.device)
+        return self._kept[key]
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate each head by its position."""
+        cos, sin = self(x)
+        half = self.turned // 2
+        swapped = torch.cat([-x[..., half : self.turned], x[..., :half], x[..., self.turned :]], -1)
+        return x * cos + swapped * sin
+
+
+class CoreAttention(nn.Module):
+    """Softmax attention without parameters: the part that selective activation checkpointing computes again."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        length = q.shape[2]
+        if self._kernel_fits(length, q.shape[3]):
+            from neuronx_distributed.kernels.flash_attn import nki_flash_attn_func
+
+            cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1"))
+            out: torch.Tensor = nki_flash_attn_func(
+                q, k, v, lnc=cores, softmax_scale=q.shape[3] ** -0.5, causal=True, transpose_nki_inputs=False
+            )
+            return out
+        scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[3] ** -0.5
+        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        if self.window is not None and length > self.window:
+            hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.window)
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype), v)
+
+    def _kernel_fits(self, length: int, head: int) -> bool:
+        sliding = self.window is not None and length > self.window
+        return not cpu_mode() and length % KERNEL_BLOCK == 0 and head <= KERNEL_HEAD and not sliding

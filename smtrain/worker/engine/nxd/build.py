@@ -1,0 +1,92 @@
+"""What the model's modules are made from: the library's parallel linears for a model and a mesh, norms, adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
+from neuronx_distributed.parallel_layers.mappings import copy_to_tensor_model_parallel_region
+from torch import nn
+
+from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.hf_config import HFConfig
+from smtrain.core.model.layout import Layout
+from smtrain.worker.engine.nxd.attention import Rotary
+from smtrain.worker.engine.nxd.lora import Adapters
+
+
+@dataclass(frozen=True)
+class Build:
+    """What every module is made from."""
+
+    config: HFConfig
+    layout: Layout
+    padding: int | None
+    """The token whose embedding stays as it is."""
+    dtype: torch.dtype
+    sequence_parallel: bool
+    rotary: Rotary
+    adapters: Layout | None = None
+    """The cut of LoRA's factors, where adapters are trained and the rest is frozen."""
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.config.shape
+
+    def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
+        """A linear whose rows are cut; `stride` of them lie side by side in it."""
+        return ColumnParallelLinear(
+            self.shape.hidden, out, bias=bias, gather_output=False, dtype=self.dtype, stride=stride,
+            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
+        )  # fmt: skip
+
+    def row(self, into: int, *, bias: bool) -> RowParallelLinear:
+        """A linear whose columns are cut, behind one whose rows are."""
+        return RowParallelLinear(
+            into, self.shape.hidden, bias=bias, input_is_parallel=True, dtype=self.dtype,
+            sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
+        )  # fmt: skip
+
+    def adapted(self, layer: int, block: str, *linears: str) -> Adapters:
+        """The adapters of a block of a decoder layer, such as `mlp`, with these linears."""
+        prefix = f"{FAMILIES[self.shape.family].prefix}.layers.{layer}.{block}"
+        return Adapters(self.adapters, prefix, linears, self.sequence_parallel)
+
+    @property
+    def vocabulary(self) -> int:
+        """As many rows as the ranks hold together: padded where tp does not divide it."""
+        return self.layout.shard(self.shape.embed_name, 0).size * self.layout.tp
+
+    def norm(self) -> nn.Module:
+        """The family's norm; under sequence parallelism NxD sums its gradient, which each rank has a part of."""
+        norm: nn.Module
+        if FAMILIES[self.shape.family].norm_bias:
+            norm = nn.LayerNorm(self.shape.hidden, eps=self.config.eps, dtype=self.dtype)
+        else:
+            norm = RMSNorm(self.shape.hidden, self.config.eps, self.dtype)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel_enabled = self.sequence_parallel  # type: ignore[attr-defined]
+        return norm
+
+
+class RMSNorm(nn.Module):
+    """As transformers computes it: in fp32, rounded before the weight."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size, dtype=dtype)), eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x, self.weight)
+
+    def scale(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class HeadNorm(RMSNorm):
+    """Of queries or keys: each rank sees its own heads only, so the backward pass sums the weight's gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale(x, copy_to_tensor_model_parallel_region(self.weight))

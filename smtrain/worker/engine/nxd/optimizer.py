@@ -1,0 +1,125 @@
+"""AdamW that clips by the norm of the whole model's gradient, each weight of it counted once.
+
+The library's own norm counts a key/value head as often as it is repeated, and its ZeRO-1 clips at 1.0 whatever is asked
+for. So clipping is off there, and done here, between the sum over data-parallel ranks and the update: the library calls
+this optimizer with summed gradients, whole ones or, under ZeRO-1, its own rank's part of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.layout import Layout
+from smtrain.worker.checkpoint.nxd.names import factor_of, stored
+
+SHARE = "smtrain_share"  # key of a parameter group: how much of its squared norm this rank adds to the model's
+
+
+def groups(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, pp_rank: int,
+    replicas: int, weight_decay: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Parameter groups by decay (matrices only) and by how often the mesh holds each of their numbers.
+
+    `replicas` is how many data-parallel ranks hold the same gradient: all without ZeRO-1, one with it.
+    """
+    parts = {tensor.name: tensor.parts[0] for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
+    head = f"{FAMILIES[layout.shape.family].head}.weight"
+
+    def share(name: str) -> float:
+        if layout.shape.tied and name == head and layout.pp > 1 and pp_rank > 0:
+            return 0.0  # the first stage's embedding counts for both
+        return 1.0 / (layout.shard(parts[name], tp_rank).copies * replicas)
+
+    return _grouped(((p, share(name)) for name, p in parameters), weight_decay)
+
+
+def adapter_groups(
+    parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, replicas: int,
+    weight_decay: float,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The same of LoRA's factors, and of nothing else; `layout` is theirs."""
+    factors = ((factor_of(name), p) for name, p in parameters)
+    counted = ((p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None)
+    return _grouped(counted, weight_decay)
+
+
+def _grouped(parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float) -> list[dict[str, Any]]:
+    found: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    for parameter, share in parameters:
+        found.setdefault((parameter.ndim > 1, share), []).append(parameter)
+    return [
+        {"params": members, "weight_decay": weight_decay if decayed else 0.0, SHARE: share}
+        for (decayed, share), members in sorted(found.items(), key=lambda item: item[0], reverse=True)
+    ]
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """AdamW whose step is the same graph from the first to the last, whatever its numbers.
+
+    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled anew where one of its
+    changing scalars becomes such a number: the second bias correction is 1 in fp32 from step 325 on (beta 0.95), the
+    learning rate may end at 0. Here all that changes reaches the device as tensors. The state is torch's own.
+    """
+
+    def __init__(self, params: Any, clip: float, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.clip = clip
+        self.norm: torch.Tensor | None = None
+        """The last step's gradient norm before clipping, a tensor on the parameters' device."""
+        self.finite: torch.Tensor | None = None
+        """Whether all parameters are finite numbers after the last step: true or false, on their device."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Clip, then update."""
+        held = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        total = torch.stack([group[SHARE] * p.grad.float().square().sum() for group, own in held for p in own]).sum()
+        torch.distributed.all_reduce(total)
+        self.norm = total.sqrt()
+        if self.clip:
+            factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
+            for _, own in held:
+                for p in own:
+                    p.grad.mul_(factor.to(p.grad.dtype))
+        for group, own in held:
+            if own:
+                self._update(group, own)
+        self.finite = torch.stack([p.isfinite().all() for group in self.param_groups for p in group["params"]]).all()
+
+    @torch.no_grad()
+    def all_finite(self) -> bool:
+        """Whether the weights are finite numbers: known since the last step, before which they are looked through."""
+        if self.finite is not None:
+            return bool(self.finite)
+        held = (p for group in self.param_groups for p in group["params"])
+        return all(bool(p.cpu().isfinite().all()) for p in held)  # on the host: the device needs no graph for it
+
+    def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
+        first, second = group["betas"]
+        states = [self.state_of(p) for p in own]
+        steps = float(states[0]["step"]) + 1
+        changing = (1.0 - group["lr"] * group["weight_decay"], -group["lr"] / (1.0 - first**steps))
+        kept, size, correction = torch.tensor([*changing, math.sqrt(1.0 - second**steps)]).to(own[0].device).unbind()
+        for p, state in zip(own, states, strict=True):
+            assert p.grad is not None
+            state["step"].fill_(steps)
+            average, square = state["exp_avg"], state["exp_avg_sq"]
+            average.lerp_(p.grad, 1.0 - first)
+            square.mul_(second).addcmul_(p.grad, p.grad, value=1.0 - second)
+            p.mul_(kept).add_(size * average / (square.sqrt() / correction + group["eps"]))
+
+    def state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """As torch's AdamW keeps it. The zeros come from the host: made on the device they would be a part of the
+        first step's graph, which would thus be another than all later ones."""
+        state: dict[str, torch.Tensor] = self.state[p]
+        if not state:
+            state["step"] = torch.zeros(())
+            for kind in ("exp_avg", "exp_avg_sq"):
+                state[kind] = torch.zeros(p.shape, dtype=p.dtype).to(p.device)
+        return state

@@ -1,0 +1,174 @@
+"""Save and load by neuronx-distributed's own functions, made safe for hosts that share no disk.
+
+The library takes the newest tag by the time of its `done`, which after a copy from S3 is chance: every tag is named
+here. It counts what to keep on rank 0's disk and waits for ranks that see another: pruning is ours
+(worker/checkpoint/native/pruning.py). It loads optimizer before model, after which ZeRO-1 would write random weights
+over the loaded ones: two calls, the model's first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from neuronx_distributed import finalize_checkpoint, load_checkpoint, save_checkpoint
+
+from smtrain.core.errors import CheckpointError, SmtrainError
+from smtrain.worker.checkpoint import manifest as manifests
+from smtrain.worker.checkpoint.verifying import deal, host_of, sums_of
+from smtrain.worker.engine.nxd import completeness
+from smtrain.worker.engine.saving import local_rank
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.nxd.engine import NxdEngine
+
+
+@dataclass
+class SaveOptions:
+    """How checkpoints are written; `pending` is the one that does not count yet."""
+
+    form: Literal["pt", "xser"] = "pt"
+    """One file a rank, or one a tensor, the data-parallel ranks sharing the work."""
+    asynchronous: bool = False
+    """Write while training goes on; the checkpoint counts when the next one begins, or at the end."""
+    pending: tuple[Path, dict[str, Any]] | None = None
+
+
+def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
+    """See `Engine.begin_save`. A step that is whole already is left as it is."""
+    json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
+    finish(engine)
+    everyone, path = engine.everyone, manifests.step_folder(folder, step)
+    everyone.agree(
+        None if engine.adamw.all_finite() else "its weights are not all finite numbers",
+        f"checkpoint {path.name} was not begun",
+    )
+    if everyone.gather(completeness.fault(path) is None)[0]:
+        return
+    fault = None
+    try:
+        if local_rank() == 0:
+            _drop_broken(folder)  # the library would wait for all hosts to delete what one of them sees
+            for part in ("model", "optim"):  # which it makes on rank 0's disk only
+                (path / part).mkdir(parents=True, exist_ok=True)
+            (path / "config.json").write_text(json.dumps(engine.config, indent=1) + "\n", "utf-8")
+    except OSError as error:
+        fault = f"{error.strerror or error}; check the disk ({path})"
+    everyone.agree(fault, f"checkpoint {path.name} was not begun")
+    about = {
+        "format": completeness.FORMAT,
+        "version": completeness.VERSION,
+        "step": step,
+        "optimizer_steps": engine.optimizer_steps,
+        "made_by": _made_by(engine),
+        "state": state,
+    }
+    try:
+        save_checkpoint(
+            str(folder), tag=path.name, model=engine.model, optimizer=engine.optimizer, user_content=about,
+            use_xser=engine.saving.form == "xser", num_kept_ckpts=None, async_save=engine.saving.asynchronous,
+        )  # fmt: skip
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {path.name} was not written: {error.strerror or error}; check the disk ({path}), or raise "
+            "compute.volume_gb"
+        ) from None
+    engine.saving.pending = path, about
+
+
+def finish(engine: NxdEngine) -> int | None:
+    """Wait for a checkpoint that is still being written, and make it count; gives its step."""
+    if engine.saving.pending is None:
+        return None
+    if engine.saving.asynchronous:
+        finalize_checkpoint()
+    step: int = engine.saving.pending[1]["step"]
+    _complete(engine)
+    return step
+
+
+def abandon(engine: NxdEngine) -> None:
+    """See `Engine.abandon_save`."""
+    if engine.saving.pending is None:
+        return
+    if engine.saving.asynchronous:
+        finalize_checkpoint()
+    (path, _), engine.saving.pending = engine.saving.pending, None
+    engine.everyone.gather(None)  # nobody writes any more
+    if local_rank() == 0:
+        completeness.remove(path)
+
+
+def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
+    """See `Engine.load`; NxD's optimizer files are of one mesh, so the checkpoint must be of this one."""
+    record = completeness.read(checkpoint)
+    fault = completeness.fault(checkpoint)
+    if fault is None and isinstance(record, dict):
+        there, here = record["made_by"], _made_by(engine)
+        if other := [f"{key} {there.get(key)} (here {here[key]})" for key in here if there.get(key) != here[key]]:
+            fault = (
+                f"it was written with {', '.join(other)}, and NxD's optimizer state fits only what wrote it; restore "
+                "that, or start another run from the weights (`smtrain convert`)"
+            )
+    engine.everyone.agree(fault, f"{checkpoint} cannot be loaded")
+    assert isinstance(record, dict)
+    folder, tag = str(checkpoint.parent), checkpoint.name
+    load_checkpoint(folder, tag=tag, model=engine.model)
+    load_checkpoint(folder, tag=tag, optimizer=engine.optimizer)
+    engine.adamw.finite = None  # the weights are no longer those of a step
+    engine.optimizer_steps = record["optimizer_steps"]
+    state: dict[str, Any] = record["state"]
+    return state
+
+
+def _made_by(engine: NxdEngine) -> dict[str, Any]:
+    """What the files of the optimizer depend on."""
+    options = engine.options
+    return {
+        "tp": options.tp, "pp": options.pp, "dp": options.dp, "virtual_stages": options.virtual_stages,
+        "pipeline_cuts": list(options.pipeline_cuts), "zero1": options.zero1, "precision": options.precision,
+    }  # fmt: skip
+
+
+def _complete(engine: NxdEngine) -> None:
+    """Write what the checkpoint is made of, once every rank has written its part."""
+    assert engine.saving.pending is not None
+    path, about = engine.saving.pending
+    engine.saving.pending = None
+    everyone, fault = engine.everyone, None
+    together: dict[str, int] = {}
+    sums: dict[str, dict[str, Any]] = {}
+    mine = completeness.sizes(path)
+    for held in everyone.gather(mine if local_rank() == 0 else {}):
+        together.update(held)
+    here = host_of(everyone.gather(local_rank()), everyone.rank)
+    own = deal([mine] * len(here), mine)[everyone.rank - here.start]
+    try:
+        found = {name: sums_of(path / name, "sha256", "crc32") for name in own}
+    except OSError as error:
+        found, fault = {}, f"{error.strerror or error}; check the disk ({path})"
+    everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
+    for part in everyone.gather(found):
+        sums.update(part)
+    try:
+        if everyone.rank == 0:
+            engine.allowed()
+            kept = {kind: {name: sums[name][kind] for name in sorted(sums)} for kind in ("sha256", "crc32")}
+            completeness.write(path, {**about, "files": together, **kept})
+    except OSError as error:
+        fault = f"{error.strerror or error}; check the disk ({path})"
+    except SmtrainError as error:
+        fault = str(error)
+    everyone.agree(fault, f"checkpoint {path.name} was not completed")
+
+
+def _drop_broken(folder: Path) -> None:
+    """Folders of saves that were cut off, as far as this disk can tell: those without the library's own mark.
+
+    A host that is not rank 0's has no marks at all, and keeps what it wrote.
+    """
+    for _, path in manifests.checkpoints(folder):
+        if (path / "checkpoint").exists() and not (path / "done").exists():
+            completeness.remove(path)

@@ -1,0 +1,157 @@
+"""Saves in our own form: what the ranks do together so that a checkpoint is whole or is not there.
+
+No folder is renamed and no disk is shared: each rank writes its own files, tells their sizes and hashes, and rank 0
+writes the manifest once all have told. Files are written by a thread from copies, while training goes on; what the
+ranks do together, the training's own thread does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from smtrain.core.errors import SmtrainError
+from smtrain.worker.checkpoint import manifest as manifests
+from smtrain.worker.checkpoint.manifest import Manifest
+from smtrain.worker.checkpoint.native.files import write_safetensors
+from smtrain.worker.checkpoint.verifying import sums_of
+
+
+class Ranks(Protocol):
+    """All processes of the job."""
+
+    rank: int
+
+    def gather(self, value: Any) -> list[Any]: ...
+
+    def agree(self, fault: str | None, what: str) -> None: ...
+
+
+class SavedContents(Protocol):
+    """What one rank has to save. Every method is collective."""
+
+    def finite(self) -> bool:
+        """Whether this rank's weights are finite numbers."""
+        ...
+
+    def files(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The tensors of each file that this rank writes."""
+        ...
+
+    def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
+        """All but the files."""
+        ...
+
+
+class _Writing(threading.Thread):
+    """One rank's files of a checkpoint on their way to the disk. A daemon: who is killed does not wait for it."""
+
+    def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool) -> None:
+        super().__init__(name=f"save {path.name}", daemon=True)
+        self._path, self._root, self._tensors, self._read_back = path, root, tensors, read_back
+        self.files: dict[str, dict[str, Any]] = {}
+        self.fault: str | None = None
+
+    def run(self) -> None:
+        try:
+            while self._tensors:
+                name, tensors = self._tensors.popitem()
+                self.files[f"{self._root}{name}"] = write_safetensors(self._path / self._root / name, tensors)
+            for name, about in self.files.items() if self._read_back else ():
+                if sums_of(self._path / name, "crc32", from_disk=True)["crc32"] != about["crc32"]:
+                    self.fault = f"{name} is not on the disk as it was written; check the disk ({self._path})"
+        except OSError as error:
+            self.fault = f"{error.strerror or error}; check the disk ({self._path}), or raise compute.volume_gb"
+        except Exception as error:
+            self.fault = f"{type(error).__name__}: {error}"
+
+
+class Saver:
+    """The saves of one engine, one at a time; `allowed` is what `Engine.allowed` is."""
+
+    def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None]) -> None:
+        self._ranks, self._contents, self._allowed = ranks, contents, allowed
+        self._begun: tuple[_Writing, Path, Manifest] | None = None
+
+    def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True, read_back: bool = False) -> None:
+        """See `Engine.begin_save`; without `copy`, nothing may be changed before `end`.
+
+        A step that is whole already is saved again beside itself, and replaced by its manifest.
+        """
+        self.end()
+        json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
+        path = manifests.step_folder(folder, step)
+        self._ranks.agree(
+            None if self._contents.finite() else "its weights are not all finite numbers",
+            f"checkpoint {path.name} was not begun",
+        )
+        root = self._root_for(path)
+        tensors = {
+            file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in held.items()}
+            for file, held in self._contents.files().items()
+        }
+        writing = _Writing(path, root, tensors, read_back)
+        self._begun = writing, path, self._contents.manifest(step, state, root)
+        writing.start()
+
+    def end(self, wait: bool = True) -> int | None:
+        """See `Engine.end_save`."""
+        if self._begun is None:
+            return None
+        ranks, (writing, path, manifest) = self._ranks, self._begun
+        if not wait and any(ranks.gather(writing.is_alive())):
+            return None
+        writing.join()
+        self._begun, fault = None, None
+        ranks.agree(writing.fault, f"checkpoint {path.name} was not written")
+        everyone = ranks.gather(writing.files)
+        try:
+            if ranks.rank == 0:
+                self._allowed()
+                manifest.files.update({name: about for part in everyone for name, about in sorted(part.items())})
+                manifests.write_manifest(path, manifest)
+        except OSError as error:
+            fault = f"{error.strerror or error}; check the disk ({path})"
+        except SmtrainError as error:
+            fault = str(error)
+        ranks.agree(fault, f"checkpoint {path.name} was not completed")
+        if local_rank() == 0:
+            _drop_replaced(path, {name for part in everyone for name in part})
+        return manifest.step
+
+    def abandon(self) -> None:
+        """See `Engine.abandon_save`."""
+        if self._begun is None:
+            return
+        writing, path, manifest = self._begun
+        self._begun = None
+        writing.join()
+        self._ranks.gather(None)  # nobody writes any more
+        if local_rank() == 0:
+            manifests.remove(path / manifest.root)  # an earlier save of the same step stays
+
+    def _root_for(self, path: Path) -> str:
+        """Where in the folder to write: a manifest there means files that must stay until the new manifest is there."""
+        root = ""
+        if self._ranks.rank == 0 and (path / manifests.NAME).exists():
+            taken = {p.name for p in path.iterdir()}
+            root = next(f"again{n}/" for n in range(1, 1 << 20) if f"again{n}" not in taken)
+        return str(self._ranks.gather(root)[0])
+
+
+def local_rank() -> int:
+    """This process's number on its host, as torchrun says it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _drop_replaced(path: Path, keep: set[str]) -> None:
+    """Delete files of an earlier save of the same step, and what a crash left of one."""
+    for name in manifests.sizes(path):
+        if name not in keep and name != manifests.NAME:
+            (path / name).unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""Evaluate a model, and the one that it was trained from, on the same questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import DataError
+from smtrain.core.model.hf_tokenizer import vocab_in, vocabulary_fault, vocabulary_of
+from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
+from smtrain.worker.checkpoint.merge import refuse_other_base
+from smtrain.worker.evaluation import report
+from smtrain.worker.evaluation.harness import Measured, Tasks, versions
+from smtrain.worker.evaluation.progress import HarnessProgress
+from smtrain.worker.evaluation.request import Asked
+
+ADAPTER = "adapter_config.json"
+
+
+def evaluate(
+    model: Path, base: Path | None, asked: Asked, say: Callable[[str], None] = print, under: Path | None = None
+) -> dict[str, Any]:
+    """The report, as `evaluation.json` has it: numbers with their errors, differences, prompts, versions.
+
+    `model` and `base` are Hugging Face folders; `model` may be an adapter as PEFT writes it, of the model `under`.
+    Raises `ConfigError` for a task that there is not, `DataError` where a model or a task's data cannot be read,
+    `CheckpointError` for an adapter of another model.
+    """
+    adapter = (model / ADAPTER).is_file()
+    if adapter and under is None:
+        raise DataError(f"{model} is an adapter; name the model that it was trained on (--base), or merge it first.")
+    for folder in (*([under] if under and adapter else [model]), *([base] if base else [])):
+        if not (folder / "config.json").is_file():
+            raise DataError(
+                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
+            )
+        _refuse_unknown_ids(folder)
+        refuse_renamed(folder)
+    if adapter and under:
+        refuse_other_base(model, under)
+    tasks = Tasks(asked)
+    if tasks.not_read:
+        say(f"{asked.data}: {tasks.not_read}")
+    try:
+        before = _measured(tasks, base, "the base model", say) if base else None
+        name = "the trained model" if base else str(model)
+        after = _measured(tasks, under if under and adapter else model, name, say, model if adapter else None)
+    finally:
+        tasks.close()
+    made: dict[str, Any] = {
+        "format": report.FORMAT,
+        "asked": asked.told(),
+        "models": {"after": str(model), "before": str(base) if base else None},
+        "results": report.rows(before, after),
+        "prompts": after.prompts,
+        "cut_requests": {"after": after.cut, "before": before.cut if before else None},
+        "versions": versions(),
+    }
+    return made
+
+
+def _refuse_unknown_ids(folder: Path) -> None:
+    """Raises `DataError` if the tokenizer of a folder has ids that its model lacks."""
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+    except ValueError:
+        return  # which loading it says
+    if fault := vocabulary_fault(vocab_in(folder), vocabulary_of(described)):
+        raise DataError(f"{folder}: {fault}.")
+
+
+def _measured(
+    tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
+) -> Measured:
+    say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
+    found = tasks.measure(folder, adapter, HarnessProgress(say))
+    if found.cut:
+        say(f"{found.cut} requests are longer than the model's positions and were cut at the beginning")
+    return found
+
+
+def save(made: dict[str, Any], folder: Path) -> Path:
+    """Write the report into a folder; gives its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / report.NAME
+    path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    return path
+
+
+def shown(made: dict[str, Any]) -> str:
+    """One prompt as the model read it, the table, and a sentence for each task."""
+    parts = []
+    for task, prompt in list(made["prompts"].items())[:1]:
+        if prompt:
+            bar = "-" * 20
+            parts.append(
+                f"the first question of {task}, as the model reads it:\n{bar}\n{prompt['prompt']}\n{bar}\n"
+                f"(scored: {prompt['first_continuation']!r}; right: {prompt['target']})"
+            )
+    return "\n".join([*parts, report.table(made), *report.sentences(made)])

@@ -1,0 +1,150 @@
+"""MMLU from files: the hub's Parquet folders or the original CSV folders become tasks of lm-evaluation-harness.
+
+The tasks, prompts and groups are the harness's own `mmlu`; only where the questions are read from differs.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.read.unread import UnreadText, unread_columns
+
+_SPLITS = {"test": ("test",), "dev": ("dev",)}
+_LETTERS = "ABCD"
+Question = dict[str, Any]
+"""question, subject, choices [4], answer 0 to 3."""
+
+
+def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
+    """The files of each subject's splits, {} where the folder holds no MMLU. `all` has every subject in one."""
+    for root in (folder, folder / "data"):
+        found: dict[str, dict[str, list[Path]]] = {}
+        for split in _SPLITS:
+            for path in sorted((root / split).glob(f"*_{split}.csv")):
+                found.setdefault(path.name.removesuffix(f"_{split}.csv"), {}).setdefault(split, []).append(path)
+            for path in sorted(root.glob(f"*/{split}-*.parquet")):
+                found.setdefault(path.parent.name, {}).setdefault(split, []).append(path)
+        alone = {subject: splits for subject, splits in found.items() if subject != "all" and "test" in splits}
+        if alone:
+            return alone
+        if "test" in found.get("all", {}):
+            return {"all": found["all"]}
+    return {}
+
+
+def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> list[str]:
+    """Write the questions and a task a subject below `work`; names of the tasks and groups, none where it is no MMLU.
+
+    `unread` is told what the files hold and no task has: other columns, and other files. Raises `DataError` for a file
+    that is not laid out as MMLU is.
+    """
+    subjects = subjects_in(folder)
+    if not subjects:
+        return []
+    unread = UnreadText() if unread is None else unread
+    questions = {split: _by_subject(subjects, split, unread) for split in _SPLITS}
+    _count_others(folder, subjects, unread)
+    out = work / "mmlu"
+    out.mkdir(parents=True)
+    template = yaml.safe_load((_harness() / "_default_template_yaml").read_text("utf-8"))
+    groups: dict[str, list[str]] = {}
+    for subject, asked in sorted(questions["test"].items()):
+        name, files = f"mmlu_{subject}", {}
+        for split in _SPLITS:
+            if rows := questions[split].get(subject, []):
+                files[split] = str(out / f"{subject}_{split}.jsonl")
+                Path(files[split]).write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        own = {
+            "task": name, "task_alias": subject, "dataset_path": "json", "dataset_kwargs": {"data_files": files},
+            "description": "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n",
+        }  # fmt: skip
+        told = {**template, **own}
+        if "dev" not in files:
+            told.pop("fewshot_split")
+            told.pop("fewshot_config")
+        (out / f"{name}.yaml").write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
+        groups.setdefault(_group_of(subject), []).append(name)
+        assert asked
+    for group, names in {**groups, "mmlu": sorted(groups)}.items():
+        told = {
+            "group": group, "task": names, "metadata": {"version": 2},
+            "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+        }  # fmt: skip
+        (out / f"_{group}.yaml").write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
+    return ["mmlu", *groups, *(name for names in groups.values() for name in names)]
+
+
+def _group_of(subject: str) -> str:
+    """The harness's group of a subject."""
+    try:
+        told = yaml.safe_load((_harness() / f"mmlu_{subject}.yaml").read_text("utf-8"))
+        return str(told["tag"]).removesuffix("_tasks")
+    except OSError:
+        return "mmlu_other"
+
+
+def _harness() -> Path:
+    found = find_spec("lm_eval")
+    assert found is not None
+    assert found.origin
+    return Path(found.origin).parent / "tasks/mmlu/default"
+
+
+def _count_others(folder: Path, subjects: dict[str, dict[str, list[Path]]], unread: UnreadText) -> None:
+    read = {path for splits in subjects.values() for paths in splits.values() for path in paths}
+    others = [p for p in sorted(folder.rglob("*")) if p.suffix in (".csv", ".parquet") and p not in read]
+    unread.count({"files of other splits": len(others)} if others else {})
+
+
+def _by_subject(
+    subjects: dict[str, dict[str, list[Path]]], split: str, unread: UnreadText
+) -> dict[str, list[Question]]:
+    found: dict[str, list[Question]] = {}
+    for subject, splits in subjects.items():
+        for path in splits.get(split, []):
+            for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject, unread):
+                found.setdefault(row["subject"], []).append(row)
+    return found
+
+
+def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
+    """question, four choices and a letter, without a header or with one."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file), start=1):
+            if number == 1 and len(row) == 6 and row[5].strip().lower() == "answer":
+                continue
+            if len(row) != 6 or row[5].strip().upper() not in tuple(_LETTERS):
+                raise DataError(
+                    f"{path}: row {number} is not a question, four choices and a letter from A to D, as MMLU's are; "
+                    "correct it or remove the file."
+                )
+            answer = _LETTERS.index(row[5].strip().upper())
+            yield {"question": row[0], "subject": subject, "choices": row[1:5], "answer": answer}
+
+
+def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
+    """question, subject, choices and the answer's number (or letter), or the choices as columns A to D."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    names = set(table.column_names)
+    apart = set(_LETTERS) <= names
+    lacking = [name for name in ("question", "answer", *([] if apart else ["choices"])) if name not in names]
+    if lacking:
+        raise DataError(f"{path} has no column {lacking[0]}, only {', '.join(table.column_names)}; give MMLU's own.")
+    unread.count(unread_columns(table, ("question", "answer", "subject", *(_LETTERS if apart else ("choices",)))))
+    for row in table.to_pylist():
+        choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
+        answer = row["answer"]
+        answer = _LETTERS.index(answer.strip().upper()) if isinstance(answer, str) else int(answer)
+        kind = subject if subject != "all" else str(row["subject"])
+        yield {"question": row["question"], "subject": kind, "choices": choices, "answer": answer}

@@ -1,0 +1,232 @@
+"""One text at a time, piece by piece as it comes, and many at once; with transformers' generation under both."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.generation.load import Loaded
+from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
+
+_UNFINISHED = "\ufffd"  # what the tokenizer writes for the first bytes of a character
+_CHARACTER = 4  # tokens at most that a character is made of: after so many, bytes are none
+_BEFORE = 6  # tokens decoded together with what follows them
+
+
+def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
+    """The settings in transformers' class; what the model's own file says of sampling takes no part."""
+    ends = loaded.ends
+    made: Any = GenerationConfig
+    options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
+    if sampling.sampled:
+        options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if sampling.beams > 1:
+        options["length_penalty"] = sampling.length_penalty
+    if sampling.stop:
+        options["stop_strings"] = list(sampling.stop)
+    config: GenerationConfig = made(
+        max_new_tokens=sampling.max_new_tokens,
+        bos_token_id=loaded.model.generation_config.bos_token_id,
+        eos_token_id=ends or None,
+        pad_token_id=loaded.padding,
+        **options,
+    )
+    return config
+
+
+def encoded(loaded: Loaded, text: str, *, special: bool) -> torch.Tensor:
+    """Ids of a prompt, [1, length]; `special` adds what the tokenizer puts at the beginning of a text.
+
+    Raises `CheckpointError` for a prompt without tokens.
+    """
+    asked = loaded.tokenizer(
+        text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=special
+    )["input_ids"]  # fmt: skip
+    if not text or asked.shape[1] == 0:
+        raise CheckpointError("a prompt is empty; give at least one character.")
+    return torch.as_tensor(asked).to(loaded.model.device)
+
+
+def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> None:
+    """Raises `CheckpointError` where the model has no positions for a prompt and what is to follow it."""
+    length, room = ids.shape[1], loaded.positions
+    if room is not None and length + sampling.max_new_tokens > room:
+        raise CheckpointError(
+            f"a prompt is {length:,} tokens long, and with {sampling.max_new_tokens:,} new ones that is more than "
+            f"the model's {room:,} positions; shorten it, or lower --max-new-tokens (max_new_tokens=)"
+        )
+
+
+def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False) -> Iterator[str]:
+    """Pieces of the text that follows `ids` [1, length], as soon as whole characters of it are there.
+
+    With beams it comes in one piece. Closing the iterator stops the model after the token in hand. `plain` leaves an
+    adapter out.
+    """
+    pieces = _Pieces(loaded, ids[0], sampling.stop)
+
+    def work() -> None:
+        try:
+            with torch.inference_mode(), loaded.plain(plain):
+                torch.manual_seed(sampling.seed)
+                out = loaded.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=generation_config(loaded, sampling),
+                    streamer=pieces if sampling.beams == 1 else None,
+                    stopping_criteria=StoppingCriteriaList([pieces]),
+                    **_stops(loaded, sampling),
+                )
+                if sampling.beams > 1:
+                    pieces.put_all(out[0])
+            pieces.end()
+        except BaseException as error:  # raised again where the pieces are taken
+            pieces.fail(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        yield from pieces
+    finally:
+        pieces.stop()
+        worker.join()
+
+
+def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False) -> list[str]:
+    """What follows each of the prompts (ids [1, length]), all in one batch, padded on the left.
+
+    Where positions are learned one by one, a text ends with the last of them. Raises `CheckpointError` for a prompt
+    that leaves no room for a token.
+    """
+    longest = max(ids.shape[1] for ids in prompts)
+    if loaded.learned and loaded.positions is not None:
+        left = max(1, min(sampling.max_new_tokens, loaded.positions - longest))
+        sampling = replace(sampling, max_new_tokens=left)
+        refuse_overlong(loaded, max(prompts, key=lambda ids: ids.shape[1]), sampling)
+    config = generation_config(loaded, sampling)
+    device = loaded.model.device
+    batch = torch.full((len(prompts), longest), int(config.pad_token_id or 0), dtype=torch.long, device=device)
+    mask = torch.zeros_like(batch)
+    for row, ids in enumerate(prompts):
+        batch[row, longest - ids.shape[1] :] = ids[0]
+        mask[row, longest - ids.shape[1] :] = 1
+    torch.manual_seed(sampling.seed)
+    with torch.inference_mode(), loaded.plain(plain):
+        out = loaded.model.generate(
+            input_ids=batch, attention_mask=mask, generation_config=config, **_stops(loaded, sampling)
+        )
+    return [
+        cut_at(after(loaded.tokenizer, ids[0], row[longest:]), sampling.stop)[0]
+        for ids, row in zip(prompts, out, strict=True)
+    ]
+
+
+def after(tokenizer: Any, prompt: torch.Tensor, new: torch.Tensor) -> str:
+    """The text of new ids; decoded together with the prompt, because some tokenizers drop a leading space."""
+    before: str = tokenizer.decode(prompt, skip_special_tokens=True)
+    whole: str = tokenizer.decode(torch.cat([prompt, new]), skip_special_tokens=True)
+    if whole.startswith(before):
+        return whole.removeprefix(before)
+    return str(tokenizer.decode(new, skip_special_tokens=True))
+
+
+def _stops(loaded: Loaded, sampling: Sampling) -> dict[str, Any]:
+    return {"tokenizer": loaded.tokenizer} if sampling.stop else {}
+
+
+class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transformers has no types here
+    """Takes tokens in the model's thread and gives text in the reader's; also how the reader stops the model."""
+
+    def __init__(self, loaded: Loaded, prompt: torch.Tensor, stop: tuple[str, ...]) -> None:
+        self._tokenizer, self._prompt, self._stops = loaded.tokenizer, prompt.cpu(), stop
+        self._queue: queue.Queue[str | BaseException | None] = queue.Queue()
+        self._ids: list[int] = self._prompt.tolist()
+        self._shown = len(self._ids)
+        """Ids whose text is in `_text`."""
+        self._from = max(0, self._shown - _BEFORE)
+        self._text = ""
+        self._told = 0
+        self._stopped = False
+        self._first = True
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        """Asked by transformers after each token: is it enough?"""
+        return torch.full((input_ids.shape[0],), self._stopped, dtype=torch.bool, device=input_ids.device)
+
+    def put(self, value: Any) -> None:
+        """The prompt, then each new token."""
+        if self._first:
+            self._first = False
+            return
+        self._ids += value.reshape(-1).tolist()
+        self._read()
+        self._tell()
+
+    def put_all(self, ids: torch.Tensor) -> None:
+        """A whole text, prompt and all."""
+        self._ids = ids.tolist()
+
+    def end(self) -> None:
+        """The model is done: what was held back goes out."""
+        self._read(last=True)
+        self._tell(last=True)
+        self._queue.put(None)
+
+    def fail(self, error: BaseException) -> None:
+        """The model raised."""
+        self._queue.put(error)
+
+    def stop(self) -> None:
+        """The reader has enough."""
+        self._stopped = True
+
+    def __iter__(self) -> Iterator[str]:
+        while (piece := self._queue.get()) is not None:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+    def _read(self, last: bool = False) -> None:
+        """Decode new ids with a few before them, so that a long text costs no more a token than a short one."""
+        before = self._decode(self._ids[self._from : self._shown])
+        text = self._decode(self._ids[self._from :])
+        if text.endswith(_UNFINISHED) and not last and len(self._ids) - self._shown < _CHARACTER:
+            return
+        self._text += text[len(before) :]
+        self._from, self._shown = max(self._from, self._shown - _BEFORE), len(self._ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _tell(self, last: bool = False) -> None:
+        text, _ = cut_at(self._text, self._stops)
+        if not last:
+            text = text[: len(text) - held_back(text, self._stops)]
+        if len(text) > self._told:
+            self._queue.put(text[self._told :])
+            self._told = len(text)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its progress bars and advice on standard error."""
+    from transformers.utils import logging
+
+    logs: Any = logging
+    level = logs.get_verbosity()
+    logs.set_verbosity_error()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        logs.enable_progress_bar()

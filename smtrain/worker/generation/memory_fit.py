@@ -1,0 +1,74 @@
+"""Whether this machine's memory holds a model that is to generate, told before any of it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.machine import memory_here
+from smtrain.core.model.footprint import CONTEXT, GIB, PROCESS, cache_of
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that generating takes, by part."""
+
+    name: str
+    weights: float
+    cache: float
+    """Keys and values of `CONTEXT` tokens."""
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} {self.weights / GIB:.1f} GiB of weights and {self.cache / GIB:.1f} GiB for {CONTEXT:,} "
+            "tokens of context"
+        )
+
+
+def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
+    """What a model takes that has so many bytes of weights and this config.json."""
+    return Need(name, weights, cache_of(described))
+
+
+def weights_in(folder: Path) -> float:
+    """Bytes of the weight files of a folder; of one kind alone where there are several."""
+    for ending in WEIGHTS:
+        found = [path.stat().st_size for path in folder.glob(f"*{ending}") if path.is_file()]
+        if found:
+            return float(sum(found))
+    return 0.0
+
+
+def described_in(folder: Path) -> dict[str, Any]:
+    """The contents of config.json; nothing where it cannot be read, which loading will tell better."""
+    try:
+        told = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def refuse_too_large(needs: Sequence[Need], free: float | None = None, stage: str = "generate") -> None:
+    """Raises `CheckpointError` with the sum where the free memory does not hold these models side by side.
+
+    `stage` is the one that does the same on AWS.
+    """
+    free = memory_here() if free is None else free
+    total = PROCESS + sum(need.total for need in needs)
+    if free is None or total <= free:
+        return
+    raise CheckpointError(
+        f"this takes {total / GIB:.1f} GiB of memory ({'; '.join(map(str, needs))}; {PROCESS / GIB:.1f} GiB for Python "
+        f"and torch), and {free / GIB:.1f} GiB are free here; take a machine with more, or let stage {stage} of a run "
+        "on AWS answer"
+    )

@@ -1,0 +1,43 @@
+"""Completions of a list of prompts, one after another: what stage generate shows of a trained model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from smtrain.worker.generation.conversation import set_template, text_of
+from smtrain.worker.generation.generating import complete, encoded
+from smtrain.worker.generation.load import load
+from smtrain.worker.generation.memory_fit import described_in, need_of, refuse_too_large, weights_in
+from smtrain.worker.generation.sampling import Sampling
+
+
+def generate(
+    folder: Path,
+    prompts: list[str],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    chat: bool = False,
+    sampling: Sampling | None = None,
+) -> list[str]:
+    """One completion per prompt, without the prompt; at temperature 0 the likeliest token each time.
+
+    With `chat` a prompt is what a user says, spelled by the tokenizer's chat template, and the completion the answer.
+    A prompt's completion depends on the prompt and the seed, not on the other prompts. `sampling` holds further
+    settings. Raises CheckpointError where the folder is not one that transformers loads or has no chat template, or a
+    prompt is empty.
+    """
+    settings = replace(
+        sampling or Sampling(), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+    )  # fmt: skip
+    refuse_too_large([need_of("the model", weights_in(folder), described_in(folder))])
+    loaded = load(folder)
+    if chat:
+        set_template(loaded, None)
+    completions = []
+    for prompt in prompts:
+        text = text_of(loaded, [{"role": "user", "content": prompt}]) if chat and prompt else prompt
+        completions += complete(loaded, [encoded(loaded, text, special=not chat)], settings)
+    return completions

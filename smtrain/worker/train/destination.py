@@ -1,0 +1,140 @@
+"""Where a job's checkpoints go, as its rank 0 sees it: who owns the prefix in S3, and what has arrived there.
+
+SageMaker syncs /opt/ml/checkpoints to S3 in any order, deletions too. A container that cannot reach S3 (network
+isolation, a VPC without an endpoint) trains all the same: its files are kept apart by their folder's name, and one
+checkpoint more than asked for is kept instead of looking.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.protocol.container import Container
+from smtrain.core.protocol.lineage import Lineage, lines_in
+from smtrain.core.protocol.owner import EVERY, Fence, OwnerError, container_fence
+from smtrain.core.protocol.uris import split_uri
+from smtrain.core.text import Say
+from smtrain.worker.checkpoint import manifest
+from smtrain.worker.engine.nxd import completeness
+
+VARIABLE = "SMTRAIN_CHECKPOINTS"
+"""The run's checkpoint prefix, in a job whose container has a network."""
+_RECORDS = (manifest.NAME, completeness.NAME)
+
+
+class Destination:
+    """Rank 0's view of a job's checkpoint prefix; a shell has none, and what its disk holds has arrived."""
+
+    def __init__(self, container: Container, line: Lineage, say: Say) -> None:
+        """Take the checkpoints for this job. Raises `OwnerError`, which names the owner, where another job has them."""
+        self.line, self._say, self._in_job = line, say, bool(container.job)
+        self._uri = os.environ.get(VARIABLE, "") if container.job else ""
+        self._there: set[str] = set()
+        self._s3: Any = None
+        self._fence: Fence | None = None
+        self._closed = threading.Event()
+        self._shared = self._uri.startswith("/")
+        """On a file system that every host sees what is whole has arrived."""
+        if self._uri and not self._shared:
+            self._reach(container.job)
+
+    def _reach(self, job: str) -> None:
+        arn = os.environ.get("TRAINING_JOB_ARN", "::::::").split(":")
+        try:
+            s3, fence = container_fence(self._uri, job, arn[3], arn[4])
+            fence.keep()
+            self._s3, self._fence = s3, fence
+        except OwnerError:
+            raise
+        except Exception as error:  # of boto3, of the network, of permissions: the folder's name is enough
+            self._say(
+                f"the owner of the checkpoints in {self._uri} cannot be asked for from here ({_short(error)}); this "
+                "job's lie in a folder of its own name"
+            )
+            return
+        threading.Thread(target=self._renew, name="owner of the checkpoints", daemon=True).start()
+
+    def allowed(self) -> None:
+        """Raise `OwnerError` where the checkpoints belong to another job now."""
+        if self._fence is None:
+            return
+        try:
+            self._fence.check()
+        except SmtrainError:
+            raise
+        except Exception as error:
+            self._say(f"the owner of the checkpoints could not be asked for ({_short(error)}); going on")
+
+    def arrived(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint that is whole on the hosts' disks is whole in S3 too.
+
+        Where S3 cannot be seen the newest has not, and those before it have.
+        """
+        name = self.line.name(checkpoint)
+        if not self._in_job or self._shared or name in self._there:
+            return True
+        older = checkpoint != self.line.checkpoints()[-1][1]
+        if self._s3 is None:
+            return older
+        try:
+            there = self._is_there(checkpoint, name)
+        except Exception as error:
+            self._say(f"whether {name} has arrived in {self._uri} could not be asked ({_short(error)})")
+            return older
+        if there:
+            self._there.add(name)
+        return there
+
+    @property
+    def unfinished(self) -> set[str]:
+        """Checkpoints of other jobs that have no record here, where nobody can be asked whether one still writes them.
+
+        Pruned here they would be deleted in S3, from under the record that their job may have written since.
+        """
+        if not self._in_job or self._shared or self._fence:
+            return set()
+        others = lines_in(self.line.root).left(self.line.parts[1:])
+        return {name for _, name in others if not any((self.line.root / name / record).exists() for record in _RECORDS)}
+
+    def wait(self, seconds: float) -> None:
+        """Return once the newest checkpoint has arrived, or after so long; at once where that cannot be seen."""
+        deadline = time.monotonic() + seconds
+        while self._s3 is not None and (held := self.line.checkpoints()):
+            if self.arrived(held[-1][1]) or time.monotonic() >= deadline:
+                return
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _is_there(self, checkpoint: Path, name: str) -> bool:
+        bucket, prefix = split_uri(f"{self._uri.rstrip('/')}/{name}/")
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        held = {item["Key"][len(prefix) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
+        record = next(file for file in _RECORDS if (checkpoint / file).exists())
+        if record not in held:
+            return False
+        body = self._s3.get_object(Bucket=bucket, Key=prefix + record)["Body"].read()
+        if body != (checkpoint / record).read_bytes():
+            return False
+        fault = manifest.fault if record == manifest.NAME else completeness.fault
+        return fault(checkpoint, held) is None
+
+    def _renew(self) -> None:
+        while not self._closed.wait(EVERY):
+            assert self._fence is not None
+            try:
+                self._fence.keep()
+            except OwnerError:
+                return  # `allowed` says so before the next manifest
+            except Exception as error:
+                self._say(f"the ownership of the checkpoints could not be renewed ({_short(error)}); going on")
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]

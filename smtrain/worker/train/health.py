@@ -1,0 +1,177 @@
+"""A run that goes wrong says so and ends: a loss that is no number or explodes, and a step that never comes."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from smtrain.core.errors import SmtrainError
+from smtrain.worker.engine.base import StepResult
+from smtrain.worker.train.exit_message import PATIENCE as SAY_SECONDS
+from smtrain.worker.train.exit_message import say, unwaiting_stderr
+
+HISTORY = 32  # steps whose mean loss is what "usual" means; half of them must be known
+RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
+PATIENCE = 3  # steps in a row above the bound: one alone can be its batch's fault
+FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
+DUMP_SECONDS = 10.0  # for the other ranks to say where they stand before the first one ends the job
+# until faulthandler ends what the watch should have ended: two writes to the log, one to disk and those seconds later
+AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
+
+
+class LossWatch:
+    """Raises when the loss or the gradient is no number, is that of a model that knows nothing, or explodes.
+
+    To explode is to stay above twice the usual loss plus one; the usual loss is known across resumes.
+    """
+
+    def __init__(self, vocabulary: int = 0, losses: Iterable[float] = (), resumed_from: str | None = None) -> None:
+        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it goes on from."""
+        self._usual: deque[float] = deque(losses, maxlen=HISTORY)
+        self._above: list[tuple[int, int]] = []
+        self._uniform = math.log(vocabulary) if vocabulary > 1 else math.inf
+        self._resumed_from, self._checked, self._ignorant, self._unscaled = resumed_from, 0, 0, 0
+
+    @property
+    def history(self) -> list[float]:
+        """The last usual losses, for the next attempt's watch."""
+        return list(self._usual)
+
+    def check(self, step: int, result: StepResult, samples: range) -> None:
+        """`samples` are those of the step. Raises `SmtrainError` that names steps and samples."""
+        self._checked += 1
+        where = f"samples {samples.start} to {samples.stop - 1}"
+        self._check_scale(step, result, where)
+        if not math.isfinite(result.loss) or not (result.skipped or math.isfinite(result.grad_norm)):
+            raise SmtrainError(
+                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {where}; "
+                f"{self._advice()}"
+            )
+        if result.grad_norm == 0 and result.loss > 0:  # a batch without labels has loss 0
+            raise SmtrainError(
+                f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), so "
+                f"nothing can be learned: the weights are damaged; {self._remedy()}"
+            )
+        usual = sum(self._usual) / len(self._usual) if len(self._usual) >= HISTORY // 2 else math.inf
+        self._check_uniform(step, result.loss, usual)
+        if result.loss <= 2 * usual + 1:
+            if not self._ignorant:
+                self._usual.append(result.loss)
+            self._above.clear()
+            return
+        self._above.append((step, samples.start))
+        if len(self._above) == PATIENCE:
+            first, begin = self._above[0]
+            raise SmtrainError(
+                f"train.lr: the loss exploded to {result.loss:.4g} (usually {usual:.4g}) at steps {first} to {step}, "
+                f"samples {begin} to {samples.stop - 1}; {self._advice()}"
+            )
+
+    def _check_scale(self, step: int, result: StepResult, where: str) -> None:
+        """A step whose gradient overflows fp16 is skipped, which is no fault while a lower loss scale may help."""
+        scaling = result.scaling
+        if scaling is None:
+            return
+        if not math.isfinite(result.loss):  # it was not multiplied: no scale helps
+            raise SmtrainError(
+                f"train.precision: the loss is {result.loss} at step {step}, {where}: activations beyond what fp16 "
+                f"holds (65504), or values that are wrong; set bf16 or fp32, or {self._advice()}"
+            )
+        stuck = scaling.skipped and scaling.following == scaling.scale
+        self._unscaled = self._unscaled + 1 if stuck else 0
+        if self._unscaled == PATIENCE:
+            raise SmtrainError(
+                f"train.precision: gradients still overflow fp16 at step {step}, {where}, with a loss scale of "
+                f"{scaling.scale:g}, the lowest, so that {PATIENCE} steps in a row were skipped; set bf16 or fp32, or "
+                f"{self._advice()}"
+            )
+
+    def _check_uniform(self, step: int, loss: float, usual: float) -> None:
+        """A trained model does not fall back to guessing: at once after a resume, else after some steps in a row."""
+        guesses = abs(loss - self._uniform) < 0.01 * self._uniform and usual < 0.8 * self._uniform
+        self._ignorant = self._ignorant + 1 if guesses else 0
+        if self._ignorant == PATIENCE or (guesses and self._resumed_from and self._checked == 1):
+            raise SmtrainError(
+                f"the loss is {loss:.4g} at step {step} (usually {usual:.4g}): that is ln(vocabulary), the loss of a "
+                f"model that knows nothing, so the weights look untrained or damaged; {self._remedy()}"
+            )
+
+    def _advice(self) -> str:
+        if self._resumed_from and self._checked <= RECENT:
+            return (
+                f"the run has only just gone on from {self._resumed_from}, whose values may be wrong: {self._remedy()}"
+            )
+        return "lower the learning rate or look at these samples, the run goes on from its last checkpoint"
+
+    def _remedy(self) -> str:
+        if self._resumed_from:
+            return (
+                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or go on from an earlier "
+                "checkpoint (`--from-step N`, checkpoint.step)"
+            )
+        return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
+
+
+def _standing(heading: str) -> str:
+    """The stack of every thread, marked as torch marks a rank's lines: all ranks write to one log, at once."""
+    mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = [heading]
+    for ident, frame in sys._current_frames().items():
+        lines.append(f"thread {names.get(ident, ident)}:")
+        stack = traceback.extract_stack(frame)
+        # A rank that is a fork has torchrun's frames below the script's.
+        script = next((i for i, entry in enumerate(stack) if entry.filename == sys.argv[0]), 0)
+        lines += "".join(traceback.format_list(stack[script:])).splitlines()
+    return "".join(f"{mark}{line}\n" for line in lines)
+
+
+class StallWatch:
+    """Ends the process when nothing was done for `minutes`, with the stack of every thread in the log.
+
+    Collectives hold all ranks up together, so each rank's own watch shows where it stands. Should even the interpreter
+    be stuck, faulthandler's timer, which needs no Python, does the same.
+    """
+
+    def __init__(self, minutes: float, fail: Callable[[str], None]) -> None:
+        """`fail` reports a sentence and ends the process; 0 minutes never do."""
+        self._seconds, self._fail = minutes * 60, fail
+        self._after, self._until = "the start", math.inf
+        self._stderr = unwaiting_stderr() if minutes else sys.stderr
+        self._closed = threading.Event()
+        if minutes:
+            self.beat("the start", FIRST_STEP)
+            threading.Thread(target=self._run, name="stall watch", daemon=True).start()
+
+    def beat(self, done: str, factor: float = 1.0) -> None:
+        """Something was done; the next thing has `factor` times the usual time."""
+        if self._seconds and not self._closed.is_set():
+            allowed = self._seconds * factor
+            self._after, self._until = done, time.monotonic() + allowed
+            faulthandler.dump_traceback_later(allowed + AFTER_SECONDS, exit=True, file=self._stderr)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        if self._seconds:
+            faulthandler.cancel_dump_traceback_later()
+            if self._stderr is not sys.stderr:
+                self._stderr.close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(min(1.0, self._seconds / 4)):
+            if time.monotonic() > self._until:
+                say(_standing(f"no step after {self._after}; where this rank stands:"))
+                if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
+                    self._fail(
+                        f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes after "
+                        f"{self._after}; the log says where each rank stands, the run goes on from its last checkpoint"
+                    )
+                return

@@ -1,0 +1,217 @@
+"""A whole run on a real Slurm, from a laptop where sshd is there, held against this machine: the same losses, whoever
+is killed on the way. Of `scripts/test --slurm` alone, as they take some minutes of both cores.
+
+`SMTRAIN_SLURM_KILLS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims.
+`SMTRAIN_SLURM_WALL=600` trains so many steps in attempts of two minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+import smtrain
+from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.jobs.job import Job
+from smtrain.client.jobs.listing import list_jobs
+from smtrain.core.config.cluster import Cluster
+from smtrain.worker.checkpoint.summary import verify
+from tests.client.backends.slurm import sshd
+from tests.client.backends.slurm.conftest import PATIENCE, wait_for
+from tests.client.backends.slurm.daemons import Slurm
+from tests.client.backends.slurm.faults import FAULTS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.environ.get("SMTRAIN_SLURM") != "required",
+        reason="whole runs take minutes of both cores: scripts/test --slurm",
+    ),
+]
+
+KILLS = int(os.environ.get("SMTRAIN_SLURM_KILLS", "1"))
+SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
+WALL = int(os.environ.get("SMTRAIN_SLURM_WALL", "0"))
+STEPS = 20 + 40 * KILLS
+STAGES = ("prepare", "train", "export", "generate")
+
+
+class Site:
+    """A shared folder of one Slurm, and a config that runs there."""
+
+    def __init__(self, slurm: Slurm, folder: Path, inputs: dict[str, Path], host: str | None) -> None:
+        self.slurm, self.shared = slurm, folder / "shared"
+        self.shared.mkdir()
+        self.cluster = {"shared": str(self.shared), "venv": sys.prefix, "restarts": 100, "host": host}
+        self.place = SlurmPlace(Cluster(**self.cluster))
+        self.config = {
+            "name": "slurm-whole",
+            "target": "slurm",
+            "cluster": self.cluster,
+            "model": {"path": str(inputs["model"]), "init": "scratch"},
+            "data": {"path": str(inputs["text"])},
+            "parallel": {"tp": 2, "pp": 1, "micro_batch_size": 2},
+            "train": {
+                "engine": "native", "steps": STEPS, "global_batch_size": 8, "seq_len": 32, "precision": "fp32",
+                "lr": 1e-3, "warmup_steps": 2, "save_interval": 5,
+            },
+            "generate": {"prompts": ["the red"], "max_new_tokens": 2},
+            "compute": {"instance_type": "ml.c5.xlarge", "instance_count": 2, "processes_per_instance": 2},
+        }  # fmt: skip
+
+    def job(self, stage: str, run: str = "slurm-whole") -> Job:
+        return next(job for job in list_jobs(self.place, name_contains=f"{run}-{stage}-"))
+
+    def ended(self, job: Job) -> str:
+        def end() -> str | None:
+            return status if (status := job.status) in ("Completed", "Failed", "Stopped") else None
+
+        return str(wait_for(end, PATIENCE + 2 * WALL + 2 * STEPS))  # two seconds a step, with what befalls them
+
+
+@pytest.fixture(scope="module")
+def site(
+    daemons: Slurm, local_home: Path, trained_inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
+        patch.setenv("SLURM_CONF", str(daemons.conf))
+        by_ssh = sshd.lacking() is None
+        if by_ssh:
+            opened.enter_context(sshd.reached_by_ssh(folder / "sshd", {"SLURM_CONF": str(daemons.conf)}))
+        yield Site(daemons, folder, trained_inputs, "head" if by_ssh else None)
+
+
+@pytest.fixture(scope="module")
+def chain(site: Site) -> dict[str, list[Job]]:
+    """The jobs of each stage, oldest first: of a run whose client was killed as soon as it had submitted the last
+    stage, whose training was stopped, and which was then run again and met with what SMTRAIN_SLURM_KILLS says."""
+    path = site.shared.parent / "whole.yaml"
+    path.write_text(yaml.safe_dump(site.config))
+    command = [sys.executable, "-m", "smtrain", "run", str(path), "--plain"]
+    with subprocess.Popen([*command, "--wait"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
+        try:
+            assert client.stdout
+            seen = list(itertools.takewhile(lambda line: not line.startswith("[4/4]"), client.stdout))
+            headings = [line for line in seen if line.startswith("[")]
+            assert len(headings) == 3, "".join(seen)
+        finally:
+            client.kill()
+    first = {stage: site.job(stage) for stage in STAGES}
+    wait_for(lambda: first["train"].status != "InProgress" or reached(first["train"]) >= 1)
+    first["train"].stop()
+    assert site.ended(first["train"]) == "Stopped", first["train"].explain()
+    assert [site.ended(first[stage]) for stage in ("export", "generate")] == ["Stopped", "Stopped"]
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"[1/4] prepare: done before by {first['prepare'].name}" in again.stdout
+    jobs = {stage: [first[stage], site.job(stage)] for stage in STAGES}
+    meet_with_faults(site, jobs["train"][-1], KILLS - 1)
+    return jobs
+
+
+def records(metrics: bytes) -> dict[int, tuple[float, float]]:
+    """Loss and gradient norm of every step, unrounded; of a step that was trained twice the last."""
+    return {record["step"]: (record["loss"], record["grad_norm"]) for record in map(json.loads, metrics.splitlines())}
+
+
+def metrics_of(*jobs: Job) -> dict[int, tuple[float, float]]:
+    found: dict[int, tuple[float, float]] = {}
+    for job in jobs:
+        found |= records(job.target.read(job.output.removesuffix("model/") + "data/metrics.jsonl"))
+    return found
+
+
+def test_a_chain_goes_on_without_its_client_to_an_exported_model(site: Site, chain: dict[str, list[Job]]) -> None:
+    assert site.ended(chain["export"][-1]) == "Completed", chain["train"][-1].explain()
+    assert chain["train"][-1].status == "Completed"
+    folder = chain["export"][-1].download(site.shared.parent / "model")
+    verify(folder)
+    assert (folder / "config.json").is_file()
+
+
+def test_what_is_done_is_not_submitted_again(site: Site, chain: dict[str, list[Job]]) -> None:
+    site.ended(chain["export"][-1])
+    for stage in ("prepare", "train", "export"):
+        assert smtrain.launch(site.config, stage=stage, say=lambda _: None).name == chain[stage][-1].name  # type: ignore[arg-type]
+
+
+def test_losses_are_those_of_this_machine_bit_for_bit(site: Site, chain: dict[str, list[Job]]) -> None:
+    site.ended(chain["train"][-1])
+    prepared = str(site.shared / chain["prepare"][-1].output.partition(f"{site.shared}/")[2])
+    here = {k: v for k, v in site.config.items() if k != "cluster"}
+    job = smtrain.launch({**here, "target": "local", "data": {"prepared": prepared}}, say=lambda _: None)
+    trained = metrics_of(*chain["train"])
+    assert set(trained) == set(range(1, STEPS + 1))
+    assert trained == metrics_of(job)
+
+
+def reached(job: Job) -> int:
+    return max((int(record["step"]) for record in job.records if "loss" in record), default=0)
+
+
+def ended_or_at(job: Job, step: int) -> bool:
+    return job.status != "InProgress" or reached(job) >= step
+
+
+def meet_with_faults(site: Site, job: Job, kills: int) -> None:
+    """So many faults in one job, each on from a step behind the last checkpoint of the attempt before."""
+    chance, done, before = random.Random(SEED), 0, 0
+    while done < kills:
+        at = before + 6 + chance.randrange(5)
+        wait_for(partial(ended_or_at, job, at))
+        assert job.status == "InProgress", job.explain()
+        fault = FAULTS[done] if done < len(FAULTS) else chance.choice(FAULTS)
+        before = reached(job)
+        print(f"{time.strftime('%T')} step {before}: {fault.__name__}", flush=True)
+        done += fault(site.slurm, job, chance)
+    if kills:
+        assert site.ended(job) == "Completed", job.explain()
+
+
+def test_a_printed_script_is_submitted_by_plain_sbatch(site: Site) -> None:
+    path = site.shared.parent / "by-hand.yaml"
+    path.write_text(yaml.safe_dump({**site.config, "name": "by-hand"}))
+    words = [sys.executable, "-m", "smtrain", "launch", str(path), "--stage", "prepare", "--dry-run", "--upload"]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    (folder,) = re.findall(r"By hand: mkdir -p (\S+) && sbatch", told.stdout)
+    Path(folder).mkdir(parents=True)
+    script = site.shared.parent / "by-hand.sh"
+    script.write_text(told.stdout)
+    site.slurm.run("sbatch", str(script))
+    job = site.job("prepare", "by-hand")
+    assert site.ended(job) == "Completed", job.explain()
+
+
+@pytest.mark.skipif(not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes")
+def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: Site) -> None:
+    # Slurm's own limit, shorter than a config may ask for: the last of two options of a name counts.
+    walls = {**site.cluster, "sbatch": ["--time=3", "--signal=B:USR1@60"]}
+    train = {**site.config["train"], "steps": WALL, "save_interval": WALL}  # type: ignore[dict-item]
+    config = {**site.config, "name": "walled", "cluster": walls, "train": train}
+    jobs = {result.stage: result.job for result in smtrain.run(config, wait=False, say=lambda _: None).results}
+    assert site.ended(jobs["train"]) == "Completed", jobs["train"].explain()
+    limits = [one for one in jobs["train"].describe()["SecondaryStatusTransitions"] if one["Status"] == "Interrupted"]
+    print(len(limits), "time limits came")
+    assert limits, "it was done before a limit came: raise SMTRAIN_SLURM_WALL"
+    assert all("time limit" in one["StatusMessage"] for one in limits)
+    prepared = str(site.shared / jobs["prepare"].output.partition(f"{site.shared}/")[2])
+    here = {k: v for k, v in config.items() if k != "cluster"}
+    job = smtrain.launch({**here, "target": "local", "data": {"prepared": prepared}}, say=lambda _: None)
+    trained = metrics_of(jobs["train"])
+    assert set(trained) == set(range(1, WALL + 1))
+    assert trained == metrics_of(job)

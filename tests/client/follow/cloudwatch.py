@@ -1,0 +1,94 @@
+"""CloudWatch Logs of one job in this process: events arrive when a test says so, calls fail when it says so."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from smtrain.client.backends.sagemaker.target import Target
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+BEGAN = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
+
+
+def error(operation: str, code: str, status: int = 400) -> ClientError:
+    response: Any = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, operation)
+
+
+class Logs:
+    """FilterLogEvents over what has arrived, in the order of time, `page` events at a time."""
+
+    def __init__(self, page: int = 3) -> None:
+        self.arrived: list[dict[str, Any]] = []
+        self.page = page
+        self.failures: list[Exception] = []
+
+    def arrive(self, stream: str, timestamp: int, message: str) -> None:
+        self.arrived.append({"logStreamName": stream, "timestamp": timestamp, "message": message})
+
+    def filter_log_events(
+        self, *, logGroupName: str, logStreamNamePrefix: str, startTime: int, nextToken: str = "0",
+        filterPattern: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        assert logGroupName == GROUP
+        if self.failures:
+            raise self.failures.pop()
+        found = [
+            event
+            for event in self.arrived
+            if event["logStreamName"].startswith(logStreamNamePrefix) and event["timestamp"] >= startTime
+        ]
+        found.sort(key=lambda event: event["timestamp"])
+        first = int(nextToken)
+        told: dict[str, Any] = {"events": found[first : first + self.page]}
+        if first + self.page < len(found):
+            told["nextToken"] = str(first + self.page)
+        return told
+
+
+class SageMaker:
+    """DescribeTrainingJob answers the next of a list of descriptions; the last for ever."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        self.told = list(told)
+        self.failures: list[Exception] = []
+
+    def describe_training_job(self, *, TrainingJobName: str) -> dict[str, Any]:
+        if self.failures:
+            raise self.failures.pop()
+        return self.told.pop(0) if len(self.told) > 1 else self.told[0]
+
+
+def told(status: str, *changes: str, secondary: str | None = None, hosts: int = 1, **more: Any) -> dict[str, Any]:
+    """A DescribeTrainingJob answer."""
+    at = [BEGAN + datetime.timedelta(minutes=i) for i in range(len(changes) + 1)]
+    transitions = [
+        {"Status": name, "StartTime": at[i], **({"EndTime": at[i + 1]} if i + 1 < len(changes) else {})}
+        for i, name in enumerate(changes)
+    ]
+    return {
+        "TrainingJobName": "job",
+        "TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/job",
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary or (changes[-1] if changes else status),
+        "SecondaryStatusTransitions": transitions,
+        "CreationTime": BEGAN,
+        "LastModifiedTime": at[-1],
+        "ResourceConfig": {"InstanceType": "ml.trn1.32xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1},
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+        **more,
+    }
+
+
+def target(logs: Any, sagemaker: Any = None) -> Target:
+    """A target whose clients these are."""
+    made = Target("local")
+    made.__dict__.update(logs=logs, sagemaker=sagemaker)  # where cached_property keeps them
+    return made
+
+
+def unreachable() -> Exception:
+    return EndpointConnectionError(endpoint_url="https://logs.us-east-1.amazonaws.com")

@@ -1,0 +1,78 @@
+"""Ctrl-C while following: it is not lost, and a second one cuts nothing short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from smtrain.core.interrupts import interruptible, interrupts, pause
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_interrupts_and_the_second_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts() as found:
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            found.heed()
+        press()
+        found.heed()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_pause_and_a_call_are_cut_short_at_once() -> None:
+    threading.Timer(0.2, press).start()
+    with interrupts(), pytest.raises(KeyboardInterrupt):
+        pause(60.0)
+    with interrupts():
+        press()
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            raise AssertionError("one that came before must not wait for the call")
+
+
+def test_a_later_one_gets_out_of_what_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smtrain.core.interrupts._STUCK_SECONDS", 0.3)
+    with interrupts():
+        press()
+        threading.Timer(0.5, press).start()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(60.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_one_that_a_finalizer_swallowed_is_heeded_later() -> None:
+    class Busy:
+        def __del__(self) -> None:
+            press()
+            for _ in range(1000):  # the handler runs between instructions
+                pass
+
+    with interrupts() as found:
+        busy: Any = Busy()
+        found.heed()
+        with interruptible():
+            del busy
+        assert found.came
+        with pytest.raises(KeyboardInterrupt):
+            found.heed()
+
+
+def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
+    seen = []
+
+    def run() -> None:
+        with interrupts() as found:
+            seen.append((found.came, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(False, signal.getsignal(signal.SIGINT))]

@@ -1,0 +1,95 @@
+"""A job by its own name, or by that of its run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from smtrain.cli import download, logs, status, stop
+from smtrain.client.backends.choose import place_of
+from smtrain.client.backends.slurm import job_registry
+from smtrain.client.jobs.listing import job_of
+from smtrain.core.config.cluster import Cluster
+from smtrain.plane.testing.switches import plane
+
+HASHES = ("11111111", "22222222")
+
+
+@pytest.fixture(scope="module")
+def jobs(local_home: Path) -> list[str]:
+    """A run `named` with two train jobs and an export between them, and jobs whose names begin like it."""
+    control = plane(local_home)
+    names = [f"named-train-{HASHES[0]}", f"named-export-{HASHES[0]}", f"named-train-{HASHES[1]}"]
+    for name in (*names, f"named-more-train-{HASHES[0]}", f"other-named-train-{HASHES[0]}", "foreign"):
+        control.synthetic_job(hosts=1, lines=2, name=name)
+    return names
+
+
+def test_a_run_s_name_stands_for_its_newest_job(jobs: list[str]) -> None:
+    assert job_of("named", "local").name == jobs[2]
+    assert job_of("named", "local", ("export", "train")).name == jobs[1]
+    assert job_of("named", "local", ("fetch",)).name == jobs[2], "no stage of these: the newest"
+
+
+def test_a_job_s_own_name_is_that_job(jobs: list[str]) -> None:
+    assert [job_of(name, "local").name for name in (*jobs, "foreign", "nothing")] == [*jobs, "foreign", "nothing"]
+
+
+def test_the_job_that_runs_comes_before_newer_ones(local_home: Path) -> None:
+    control = plane(local_home)
+    running = control.synthetic_job(name=f"busy-train-{HASHES[0]}", lines=1, held=True)
+    control.synthetic_job(name=f"busy-train-{HASHES[1]}", lines=1)
+    assert job_of("busy", "local").name == running.name
+    control.release(running)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda: status.app(args=["named", "--target", "local"], standalone_mode=False),
+        lambda: logs.app(args=["named", "--target", "local"], standalone_mode=False),
+        lambda: stop.app(args=["named", "--target", "local"], standalone_mode=False),
+    ],
+    ids=["status", "logs", "stop"],
+)
+def test_commands_take_a_run_and_say_which_job_it_is(
+    command: object, jobs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(command)
+    command()
+    told = capsys.readouterr()
+    assert told.err == f"run named: job {jobs[2]}\n"
+    assert told.out
+
+
+def test_a_download_takes_what_the_run_exported(
+    jobs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Exception, match=jobs[1]):  # a synthetic job leaves nothing
+        download.app(args=["named", str(tmp_path), "--target", "local"], standalone_mode=False)
+    assert f"job {jobs[1]}" in capsys.readouterr().err
+
+
+def test_a_run_that_is_kept_here_is_here_and_not_on_aws(
+    jobs: list[str], monkeypatch: pytest.MonkeyPatch, local_home: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.delenv("SMTRAIN_TARGET", raising=False)
+    assert place_of("named")[1].name == "local"
+    assert place_of("nam")[1].name == "aws"
+
+
+def test_a_run_on_a_cluster_is_found_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    monkeypatch.delenv("SMTRAIN_TARGET", raising=False)
+    for at, shared in enumerate(("/fsx/a", "/fsx/b")):
+        job = f"far-train-{HASHES[at]}"
+        job_registry.remember(Cluster(shared=shared), job)
+        os.utime(tmp_path / "slurm" / f"{job}.json", (at, at))
+    job_registry.remember(Cluster(shared="/fsx/c"), f"farther-train-{HASHES[0]}")
+    assert job_registry.knows("far")
+    assert job_registry.cluster_of("far").shared == "/fsx/b"
+    assert not job_registry.knows("fa")

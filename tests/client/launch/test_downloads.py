@@ -1,0 +1,121 @@
+"""Downloads replace nothing unasked, skip what is the same, and change nothing where they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.errors import JobError
+
+FILES = {"config.json": b"{}", "sub/weights.bin": b"w" * 5000, "in-parts.bin": b"p" * (6 << 20)}
+
+
+@pytest.fixture(scope="module")
+def uri(local_home: Path) -> str:
+    target = Target("local")
+    target.s3.create_bucket(Bucket="downloads")
+    for name, content in FILES.items():
+        if name != "in-parts.bin":
+            target.s3.put_object(Bucket="downloads", Key=f"out/{name}", Body=content)
+    begun = target.s3.create_multipart_upload(Bucket="downloads", Key="out/in-parts.bin")
+    which = {"Bucket": "downloads", "Key": "out/in-parts.bin", "UploadId": begun["UploadId"]}
+    cut = 5 << 20
+    parts = [
+        {"PartNumber": n, "ETag": target.s3.upload_part(**which, PartNumber=n, Body=body)["ETag"]}
+        for n, body in ((1, FILES["in-parts.bin"][:cut]), (2, FILES["in-parts.bin"][cut:]))
+    ]
+    target.s3.complete_multipart_upload(**which, MultipartUpload={"Parts": parts})
+    return "s3://downloads/out/"
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_second_download_leaves_what_is_the_same_and_goes_on(uri: str, tmp_path: Path) -> None:
+    target = Target("local")
+    assert download(target, [(uri, tmp_path)]) == 3
+    assert tree(tmp_path) == FILES
+    before = {path: path.stat().st_ino for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "sub/weights.bin").unlink()
+    (tmp_path / "mine").write_text("kept")
+    assert download(target, [(uri, tmp_path)]) == 3
+    assert tree(tmp_path) == {**FILES, "mine": b"kept"}
+    assert all(path.stat().st_ino == inode for path, inode in before.items() if path.name != "weights.bin")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("change", ["size", "content"])
+def test_other_files_stay_unless_asked(uri: str, tmp_path: Path, name: str, change: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    mine = b"mine" if change == "size" else b"x" * len(FILES[name])
+    (tmp_path / name).write_bytes(mine)
+    with pytest.raises(JobError, match=rf"holds other files of the same names \({name}\).*--overwrite"):
+        download(Target("local"), [(uri, tmp_path)])
+    assert tree(tmp_path) == {name: mine}
+    download(Target("local"), [(uri, tmp_path)], overwrite=True)
+    assert tree(tmp_path) == FILES
+
+
+def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
+    target = Target("local")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "a/config.json").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/sub").write_text("mine")
+    before = tree(tmp_path)
+    for folder, said in (
+        ("file", "is a file; name a folder"),
+        ("a", "is a folder where a file is to go"),
+        ("b", "is a file where a folder is to go"),
+    ):
+        with pytest.raises(JobError, match=said):
+            download(target, [(uri, tmp_path / folder)], overwrite=True)
+    assert tree(tmp_path) == before
+
+
+def test_what_a_running_job_deletes_meanwhile_leaves_no_half_of_a_folder(
+    local_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target("local")
+    fetch = Target.fetch
+    target.s3.create_bucket(Bucket="pruned")
+    for step in (2, 4, 6):
+        for name in ("a", "b", "manifest.json"):
+            target.s3.put_object(Bucket="pruned", Key=f"out/step_{step}/{name}", Body=b"x")
+
+    def delayed(self: Target, bucket: str, key: str, path: Path) -> None:
+        if key.endswith("step_2/b"):
+            for name in ("a", "b", "manifest.json"):
+                target.s3.delete_object(Bucket="pruned", Key=f"out/step_2/{name}")
+        fetch(self, bucket, key, path)
+
+    listing, asked = Target.listing, []
+    monkeypatch.setattr(Target, "fetch", delayed)
+    monkeypatch.setattr(Target, "listing", lambda self, uri: asked.append(uri) or listing(self, uri))
+    assert download(target, [("s3://pruned/out/", tmp_path)]) == 6
+    assert len(asked) == 3, "at the beginning, for the first file that is gone, and at the end"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_6"]
+    assert len(tree(tmp_path)) == 6
+
+
+def test_an_object_that_cannot_be_fetched_is_an_error(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Target, bucket: str, key: str, path: Path) -> None:
+        raise JobError("denied")
+
+    monkeypatch.setattr(Target, "fetch", refused)
+    with pytest.raises(JobError, match="denied"):
+        download(Target("local"), [(uri, tmp_path)])
+
+
+def test_a_key_that_leads_out_is_refused(uri: str, tmp_path: Path) -> None:
+    target = Target("local")
+    target.s3.put_object(Bucket="downloads", Key="bad/../../x", Body=b"x")
+    with pytest.raises(JobError, match="points outside"):
+        download(target, [("s3://downloads/bad/", tmp_path / "to")])
+    assert tree(tmp_path) == {}

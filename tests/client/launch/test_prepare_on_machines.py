@@ -1,0 +1,69 @@
+"""A prepare job of several hosts of the local plane writes what one host writes, also after one of them was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.prepare.prepare import prepare
+from tests.processes import processes_of
+
+
+def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(raw: dict[str, Any]) -> None:
+    alone = smtrain.request(raw, stage="prepare")
+    made = smtrain.request({**raw, "data": {**raw["data"], "machines": 5}}, stage="prepare")
+    assert made["TrainingJobName"] == alone["TrainingJobName"], "the same bytes need no other job"
+    assert made["ResourceConfig"]["InstanceCount"] == 5
+    assert made["EnableManagedSpotTraining"] is True
+    assert made["AlgorithmSpecification"]["MetricDefinitions"][0]["Name"] == "prepare:mb_per_s"
+    told = {"ResourceConfig", "EnableManagedSpotTraining", "AlgorithmSpecification", "StoppingCondition"}
+    assert {k: v for k, v in made.items() if k not in told} == {k: v for k, v in alone.items() if k not in told}
+    assert "EnableManagedSpotTraining" not in alone
+    data = {**raw["data"], "machines": 2, "spot": False}
+    assert "EnableManagedSpotTraining" not in smtrain.request({**raw, "data": data}, stage="prepare")
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_three_hosts_write_what_one_writes_after_a_kill(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(3):
+        rows = "".join(f'{{"text": "{"words of the text " * 60} {number} {i}"}}\n' for i in range(9000))
+        (text / f"{number:02}.jsonl").write_text(rows)
+    environment = {"SMTRAIN_SHARE_MB": "4.2", "SMTRAIN_PART_MB": "0.1"}
+    config: dict[str, Any] = {
+        "name": "machines", "target": "local", "model": {"path": str(trained_inputs["model"])},
+        "data": {"path": str(text), "workers": 1, "machines": 3, "deduplicate": True}, "train": {"seq_len": 32},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "environment": environment},
+    }  # fmt: skip
+    job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
+    deadline = time.monotonic() + 300
+    first = local_home / "local/jobs" / job.name / "hosts/algo-1/ml/checkpoints"
+    while time.monotonic() < deadline and not list(first.glob("record-*.json")) and job.status == "InProgress":
+        time.sleep(0.01)
+    stages = processes_of(job, b"prepare.py")
+    for pid in stages[:1]:
+        os.kill(pid, signal.SIGKILL)
+    while time.monotonic() < deadline and job.status in ("InProgress", "Stopping"):
+        time.sleep(0.1)
+    last = smtrain.launch(config, stage="prepare", say=lambda _: None)
+    assert {host for host in ("algo-2", "algo-3") if any(host in line.text for line in last.lines())}
+    download(last.target, [(last.output, tmp_path / "there")])
+    from smtrain.worker.data.clean.cleaning import Cleaning
+
+    prepare(
+        text, tmp_path / "here", trained_inputs["model"], seq_len=32, progress=lambda _: None, say=lambda _: None,
+        cleaning=Cleaning(deduplicate=True),
+    )  # fmt: skip
+    assert DatasetManifest.load(tmp_path / "there") == DatasetManifest.load(tmp_path / "here")

@@ -1,0 +1,106 @@
+"""Predicted against measured peaks of the native engine, in real processes over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, named_shape
+from smtrain.client.planner.memory import checkpoint_bytes, core_memory, host_memory, worst_core
+from tests.client.planner.peaks import ADAPTED, COMBINATIONS, compare
+from tests.worker.engine.world import World
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[int, World]]:
+    made = {size: World(size) for size in (1, 2, 4)}
+    yield made
+    for world in made.values():
+        world.stop()
+
+
+# In the gate: each family, precision and way to recompute, and each direction of the mesh.
+GATE = {
+    ("llama", "221 m1 bf16 sp"), ("mistral", "121 m1 full"), ("qwen2", "211 m4 full sp"), ("qwen3", "211 m2 selective"),
+    ("gpt_neox", "112 m2 bf16"),
+}  # fmt: skip
+ADAPTED_GATE = {("gpt_neox", "111 m2 bf16"), ("llama", "221 m1 bf16 sp")}
+
+
+def gate(combinations: list[tuple[str, str]], kept: set[tuple[str, str]]) -> list[Any]:
+    assert kept <= set(combinations)
+    return [pytest.param(*one, marks=[] if one in kept else [pytest.mark.full]) for one in combinations]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh"), gate(COMBINATIONS, GATE))
+def test_the_predicted_peak_is_within_a_tenth_of_the_measured(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    """A tenth is what docs promise. All are within 2 % today, so a prediction that is a tenth too low fails."""
+    for stage, measured, predicted in compare(family, mesh, worlds):
+        assert predicted == pytest.approx(measured, rel=0.05), f"stage {stage}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh"), gate(ADAPTED, ADAPTED_GATE))
+def test_so_it_is_with_lora(family: str, mesh: str, worlds: dict[int, World]) -> None:
+    for stage, measured, predicted in compare(family, mesh, worlds, adapted=True):
+        assert predicted == pytest.approx(measured, rel=0.1), f"stage {stage}"
+
+
+def test_there_are_combinations_of_everything() -> None:
+    text = " ".join(f"{f} {m}" for f, m in COMBINATIONS)
+    assert len(COMBINATIONS) >= 12
+    for word in ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "full", "sp", "bf16", "m1", "m2", "m4"):
+        assert word in text.split()
+
+
+TRN1 = 16 * GIB
+
+
+def total(name: str, hosts: int, mesh: Mesh, seq_len: int = 4096, batch: int = 1024, again: bool = True) -> float:
+    shape = named_shape(name)
+    assert shape is not None
+    machine = Machine.of("ml.trn1.32xlarge", hosts)
+    return worst_core(Work(shape, seq_len, batch, gathers_again=again), machine, mesh)[1].total
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "mesh", "seq_len"),
+    [
+        ("llama-2-70b", 32, Mesh(32, 4, 8, 1, "selective", True), 4096),
+        ("llama-2-70b", 32, Mesh(32, 8, 4, 1, "selective", True), 4096),
+        ("llama-3.1-70b", 32, Mesh(32, 8, 4, 1, "selective", True), 8192),
+        ("gpt-neox-20b", 4, Mesh(8, 4, 4, 1, "full", True), 2048),
+        ("llama-2-13b", 32, Mesh(8, 4, 32, 1, "selective", True), 4096),
+        ("llama-3.1-8b", 32, Mesh(32, 1, 32, 1, "selective", True), 8192),
+        ("pythia-6.9b", 1, Mesh(8, 1, 4, 2, "full", True), 2048),
+    ],
+)
+def test_what_was_published_fits(name: str, hosts: int, mesh: Mesh, seq_len: int) -> None:
+    assert total(name, hosts, mesh, seq_len) < TRN1
+
+
+def test_a_70b_over_eight_cores_does_not_fit_however_much_is_recomputed() -> None:
+    assert total("llama-3-70b", 32, Mesh(8, 1, 128, 1, "full", True), 8192) > 3 * TRN1
+
+
+def test_the_first_stage_holds_most_micro_batches_and_the_last_the_logits() -> None:
+    shape = named_shape("llama-2-70b")
+    assert shape is not None
+    machine, mesh = Machine.of("ml.trn1.32xlarge", 32), Mesh(8, 4, 32, 1, "none", True)
+    stages = [core_memory(Work(shape, 4096, 1024), machine, mesh, s) for s in range(4)]
+    kept = [s.activations for s in stages]
+    assert kept == sorted(kept, reverse=True)
+    assert [s.logits > 0 for s in stages] == [False, False, False, True]
+
+
+def test_a_snapshot_doubles_the_state_on_the_host() -> None:
+    shape = named_shape("llama-2-70b")
+    assert shape is not None
+    machine, mesh = Machine.of("ml.trn1.32xlarge", 16), Mesh(32, 8, 2, 1, "full", True)
+    host = host_memory(Work(shape, 4096, 1024), machine, mesh)
+    assert host.async_save - host.save == pytest.approx(host.save - 32 * 8 * GIB)
+    assert 270e9 < host.async_save < 482e9  # what was reported of 70B on hosts of 512 GiB
+    assert checkpoint_bytes(Work(shape, 4096, 1024)) == 14 * shape.parameters()

@@ -1,0 +1,130 @@
+"""What must hold of any plan, and the shapes that are known to be good, bad and unwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, mesh_faults, named_shape
+from smtrain.client.planner.memory import worst_core
+from smtrain.client.planner.search import doubts, refusals, search
+from smtrain.client.planner.throughput import step_time
+from smtrain.core.facts import table
+from tests.tiers import examples
+
+TYPES = sorted(t for t, row in table("instances")["instances"].items() if "core_gib" in row)
+NAMES = sorted(table("models")["models"])
+POWERS = [1, 2, 4, 8, 16, 32]
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    shape = named_shape(draw(st.sampled_from(NAMES)))
+    assert shape is not None
+    return Work(
+        shape,
+        seq_len=draw(st.sampled_from([64, 2048, 4096, 8192])),
+        global_batch=draw(st.sampled_from([8, 96, 256, 1024])),
+        precision=draw(st.sampled_from(["bf16", "fp32"])),
+        gathers_again=draw(st.booleans()),
+    )
+
+
+@st.composite
+def meshes(draw: st.DrawFn, machine: Machine) -> Mesh:
+    tp, pp = draw(st.sampled_from(POWERS)), draw(st.sampled_from(POWERS))
+    assume(machine.world % (tp * pp) == 0)
+    sp = draw(st.booleans()) and tp > 1
+    m, r = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(RECOMPUTE))
+    return Mesh(tp, pp, machine.world // (tp * pp), m, r, sp)
+
+
+machines = st.builds(Machine.of, st.sampled_from(TYPES), st.sampled_from([1, 2, 4, 6, 16]))
+
+
+@given(works(), machines, st.data(), st.floats(1, 8))
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
+def test_more_memory_never_makes_a_fitting_plan_unfit(
+    work: Work, machine: Machine, data: st.DataObject, more: float
+) -> None:
+    mesh = data.draw(meshes(machine))
+    assume(not list(mesh_faults(work, machine, mesh)))
+    larger = replace(machine, core_bytes=machine.core_bytes * more, host_bytes=machine.host_bytes * more)
+    if not list(refusals(work, machine, mesh)):
+        assert not list(refusals(work, larger, mesh))
+    assert worst_core(work, larger, mesh) == worst_core(work, machine, mesh)
+
+
+@given(works(), machines, st.data())
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.filter_too_much])
+def test_twice_the_instances_never_take_longer(work: Work, machine: Machine, data: st.DataObject) -> None:
+    assume(not machine.link or machine.count > 1)  # the GPUs of one host exchange over links faster than its network
+    mesh = data.draw(meshes(machine))
+    twice, wider = replace(machine, count=2 * machine.count), replace(mesh, dp=2 * mesh.dp)
+    assume(not list(mesh_faults(work, machine, mesh)) and not list(mesh_faults(work, twice, wider)))
+    assert step_time(work, twice, wider).total <= step_time(work, machine, mesh).total
+    assert worst_core(work, twice, wider)[1].total <= worst_core(work, machine, mesh)[1].total * 1.3
+
+
+@given(works(), st.lists(machines, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=examples(40))
+def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(work: Work, some: list[Machine]) -> None:
+    found = search(work, some)
+    for c in found[:50]:
+        assert not list(refusals(work, c.machine, c.mesh))
+        assert c.machine in some
+        assert abs(step_time(work, c.machine, c.mesh).total / c.step_s - 1) < 1e-9
+    assert [c.step_s for c in found] == sorted(c.step_s for c in found)
+
+
+@given(works(), st.sampled_from(TYPES), st.integers(1, 8))
+@settings(deadline=None, max_examples=examples(30))
+def test_up_to_twice_the_instances_are_never_slower(work: Work, type_: str, count: int) -> None:
+    """Of all counts up to a limit, a higher limit can only help."""
+    half = search(work, [Machine.of(type_, n) for n in range(1, count + 1)])
+    whole = search(work, [Machine.of(type_, n) for n in range(1, 2 * count + 1)])
+    if half:
+        assert whole[0].step_s <= half[0].step_s
+
+
+def work(name: str, seq_len: int = 4096, batch: int = 1024) -> Work:
+    shape = named_shape(name)
+    assert shape is not None
+    return Work(shape, seq_len, batch, gathers_again=True)
+
+
+def test_llama_3_70b_over_eight_cores_is_refused_with_the_shortfall() -> None:
+    machine = Machine.of("ml.trn1.32xlarge", 32)
+    (fault,) = refusals(work("llama-3-70b", 8192), machine, Mesh(8, 1, 128, 1, "full", True))
+    assert "short by 37.5 GiB" in fault
+    assert "gradients" in fault
+
+
+def test_llama_2_7b_at_tp_8_pp_4_is_unwise_by_its_factor() -> None:
+    machine, mesh = Machine.of("ml.trn1.32xlarge", 32), Mesh(8, 4, 32, 1, "full", True)
+    best = search(work("llama-2-7b"), [machine], recompute=("selective", "full"))[0]
+    (doubt,) = doubts(work("llama-2-7b"), machine, mesh, best)
+    assert doubt.startswith("unwise: 1.")
+    assert "times slower than tp 8 x pp 1" in doubt
+
+
+def test_each_reason_against_a_mesh_is_named() -> None:
+    machine = Machine.of("ml.trn1.32xlarge", 4)
+    seven = work("llama-2-7b")
+    told = " ".join(mesh_faults(seven, machine, Mesh(64, 33, 7, 3)))
+    for words in (
+        "tp = 64 does not divide the model's 32 attention heads",
+        "pp = 33 is more than the model's 32 layers",
+        "is not the 4 x 32 = 128 cores",
+        "not a multiple of dp x micro-batch = 7 x 3",
+    ):
+        assert words in told
+    odd = replace(seven, shape=replace(seven.shape, vocab=32001))
+    assert not list(mesh_faults(odd, machine, Mesh(8, 1, 16))), "both engines pad a vocabulary that tp does not divide"
+    few = replace(seven, global_batch=8)
+    assert any("the pipeline waits" in d for d in doubts(few, machine, Mesh(8, 4, 4, 1, "full", True), None))
+    large = Machine.of("ml.trn1.32xlarge", 8)
+    across = doubts(work("llama-2-70b"), large, Mesh(64, 4, 1, 1, "full", True), None)
+    assert any("leaves the host, which has 32" in d for d in across)

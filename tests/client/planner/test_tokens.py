@@ -1,0 +1,63 @@
+"""`train.tokens` in place of `train.steps`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import smtrain
+from smtrain.core.errors import ConfigError
+from tests.client.planner.test_plan import raw
+
+
+def without_steps(**train: Any) -> dict[str, Any]:
+    told = {**raw("llama-3.1-8b", hosts=1), "parallel": {"tp": 8, "sequence_parallel": True}}
+    return {**told, "train": {k: v for k, v in told["train"].items() if k != "steps"} | train}
+
+
+@given(tokens=st.integers(1, 10**12), batch=st.sampled_from([32, 256, 1024]), length=st.sampled_from([64, 2048, 8192]))
+def test_the_steps_are_the_fewest_that_read_them(tokens: int, batch: int, length: int) -> None:
+    config = smtrain.load_config(
+        without_steps(tokens=tokens, global_batch_size=batch, seq_len=length, warmup_steps=0), target="aws"
+    )
+    each = batch * length
+    assert (config.train.steps - 1) * each < tokens <= config.train.steps * each
+
+
+def test_they_follow_the_batch_that_is_chosen_and_are_no_part_of_what_a_job_is() -> None:
+    told = without_steps(tokens="2B", warmup_steps=0)
+    del told["train"]["global_batch_size"]
+    del told["parallel"]
+    config = smtrain.load_config(told, target="aws")
+    each = config.train.global_batch_size * config.train.seq_len
+    assert config.train.steps == -(-2 * 10**9 // each)
+    by_steps = smtrain.load_config(
+        config, set_=["train.tokens=null", f"train.steps={config.train.steps}"], target="aws"
+    )
+    assert by_steps.for_stage("train") == config.for_stage("train")
+    twice = smtrain.load_config(
+        config, set_=[f"train.global_batch_size={2 * config.train.global_batch_size}"], target="aws"
+    )
+    assert twice.train.steps == -(-config.train.steps // 2), "a config that is loaded again counts anew"
+    assert smtrain.plan(config).fits
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        ({"tokens": 10, "steps": 4}, "train.tokens: stands in place of train.steps; leave one of the two out"),
+        ({"tokens": "many"}, "train.tokens: got 'many'; a number of tokens looks like 2000000000, 2e9, '2B' or '500M'"),
+        ({"tokens": 0}, "train.tokens: got 0; it must be at least 1"),
+        (
+            {"tokens": "1000T"},
+            "train.tokens: 1000000000000000 take 15,258,789,063 steps; at most 1,000,000,000 are possible",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(train: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        smtrain.load_config(without_steps(**{"global_batch_size": 32, "seq_len": 2048, **train}), target="aws")
+    assert caught.value.faults == [told]

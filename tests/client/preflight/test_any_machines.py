@@ -1,0 +1,88 @@
+"""Any model of the table on any instances, nothing else given: it loads, plans and passes its checks, or one sentence
+says why there is no such run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from botocore.session import get_session
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import smtrain
+from smtrain.client.backends.choose import target_of
+from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.preflight.check import look
+from smtrain.core.facts import table
+from tests.tiers import examples
+
+TRIES = int(os.environ.get("SMTRAIN_DEFAULTS", examples(60)))
+MODELS = sorted(table("models")["models"])
+NEURON = sorted(table("instances")["instances"])
+OTHERS = sorted(
+    set(get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
+    - set(NEURON)
+)
+# Of an account, not of the config.
+ASKING = ["role", "permissions", "buckets", "token", "quotas", "image", "model", "data", "text", "inputs", "resume"]
+# TorchNeuron's image is not known here, so a run on trn2 names its own.
+OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMTRAIN_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
+    """The sentences against such a run; empty where it may start."""
+    raw = {
+        "model": {"path": f"s3://models/{model}"}, "data": {"path": "s3://text/t/"}, "output": {"s3_uri": "s3://out"},
+        "compute": {
+            "instance_type": kind, "instance_count": count, "role": "arn:aws:iam::123456789012:role/t",
+            "region": "us-east-1", "image": image,
+        },
+    }  # fmt: skip
+    try:
+        config = smtrain.load_config(raw, target="aws")
+        chain = Chain(config, target_of(config))
+        report = look(chain, stages_of(config, "aws"), without=ASKING)
+    except smtrain.ConfigError as error:
+        return error.faults
+    if kind in NEURON:
+        made = smtrain.plan(config)
+        assert made.fits
+        assert (made.mesh.tp, made.mesh.pp, made.mesh.dp) == (config.parallel.tp, config.parallel.pp, config.dp)
+    return [finding.text for finding in report.faults]
+
+
+@settings(
+    max_examples=TRIES,
+    deadline=None,
+    derandomize=TRIES < 100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@example("llama-2-70b", "ml.trn1.32xlarge", 16, None)
+@example("llama-3.2-1b", "ml.trn1.2xlarge", 1, None)
+@example("llama-3.1-405b", "ml.trn2.48xlarge", 3, OWN)
+@given(
+    st.sampled_from(MODELS), st.one_of(st.sampled_from(NEURON), st.sampled_from(OTHERS)),
+    st.one_of(st.integers(1, 8), st.integers(1, 64)), st.sampled_from([None, OWN]),
+)  # fmt: skip
+def test_it_may_start_or_one_sentence_says_why_not(model: str, kind: str, count: int, image: str | None) -> None:
+    told = outcome(model, kind, count, image)
+    assert len(told) <= 1, told
+    assert all(len(sentence) < 300 and "\n" not in sentence for sentence in told)
+    if kind in NEURON and told:
+        known = ("compute.instance_count: no mesh of", "compute.image: no image is known", f"{kind} has no EFA")
+        assert told[0].startswith(known), told
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_machines(model: str) -> None:
+    sizes = (1, 4, 16, 64)
+    assert any(outcome(model, "ml.trn1.32xlarge", count, None) == [] for count in sizes)

@@ -1,0 +1,173 @@
+"""What a config leaves open follows from its machines, its model and where it goes; and what cannot run is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain import JobConfig
+from smtrain.client.iam.policies import policies
+from smtrain.core.config.sample import Machines, values
+from smtrain.core.config.section import Section, section_in
+from smtrain.core.config.track import Wandb
+from smtrain.core.config.training import Model
+from smtrain.core.errors import ConfigError
+
+ARN = "arn:aws:iam::123456789012:role/train"
+TRN1, TRN2 = "ml.trn1.32xlarge", "ml.trn2.48xlarge"
+
+
+def bare(model: str = "s3://models/llama-3.1-8b", **compute: Any) -> dict[str, Any]:
+    """Model and data, and the machines."""
+    given = {"role": ARN, "region": "us-east-1", **compute}
+    return {
+        "model": {"path": model},
+        "data": {"path": "s3://text/t/"},
+        "compute": given,
+        "output": {"s3_uri": "s3://out"},
+    }
+
+
+def fault(raw: dict[str, Any], **also: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        smtrain.load_config(raw, **also)
+    (only,) = caught.value.faults
+    return only
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "engine"),
+    [
+        ("ml.trn1.2xlarge", "aws", "nxd"),
+        (TRN1, "aws", "nxd"),
+        ("ml.trn1n.32xlarge", "aws", "nxd"),
+        (TRN2, "aws", "native"),
+        ("ml.m5.4xlarge", "aws", "native"),
+        ("ml.p5.48xlarge", "aws", "native"),
+        (TRN1, "local", "native"),
+        (TRN2, "local", "native"),
+    ],
+)
+def test_the_engine_follows_the_machines(kind: str, target: str, engine: str) -> None:
+    given = bare(instance_type=kind, processes_per_instance=1)
+    given["model"]["path"] = "demo://tiny-llama"
+    assert smtrain.load_config(given, target=target).train.engine == engine
+
+
+def test_a_config_that_was_loaded_for_here_is_loaded_anew_for_there() -> None:
+    here = smtrain.load_config(bare(), set_=["compute.processes_per_instance=1"])
+    assert (here.train.engine, here.parallel.tp) == ("native", 1)
+    there = smtrain.load_config(here, target="aws", set_=["compute.processes_per_instance=32"])
+    assert there.train.engine == "nxd"
+    assert there.parallel.tp > 1
+    assert there == smtrain.load_config(bare(processes_per_instance=32), target="aws")
+
+
+def test_what_cannot_run_is_refused_everywhere_with_the_same_sentence() -> None:
+    native = {**bare(instance_type=TRN1), "train": {"engine": "native"}, "target": "aws"}
+    told = fault(native)
+    assert told.startswith(f"train.engine: native does not run on {TRN1}, as TorchNeuron knows trn2 and trn3 only;")
+    for way in (smtrain.plan, smtrain.request, smtrain.launch, smtrain.run, policies):
+        with pytest.raises(ConfigError) as caught:
+            way(native)
+        assert caught.value.faults == [told]
+    assert [f.text for f in smtrain.check(native).faults] == [told]
+    assert smtrain.load_config(native, target="local").train.engine == "native", "here they are CPUs"
+    assert fault({**bare(instance_type="ml.m5.4xlarge"), "train": {"engine": "nxd"}}, target="aws").startswith(
+        "train.engine: nxd is the engine of Trainium1, and ml.m5.4xlarge is not"
+    )
+
+
+def test_instruction_data_on_trainium1_is_told_the_machines_that_can() -> None:
+    told = fault({**bare(), "train": {"objective": "sft"}}, target="aws")
+    assert told.endswith(f"set train.engine: native, and take ml.trn2.48xlarge, as {TRN1} does not run it")
+
+
+def test_a_plan_over_several_machines_takes_the_engine_of_each() -> None:
+    def native(kind: str, *machines: tuple[str, int], **train: str) -> bool:
+        made = smtrain.plan({**bare(instance_type=kind), "train": train}, machines=machines)
+        assert made.fits
+        return any("none is of the native engine" in warning for warning in made.warnings)
+
+    assert native(TRN1, (TRN2, 1))
+    assert not native(TRN2, (TRN1, 4))
+    assert not native(TRN1, (TRN2, 1), (TRN1, 4), engine="nxd"), "trn2 is left out"
+
+
+def test_no_request_names_an_image_that_its_engine_cannot_run_on() -> None:
+    kind = TRN2
+    end = "one with what it needs there: TorchNeuron (Neuron SDK 2.33 or later; trn2 and trn3 only)"
+    given = bare("s3://models/pythia-1.4b", instance_type=kind)
+    with pytest.raises(ConfigError) as caught:
+        smtrain.request(given, target="aws")
+    start = f"compute.image: no image is known for train.engine native on {kind}; set compute.image to "
+    assert caught.value.faults == [start + end]
+    own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
+    request = smtrain.request(given, set_=[f"compute.image={own}"], target="aws")
+    assert request["AlgorithmSpecification"]["TrainingImage"] == own
+
+
+def test_a_config_of_model_and_data_alone_is_valid() -> None:
+    config = smtrain.load_config(
+        {"model": {"path": "s3://models/llama-3.2-1b"}, "data": {"path": "s3://text/t/"}}, target="aws"
+    )
+    made = smtrain.plan(config)
+    assert made.fits, made.faults
+    assert config.train.global_batch_size % (config.dp * config.parallel.micro_batch_size) == 0
+    assert made.mesh.tp * made.mesh.pp * made.mesh.dp == 32
+
+
+def test_a_batch_that_is_not_given_is_one_that_the_mesh_can_cut() -> None:
+    given = {**bare(), "parallel": {"tp": 4, "pp": 1, "sequence_parallel": True}}
+    config = smtrain.load_config(given, set_=["compute.instance_count=3"], target="aws")
+    assert (config.dp, config.train.global_batch_size) == (24, 24)
+    usual = smtrain.load_config(bare("demo://tiny-llama", processes_per_instance=4))
+    assert usual.train.global_batch_size == 8, "as it was where it could be cut"
+    assert usual.train.seq_len == 1024, "the model's positions"
+
+
+def test_where_nothing_fits_one_sentence_says_so_and_a_plan_says_by_how_much() -> None:
+    given = bare("s3://models/llama-3.1-405b")
+    told = fault(given, target="aws")
+    assert told == (
+        f"compute.instance_count: no mesh of 1 x {TRN1} fits the model at train.seq_len 4096; take more or larger "
+        "instances"
+    )
+    made = smtrain.plan(given)
+    assert not made.fits
+    assert made.faults[0].startswith("memory: a core of pipeline stage 0 needs")
+
+
+def test_a_model_that_nobody_knows_is_trained_data_parallel(model_folder: Path) -> None:
+    config = smtrain.load_config(bare("s3://models/mine"), target="aws")
+    assert (config.parallel.tp, config.dp, config.train.global_batch_size) == (1, 32, 32)
+
+
+def test_a_published_models_positions_are_known_before_its_files_are() -> None:
+    hub = bare("hf://EleutherAI/pythia-1.4b@main")
+    assert "4096 is beyond the 2048 positions of EleutherAI/pythia-1.4b@main" in fault(hub, train={"seq_len": 4096})
+    assert smtrain.load_config(hub, target="aws").train.seq_len == 2048
+    written = values("hf://EleutherAI/pythia-1.4b", "s3://text/t/", Machines(TRN1), mesh=False)
+    assert written["train"]["seq_len"] == 2048
+    somebodys = smtrain.load_config(bare("hf://me/pythia-1.4b"), target="aws", train={"seq_len": 4096})
+    assert somebodys.train.seq_len == 4096
+
+
+def sections_of(section: type[Section]) -> Iterator[type[Section]]:
+    yield section
+    for field in section.model_fields.values():
+        if inner := section_in(field.annotation):
+            yield from sections_of(inner)
+
+
+@pytest.mark.parametrize("section", [s for s in dict.fromkeys(sections_of(JobConfig)) if s not in (JobConfig, Model)])
+def test_a_section_s_defaults_obey_its_own_rules(section: type[Section]) -> None:
+    """They are taken unvalidated."""
+    needed = {"project": "llm"} if section is Wandb else {}
+    made = section(**needed)
+    written = {name: getattr(made, name) for name in section.model_fields}
+    assert section.model_validate(written) == made == section.model_validate(needed)

@@ -1,0 +1,39 @@
+"""What is made from the schema is what it says now, and every key is described there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.editor import FILE, schema_text
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(
+    [int(part) for part in pydantic.VERSION.split(".")[:2]] < [2, 12],
+    reason="an older pydantic spells the same schema in other words (0.0 for 0, allOf about a reference)",
+)
+def test_the_reference_page_and_the_shipped_schema_are_up_to_date() -> None:
+    told = subprocess.run(
+        [sys.executable, ROOT / "scripts/config-reference", "--check"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, f"{told.stdout}{told.stderr}\nrun scripts/config-reference and commit what it writes"
+    assert FILE.read_text("utf-8") == schema_text()
+
+
+def test_every_key_has_a_sentence_on_the_page() -> None:
+    schema = JobConfig.model_json_schema()
+    page = (ROOT / "docs/reference/config.md").read_text("utf-8")
+    for name, section in {"": schema, **schema["$defs"]}.items():
+        for key, told in section["properties"].items():
+            described = told.get("description") or schema["$defs"][told["$ref"].rpartition("/")[2]]["description"]
+            assert described.rstrip().endswith("."), f"{name}.{key}: {described}"
+            assert " ".join(described.split()).replace("|", "\\|").replace("<", "&lt;").replace("][", "]\\[") in page, (
+                f"{name}.{key}"
+            )

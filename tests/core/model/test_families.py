@@ -1,0 +1,135 @@
+"""The table of families against transformers itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES, ModelShape
+
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 101,
+}
+CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"num_key_value_heads": 2}),
+    ("llama", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True}),
+    ("qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    ("qwen3", {"num_key_value_heads": 4, "head_dim": 32}),
+    ("qwen3", {"num_key_value_heads": 2, "attention_bias": True}),
+    ("mistral", {"num_key_value_heads": 2}),
+    ("mistral", {"num_key_value_heads": 4, "head_dim": 8, "sliding_window": None}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
+    ("gpt2", {}),
+    ("gpt2", {"n_inner": 96, "tie_word_embeddings": False}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), CONFIGS)
+def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(family, **{**SIZES, **changes})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()  # which transformers 5.0 leaves out on `meta`
+    shape = ModelShape.from_config(config.to_dict())
+    theirs = {shape.file_name(n): tuple(p.shape) for n, p in model.named_parameters()}
+    assert {s.name: s.shape for s in shape.specs} == theirs
+    assert shape.parameters() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> None:
+    given = {**SIZES, "hidden_size": 128, "num_attention_heads": 32, "model_type": family}
+    nulls = {"mistral": ["sliding_window", "head_dim"], "gpt_neox": []}.get(family, ["num_key_value_heads"])
+    for config in (given, {**given, **dict.fromkeys(nulls)}):
+        assert ModelShape.from_config(config) == ModelShape.from_config(AutoConfig.for_model(**config).to_dict())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_are_those_that_transformers_writes(family: str, tmp_path: Any) -> None:
+    from safetensors import safe_open
+
+    heads = {} if family == "gpt_neox" else {"num_key_value_heads": 2}
+    config = AutoConfig.for_model(family, **SIZES, **heads)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == {s.name for s in ModelShape.from_config(config.to_dict()).specs}
+
+
+def test_counts_of_a_published_model() -> None:
+    llama2_7b = ModelShape.from_config(
+        {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "vocab_size": 32000,
+        }
+    )
+    assert llama2_7b.parameters() == 6_738_415_616
+    matrices = 6_738_415_616 - 65 * 4096 - 32000 * 4096
+    assert llama2_7b.flops_per_token(4096) == 6 * matrices + 12 * 32 * 32 * 128 * 4096
+
+
+def test_a_sliding_window_and_a_tied_head_in_flops() -> None:
+    base = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None}
+    free = ModelShape.from_config({**base, "sliding_window": None, "model_type": "llama"})
+    narrow = ModelShape.from_config({**base, "sliding_window": 16})
+    assert narrow.flops_per_token(16) == free.flops_per_token(16)
+    assert narrow.flops_per_token(64) == free.flops_per_token(16)
+    tied = ModelShape.from_config({**base, "model_type": "llama", "tie_word_embeddings": True})
+    assert tied.flops_per_token(16) == free.flops_per_token(16), "a tied matrix still multiplies"
+    assert tied.parameters() == free.parameters() - 101 * 64
+
+
+def test_every_reason_against_a_mesh_is_given() -> None:
+    shape = ModelShape.from_config({**SIZES, "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4})
+    assert shape.mesh_faults(8, 2) == []
+    faults = shape.mesh_faults(5, 3)
+    assert len(faults) == 4
+    for part, words in zip(faults, ["8 attention heads", "4 key/value heads", "size 96", "2 layers"], strict=True):
+        assert words in part
+    assert [f for f in shape.mesh_faults(6, 1) if "key/value" in f], "6 is no multiple of 4"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mamba"}, "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral"),
+        ({"model_type": None}, "config.json has no model_type: add the one of the model"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8},
+            "'qwen3_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
+        ),
+        ({"hidden_size": None}, "has no hidden_size, which a llama model needs"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3"),
+        ({"num_attention_heads": 5}, "must divide hidden_size = 64"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        ModelShape.from_config({**SIZES, "model_type": "llama", **changes})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_client_reads_the_table_without_torch() -> None:
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    code = "import sys, smtrain.core.model.families, smtrain.core.model.layout; sys.exit('torch' in sys.modules)"
+    root = Path(__file__).parents[3]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0

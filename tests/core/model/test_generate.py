@@ -1,0 +1,110 @@
+"""What export writes is a model like any other to transformers, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.generation.stage import generate
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 256,
+    "bos_token_id": 256,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "mistral": {},
+    "gpt_neox": {"num_key_value_heads": None},
+}
+
+
+def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
+    """A model and its byte-level tokenizer, saved by transformers itself."""
+    given = {"model_type": name, **SIZES, **FAMILIES[name]}
+    config = AutoConfig.for_model(**{key: value for key, value in given.items() if value is not None})
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    for parameter in model.parameters():  # larger than the usual start, so that texts differ
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"<|end|>": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    folder = make(tmp_path / "model", name, dtype)
+    convert(folder, tmp_path / "shards", tp=2, pp=2)
+    export(tmp_path / "shards", folder, tmp_path / "out", max_shard_size=30_000)
+    held = {k: t for f in (tmp_path / "out").glob("*.safetensors") for k, t in load_file(f).items()}
+    original = load_file(folder / "model.safetensors")
+    assert held.keys() == original.keys()
+    assert all(held[k].dtype == original[k].dtype and torch.equal(held[k], original[k]) for k in held)
+    ids = torch.arange(20).view(1, -1)
+    logits = []
+    for path in (folder, tmp_path / "out"):
+        both: Any = AutoModelForCausalLM.from_pretrained(path, dtype="auto", output_loading_info=True)
+        loaded, report = both
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+        assert loaded.dtype == dtype
+        with torch.no_grad():
+            logits.append(loaded(ids).logits)
+    assert torch.equal(*logits)
+    text = "naïve text\n"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text) == AutoTokenizer.from_pretrained(folder)(text)
+
+
+def test_text_depends_on_the_prompt_and_the_seed_alone(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "llama")
+    greedy = generate(folder, ["def f(x):", "a"], max_new_tokens=8)
+    assert greedy == [generate(folder, [p], max_new_tokens=8, seed=5)[0] for p in ("def f(x):", "a")]
+    assert greedy[0] != greedy[1]
+    drawn = [generate(folder, ["a", "a"], max_new_tokens=8, temperature=2.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0][0] == drawn[0][1]
+
+
+def test_greedy_takes_the_likeliest_token_and_leaves_the_prompt_out(tmp_path: Path) -> None:
+    folder = make(tmp_path / "model", "qwen3")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer("def", return_tensors="pt")["input_ids"]
+    for _ in range(6):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    expected = tokenizer.decode(ids[0], skip_special_tokens=True).removeprefix("def")
+    assert generate(folder, ["def"], max_new_tokens=6) == [expected]
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        generate(tmp_path / "nothing", ["a"], max_new_tokens=1)
+    with pytest.raises(CheckpointError, match="not a model that transformers loads"):
+        generate(tmp_path, ["a"], max_new_tokens=1)
+    with pytest.raises(CheckpointError, match="prompt is empty"):
+        generate(make(tmp_path / "model", "llama"), [""], max_new_tokens=1)

@@ -1,0 +1,122 @@
+"""config.json in a shape of our own: both spellings, what is ambiguous, and what transformers built beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.hf_config import ACTIVATIONS, explicit, for_everyone, normalise
+from smtrain.core.model.transformers_build import check_model, transformers_config
+from tests.core.model.generations import CASES, FAMILIES, SIZES, spelled
+
+LLAMA3 = spelled("llama", "llama3", 5)
+NEOX = spelled("gpt_neox", "partial", 5)
+QWEN = {**SIZES, "num_key_value_heads": 4}
+
+
+def built(config: dict[str, Any]) -> Any:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+
+
+@pytest.mark.parametrize(("family", "rope"), CASES)
+def test_both_spellings_are_one_model_and_so_is_what_is_written_of_them(family: str, rope: str) -> None:
+    old, new = spelled(family, rope, 4), spelled(family, rope, 5)
+    said = normalise(old)
+    assert normalise(new) == said
+    for config in (old, new):
+        assert normalise(for_everyone(config)) == normalise(explicit(config)) == said
+        model = built(explicit(config))
+        check_model(model, said)
+        assert said.rope is not None
+        theirs = model.base_model.rotary_emb.inv_freq.double().tolist()
+        assert theirs == pytest.approx(said.rope.frequencies(), rel=1e-5)
+
+
+def test_reading_changes_nothing_in_what_was_read() -> None:
+    config = spelled("llama", "yarn", 4)
+    transformers_config(config)
+    assert config == spelled("llama", "yarn", 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        # what transformers 4.57 saves of a folder that transformers 5 wrote
+        ({**LLAMA3, "rope_theta": 10000.0, "rope_scaling": None}, r"rope_theta = 500000.0 .* 10000.0 \(rope_theta\)"),
+        ({**NEOX, "rotary_pct": 0.25, "rotary_emb_base": 25000.0}, "partial_rotary_factor = 0.5 .* 0.25"),
+        ({**LLAMA3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_type = 'llama3' .* 'linear'"),
+        ({**LLAMA3, "original_max_position_embeddings": 99}, "original_max_position_embeddings = 16 .* 99"),
+        (
+            {**SIZES, "model_type": "llama", "rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2}},
+            "yarn",
+        ),
+        ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "su", "factor": 2}}, "'su', which smtrain does not"),
+        ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({**SIZES, "model_type": "llama", "rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2'"),
+        ({**SIZES, "model_type": "llama", "rope_scaling": "linear"}, "rope_scaling = 'linear'"),
+        ({**SIZES, "model_type": "llama", "rope_theta": float("nan")}, "rope_theta = nan"),
+        ({**SIZES, "model_type": "llama", "partial_rotary_factor": 0.5}, "turns whole heads"),
+        ({**SIZES, "model_type": "gpt_neox", "rotary_pct": 1.5}, "at most 1"),
+        ({**QWEN, "model_type": "qwen3", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "all layers"),
+        ({**SIZES, "model_type": "llama", "hidden_act": "swosh"}, "hidden_act = 'swosh'"),
+        ({**SIZES, "model_type": "llama", "rms_norm_eps": "1e-6"}, "rms_norm_eps = '1e-6'"),
+        ({**SIZES, "model_type": "llama", "max_position_embeddings": 0}, "max_position_embeddings = 0"),
+        ({**QWEN, "model_type": "qwen2", "layer_types": ["full_attention"]}, "each of the 2 layers"),
+        ({**QWEN, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "without a window"),
+    ],
+)
+def test_what_the_generations_would_read_differently_or_not_at_all_is_a_sentence(
+    config: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(CheckpointError, match=what):
+        normalise(config)
+
+
+def test_null_in_one_spelling_says_nothing_about_the_other() -> None:
+    assert normalise({**LLAMA3, "rope_scaling": None}) == normalise(LLAMA3)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "what"),
+    [
+        ("llama", {"rope_theta": 20000.0}, "pair 1 of a head turns by"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "scaled by 1.13863, not by 1"),
+        ("llama", {"rms_norm_eps": 1e-6}, "eps is 1e-06, not 1e-05"),
+        ("llama", {"hidden_act": "gelu"}, "the activation is not silu"),
+        ("llama", {"tie_word_embeddings": True}, "lm_head.weight"),
+        ("llama", {"attention_bias": True}, "self_attn.*bias"),
+        ("mistral", {"sliding_window": 21}, "sliding window is 21, not 20"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "window is 8, not None"),
+        ("qwen3", {"head_dim": 32}, "self_attn"),
+        ("gpt_neox", {"rotary_pct": 0.5}, "6 numbers of a head turn, not 12"),
+        ("gpt_neox", {"use_parallel_residual": False}, "use_parallel_residual is False"),
+        ("gpt_neox", {"hidden_act": "gelu_new"}, "the activation is not gelu"),
+    ],
+)
+def test_a_model_that_is_not_what_its_config_says_is_refused(family: str, change: dict[str, Any], what: str) -> None:
+    said = spelled(family, "default", 4)
+    check_model(built(said), normalise(said))
+    with pytest.raises(CheckpointError, match=what):
+        check_model(built({**said, **change}), normalise(said))
+
+
+def test_activations_are_those_of_transformers() -> None:
+    from transformers.activations import ACT2FN
+
+    points = torch.linspace(-4, 4, 41, dtype=torch.float64)
+    for name, ours in ACTIVATIONS.items():
+        assert ACT2FN[name](points).tolist() == pytest.approx([ours(x) for x in points.tolist()], rel=1e-5, abs=1e-9)
+
+
+def test_layers_have_the_windows_that_transformers_gives_them() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+    config = {**SIZES, "model_type": "qwen2", **FAMILIES["qwen2"], **window}
+    assert normalise(config).windows == (None, 9)
+    assert normalise({**SIZES, "model_type": "llama", "use_sliding_window": True, "sliding_window": 9}).windows == (
+        None,
+        None,
+    )

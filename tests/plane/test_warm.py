@@ -1,0 +1,43 @@
+"""The plane's keeper of the Python with its imports made: what it holds itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+import smtrain.plane.server.warm
+from smtrain.plane.server.warm import WarmPython
+
+# As entrypoints/warm.py after its idle time, but after one caller.
+ENDS = """
+import os, socket, sys
+print("ready", flush=True)
+caller, _ = socket.socket(fileno=int(sys.argv[1])).accept()
+caller.sendall(str(os.getpid()).encode())
+"""
+
+
+def test_one_that_ends_leaves_nothing_open_and_another_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "warm.py").write_text(ENDS)
+    monkeypatch.setattr(smtrain.plane.server.warm, "entrypoints_folder", lambda: tmp_path)
+    kept = WarmPython({"PATH": os.environ["PATH"]})
+    open_before = len(os.listdir("/proc/self/fd"))
+    servers = []
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(f"\0{kept.name}")
+            servers.append(int(caller.recv(32)))
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{servers[-1]}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(set(servers)) == 3
+    while len(os.listdir("/proc/self/fd")) > open_before:
+        assert time.monotonic() < deadline, "a pipe of a Python that has ended is still open"
+        time.sleep(0.01)

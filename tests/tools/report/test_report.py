@@ -1,0 +1,212 @@
+"""A run's page: what it says is what the run did, nothing of it is fetched, and its config runs the run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import platform
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import smtrain
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.launch.stages import Chain
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.model.card import front_matter
+from smtrain.core.protocol.log_lines import PROFILE
+from smtrain.tools.report.charts import chart
+from smtrain.tools.report.gather import gather
+from smtrain.tools.report.installed import commands
+from smtrain.tools.report.page import config_text, page
+from smtrain.worker.engine.parts import PARTS
+from smtrain.worker.train.profile import told as profile_line
+from tests.phone import assert_fits_a_phone
+from tests.shared_run import COMMIT, CONFIG, SharedRun
+
+
+@pytest.fixture
+def run(shared_run: SharedRun) -> smtrain.Run:
+    """Some text held out, all stages; the base model's card says a licence."""
+    return shared_run.run
+
+
+class Fetches(HTMLParser):
+    """Whatever a browser would ask somebody for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "iframe", "link", "object", "embed", "base", "form"):
+            self.found.append(tag)
+        self.found += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.found += [f"{tag} {key}" for key, _ in attrs if key.startswith("on")]
+
+
+@pytest.mark.slow
+def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tmp_path: Path) -> None:
+    file = smtrain.report("llama", tmp_path / "page.html")
+    text = file.read_text("utf-8")
+    fetches = Fetches()
+    fetches.feed(text)
+    assert fetches.found == []
+    assert not re.search(r"url\(|@import|(?<!git\+)https?://(?!www\.w3\.org)", text)
+    assert "default-src 'none'" in text
+    assert_fits_a_phone(text)
+    for result in run.results:
+        assert result.job.name in text
+    assert f"{run.loss[-1]:.4f}" in text
+    judged = [record["val_loss"] for record in run.records if "val_loss" in record]
+    assert f"{min(judged):.4f}" in text
+    assert f"{COMMIT} with changes" in text, "the commit that a tag of its jobs names"
+    assert f"smtrain {smtrain.__version__}, torch {torch.__version__.partition('+')[0]}" in text
+    assert re.search(r"<h2>What the machines used</h2>.*<td class=\"one\">algo-1</td><td class=\"n\">[0-9]+%", text)
+    assert "Waiting for data, over all steps: " in text
+    assert smtrain.report(run.job("export").name, file) == file, "a report is replaced by the next one"
+
+
+@pytest.mark.slow
+def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
+    told = gather("llama", "local")
+    text = page(told)
+    assert "s3://smtrain-local" not in text
+    assert "<td>image</td>" not in text
+    assert "<td>ran</td><td>as processes, in no container</td>" in text
+    assert f"Python {platform.python_version()}, " in text
+    given = smtrain.load_config(CONFIG)
+    assert told.config["data"]["path"] == given.data.path
+    assert told.config["model"]["path"] == given.model.path
+    assert set(told.inputs) >= {given.data.path, given.model.path}
+    for path, digest in told.inputs.items():
+        assert re.fullmatch(r"[0-9a-f]{16}", digest)
+        assert f"<td>input {path}</td><td>sha256 {digest}...</td>" in text
+    assert all(line in text for line in map(html.escape, commands()))
+    assert "smtrain run run.yaml" in text
+
+
+@pytest.mark.slow
+def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None:
+    told = gather("llama", "local")
+    (train,) = told.of("train")
+    half = len(train.steps) // 2
+    first, second = train.steps[:half], train.steps[half:]
+    again = {**train.told, "HyperParameters": {**train.told["HyperParameters"], "lr": "5e-05"}}
+    jobs = (
+        dataclasses.replace(train, steps=first),
+        dataclasses.replace(train, told=again, steps=second, name="llama-train-00000000"),
+    )
+    resumed = dataclasses.replace(told, jobs=jobs)
+    old = train.told["HyperParameters"]["lr"]
+    ((step, before, after),) = resumed.rate_changes
+    assert (before, after) == (old, "5e-05")
+    text = page(resumed)
+    assert f"A resume changed the learning rate {old} to 5e-05 from step {step:.0f}" in text
+    assert f"<title>learning rate {old} to 5e-05 from step {step:.0f}</title>" in text
+    assert "A resume changed" not in page(told)
+
+
+@pytest.mark.slow
+def test_a_run_of_nearly_that_name_is_offered(run: smtrain.Run) -> None:
+    for call in (
+        lambda: smtrain.report("lama", target="local"),
+        lambda: smtrain.Job("lama", "local").describe(),
+        lambda: smtrain.compare("lama", "llama", target="local"),
+        lambda: smtrain.chat("lama", target="local"),
+    ):
+        with pytest.raises(JobError, match=r"did you mean llama\? `smtrain list` lists the"):
+            call()
+
+
+@pytest.mark.slow
+def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
+    texts = ({"prompt": "the <b>red", "completion": " <i>fox"},)
+    measured = {"step": 0.5, "parts": {**dict.fromkeys(PARTS, 0.0), "forward and backward": 0.4}}
+    profile = profile_line([measured]).removeprefix(PROFILE)
+    text = page(dataclasses.replace(gather("llama", "local"), texts=texts, profile=profile))
+    assert "the &lt;b&gt;red" in text
+    assert "&lt;i&gt;fox" in text
+    assert re.search(r"a step takes [0-9.]+ s: .*forward and backward [0-9.]+ %", text)
+
+
+@pytest.mark.slow
+def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
+    told = gather("llama", "local")
+    (tmp_path / "again.yaml").write_text(config_text(told))
+    chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), Target("local"))
+    for result in run.results:
+        assert chain.base_name(result.stage) == result.job.name
+
+
+@pytest.mark.slow
+def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrain.Run, tmp_path: Path) -> None:
+    card = (run.download(tmp_path / "model") / "README.md").read_text("utf-8")
+    about = front_matter(card)
+    assert about["license"] == "apache-2.0"
+    assert about["language"] == ["en"]
+    assert about["library_name"] == "transformers"
+    assert "widget" not in about
+    assert "# llama" in card
+    assert "| steps | 6 |" in card
+    assert "s3://" not in card, "where we keep things is nobody's business"
+
+
+@pytest.mark.slow
+def test_a_file_that_is_no_report_is_left_alone(run: smtrain.Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.html").write_text("mine")
+    with pytest.raises(ConfigError, match="is not a report"):
+        smtrain.report("llama", tmp_path / "notes.html")
+    assert (tmp_path / "notes.html").read_text() == "mine"
+    smtrain.report("llama", tmp_path / "notes.html", overwrite=True)
+    assert "llama" in (tmp_path / "notes.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
+    text = page(gather("llama", "local"), ["algo-1: the reason <is> this"])
+    assert "algo-1: the reason &lt;is&gt; this" in text
+
+
+def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
+    for name, told in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
+                       ("", "cannot be a run's name"), ("a\nb", "cannot be a run's name")):  # fmt: skip
+        with pytest.raises(JobError, match=told):
+            smtrain.report(name, target="local")
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_chart_takes_whatever_numbers_there_are(log: bool) -> None:
+    assert chart("x", []) == ""
+    assert chart("x", [(1, 2.0)]) == ""
+    assert chart("x", [(1, float("nan")), (2, float("inf"))]) == ""
+    for points in ([(1, 3.0), (2, 3.0)], [(1, 0.0), (2, 0.0)], [(1, -1e-9), (2, 1e12)], [(5, 1e-30), (5, 2e-30)]):
+        drawn = chart("a <b>", points, [(2, 4.0)], dots_are="held out", log=log)
+        assert "nan" not in drawn
+        assert "a &lt;b&gt;" in drawn
+        assert len(re.findall("<text", drawn)) < 16
+    many = chart("x", [(i, float(i % 7 + 1)) for i in range(10_000)], log=log)
+    assert len(many) < 20_000
+
+
+def test_the_card_of_a_base_carries_terms_only() -> None:
+    from smtrain.core.model.card import card, hub_name, metadata
+
+    readme = "---\nlicense: llama3.1\nlicense_link: LICENSE\ntags: [a]\nmodel-index: [{name: x}]\n---\ntext"
+    about = metadata("org/base", readme, adapter=True)
+    assert about == {
+        "license": "llama3.1", "license_link": "LICENSE", "base_model": "org/base", "base_model_relation": "adapter",
+        "library_name": "peft", "pipeline_tag": "text-generation", "tags": ["smtrain", "lora"],
+    }  # fmt: skip
+    assert front_matter(card("t", about, ["x"])) == about
+    assert metadata(None, "", adapter=False, legal=["NOTICE", "LICENSE.txt"])["license_link"] == "LICENSE.txt"
+    for broken in ("", "---\n- 1\n---\n", "---\na: [\n---\n", "---\nno end", "\0"):
+        assert front_matter(broken) == {}
+    assert hub_name("hf://a/b@main") == "a/b"
+    assert [hub_name(path) for path in ("s3://a/b", "/a/b", "./a", "model", None, "demo://x")] == [None] * 6
+    assert yaml.safe_load(json.dumps(about)) == about

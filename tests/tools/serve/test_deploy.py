@@ -1,0 +1,133 @@
+"""An endpoint's requests are the golden ones, the service's model takes them, and the plane makes and ends them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.plane.server.validation import fault_of
+from smtrain.plane.testing.switches import plane
+from smtrain.tools.serve import requests
+from smtrain.tools.serve.fit import tensor_parallel
+from smtrain.tools.serve.requests import EndpointSpec
+from tests.conftest import LLAMA
+
+GOLDEN = Path(__file__).parent / "golden"
+ROLE = "arn:aws:iam::123456789012:role/train"
+PLAIN = EndpointSpec(
+    "llama", "s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model", "763.dkr.ecr/vllm:tag", "ml.g6e.12xlarge",
+    1, 4, ROLE, max_length=4096, tags={"smtrain:run": "llama"},
+)  # fmt: skip
+ADAPTED = EndpointSpec(
+    "llama", "s3://bucket/base/", "763.dkr.ecr/vllm:tag", "ml.g6e.xlarge", 2, 1, ROLE,
+    adapter="s3://bucket/llama/jobs/llama-export-1a2b3c4d/output/model/", rank=16,
+)  # fmt: skip
+L70B = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
+
+
+def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
+    """Every request by its operation."""
+    model = requests.create_model(spec)
+    config = requests.create_endpoint_config(spec, model["ModelName"])
+    at = datetime.datetime(2026, 11, 22, 12, 0, 30, tzinfo=datetime.timezone.utc)
+    return {
+        "CreateModel": model, "CreateEndpointConfig": config,
+        "CreateEndpoint": requests.create_endpoint(spec, config["EndpointConfigName"]),
+        "CreateSchedule": requests.create_schedule(spec.name, at, ROLE),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED)])
+def test_the_requests_are_the_golden_ones_and_valid(name: str, spec: EndpointSpec) -> None:
+    """After a wanted change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
+    found = made(spec)
+    for operation, request in found.items():
+        service = "scheduler" if operation == "CreateSchedule" else "sagemaker"
+        assert fault_of(service, operation, request) is None
+    file, text = GOLDEN / f"{name}.json", json.dumps(found, indent=2, sort_keys=True) + "\n"
+    if os.environ.get("SMTRAIN_WRITE_GOLDEN"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert file.read_text() == text
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds_it() -> None:
+    assert tensor_parallel("70B", 141e9, L70B, "ml.g6e.48xlarge") == 8
+    with pytest.raises(JobError, match=r"132\.5 GiB of each|GiB of weights.*take ml\."):
+        tensor_parallel("70B", 141e9, L70B, "ml.g6e.xlarge")
+    assert tensor_parallel("3 heads", 1e9, {**L70B, "num_attention_heads": 3}, "ml.g6e.12xlarge") == 3
+    for kind in ("ml.trn1.32xlarge", "ml.m5.xlarge", "laptop"):
+        with pytest.raises(JobError, match="no GPU that smtrain knows"):
+            tensor_parallel("x", 1e9, L70B, kind)
+
+
+@pytest.fixture
+def model(local_home: Path) -> Iterator[str]:
+    """An exported prefix on the plane; no endpoint is left behind, and no model of one that deleted itself."""
+    target, key = Target("local"), "endpoints/model/"
+    target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
+    target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)
+    yield f"s3://smtrain-local/{key}"
+    for endpoint in target.sagemaker.list_endpoints()["Endpoints"]:
+        smtrain.undeploy(endpoint["EndpointName"], target="local", say=lambda _: None)
+    for left in target.sagemaker.list_models()["Models"]:
+        target.sagemaker.delete_model(ModelName=left["ModelName"])
+
+
+def endpoints() -> list[str]:
+    return [found["EndpointName"] for found in Target("local").sagemaker.list_endpoints()["Endpoints"]]
+
+
+def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
+    told: list[str] = []
+    found = smtrain.deploy(model, "ml.g6e.xlarge", name="one", target="local", say=told.append)
+    assert (found.status, found.dollars_per_hour) == ("InService", 2.61)
+    assert "$2.61 an hour" in told[0]
+    assert "until it is deleted" in told[0]
+    sagemaker = Target("local").sagemaker
+    config = sagemaker.describe_endpoint_config(
+        EndpointConfigName=sagemaker.describe_endpoint(EndpointName="one")["EndpointConfigName"]
+    )
+    name = config["ProductionVariants"][0]["ModelName"]
+    container = sagemaker.describe_model(ModelName=name)["PrimaryContainer"]
+    assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == model
+    with pytest.raises(JobError, match="endpoint one is there already"):
+        smtrain.deploy(model, "ml.g6e.xlarge", name="one", target="local")
+    smtrain.undeploy("one", target="local", say=told.append)
+    assert endpoints() == []
+    assert sagemaker.list_models()["Models"] == []
+    with pytest.raises(JobError, match="no such endpoint"):
+        smtrain.undeploy("one", target="local")
+
+
+def test_one_for_a_while_deletes_itself_by_the_planes_clock(model: str) -> None:
+    found = smtrain.deploy(model, "ml.g6e.xlarge", name="brief", seconds=7200, target="local", say=lambda _: None)
+    assert found.until is not None
+    switches = plane()
+    assert switches.call("schedules", ahead=7000)["ran"] == []
+    assert endpoints() == ["brief"]
+    assert switches.call("schedules", ahead=7300)["ran"] == ["delete-brief"]
+    assert endpoints() == []
+    assert switches.call("schedules", ahead=99999)["ran"] == [], "it runs once"
+
+
+def test_wrong_arguments_are_sentences(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="less than an endpoint takes"):
+        smtrain.deploy(model, "ml.g6e.xlarge", seconds=60, target="local")
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        smtrain.deploy(model, "ml.g6e.xlarge", name="a b", target="local")
+    with pytest.raises(JobError, match="no run or job"):
+        smtrain.deploy("no-such-run", "ml.g6e.xlarge", target="local")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(JobError, match="lies on this machine"):
+        smtrain.deploy(str(tmp_path), "ml.g6e.xlarge", target="local")

@@ -1,0 +1,132 @@
+"""The real megatron-core on CPUs: models of a config.json, with weights from checkpoints, give logits and save.
+
+    python -m tests.worker.checkpoint.mcore CASES.json TP PP
+
+One process a rank (gloo); rank and world come from the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.filterwarnings("ignore")
+
+
+def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
+    if any(case["spec"] == "te" for case in cases):
+        from tests.worker.checkpoint.te_stand_in import install
+
+        install()
+    import megatron.core.tensor_parallel.random as mrandom
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tp, pp)
+    # What only a GPU has.
+    torch.cuda.synchronize = lambda *a, **k: None
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
+    mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+    t, p = (
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+    )
+    for case in cases:
+        one(case, tp, pp, t, p)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
+    from argparse import Namespace
+
+    import numpy
+    import torch
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.enums import ModelType
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_layer_local_spec,
+        get_gpt_layer_with_transformer_engine_spec,
+    )
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from smtrain.core.model.families import ModelShape
+
+    c, shape = asked["config"], ModelShape.from_config(asked["config"])
+    plain, qwen3, gpt2 = shape.plain, shape.family == "qwen3", shape.family == "gpt2"
+    activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
+    if gpt2:
+        activation = functools.partial(activation, approximate="tanh")  # --openai-gelu
+    config = TransformerConfig(
+        num_layers=shape.layers, hidden_size=shape.hidden, ffn_hidden_size=shape.intermediate,
+        num_attention_heads=shape.heads, kv_channels=shape.head_dim,
+        num_query_groups=shape.kv_heads, use_cpu_initialization=True,
+        normalization="LayerNorm" if plain else "RMSNorm", gated_linear_unit=not plain,
+        activation_func=activation, add_bias_linear=plain,
+        add_qkv_bias=shape.qkv_bias, qk_layernorm=qwen3, pipeline_dtype=torch.float32,
+        hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
+        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+    )  # fmt: skip
+    if asked["spec"] == "te":
+        spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
+    else:
+        spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
+    model = GPTModel(
+        config, spec, vocab_size=asked["padded"], max_sequence_length=64,
+        position_embedding_type="learned_absolute" if gpt2 else "rope",
+        rotary_percent=0.25 if shape.family == "gpt_neox" else 1.0, share_embeddings_and_output_weights=shape.tied,
+        pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
+    )  # fmt: skip
+    folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
+    if asked["form"] == "torch":
+        held = torch.load(Path(asked["load"], folder, "model_optim_rng.pt"), weights_only=False)
+        said = model.load_state_dict(held["model"], strict=False)
+        assert not said.unexpected_keys, said
+        assert all(key.endswith("_extra_state") for key in said.missing_keys), said
+    else:
+        held = dist_checkpointing.load({"model": model.sharded_state_dict()}, asked["load"])
+        model.load_state_dict(held["model"])
+    assert held["args"].num_layers == shape.layers
+    if asked.get("save"):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        saved, args = Path(asked["save"]), Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
+        saved.mkdir(exist_ok=True)
+        dist_checkpointing.save({**model.sharded_state_dict(), "iteration": 7, "args": args}, str(saved))
+        state = {
+            "args": args, "checkpoint_version": 3.0, "iteration": 7, "model": model.state_dict_for_save_checkpoint(),
+            "rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}],
+        }  # fmt: skip
+        file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
+        file.parent.mkdir(parents=True)
+        torch.save(state, file)
+        return
+    ids = torch.tensor(asked["ids"])
+    n = ids.shape[1]
+    mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)[None, None]
+    before = torch.empty(n, len(ids), shape.hidden)
+    with torch.no_grad():
+        if p > 0:
+            dist.recv(before, parallel_state.get_pipeline_model_parallel_prev_rank())
+            model.set_input_tensor(before)
+        logits = model.eval()(ids, torch.arange(n)[None], mask)
+    if p < pp - 1:
+        dist.send(logits, parallel_state.get_pipeline_model_parallel_next_rank())
+    elif t == 0:
+        torch.save(logits, asked["logits"])
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,39 @@
+"""Model shapes for layout and checkpoint tests, as hypothesis draws them.
+
+$SMTRAIN_EXAMPLES multiplies how many are tried of each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import strategies as st
+
+from smtrain.core.model.families import FAMILIES
+
+MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A small config.json of any family."""
+    kv, group = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
+    head_dim = draw(st.sampled_from([2, 4]))
+    family = draw(st.sampled_from(sorted(FAMILIES)))
+    config = {
+        "model_type": family,
+        "num_attention_heads": kv * group,
+        "hidden_size": kv * group * head_dim,
+        "num_hidden_layers": draw(st.integers(1, 6)),
+        "intermediate_size": 16 * draw(st.integers(1, 2)),
+        "vocab_size": draw(st.integers(1, 40)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+    }
+    if family == "gpt2":
+        config |= {"n_inner": config.pop("intermediate_size"), "n_positions": draw(st.integers(1, 9))}
+    elif family != "gpt_neox":
+        config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
+    return config

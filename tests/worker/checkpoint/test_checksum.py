@@ -1,0 +1,20 @@
+"""Checksums of pieces give the checksum of the whole."""
+
+from __future__ import annotations
+
+import zlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smtrain.worker.checkpoint.checksum import combined, crc32
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_of_two_pieces_behind_each_other(first: bytes, second: bytes) -> None:
+    assert combined(crc32(first), crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_of_a_large_piece() -> None:
+    second = bytes(range(256)) * 40_001
+    assert combined(crc32(b"first"), crc32(second), len(second)) == zlib.crc32(b"first" + second)

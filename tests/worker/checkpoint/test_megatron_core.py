@@ -1,0 +1,131 @@
+"""megatron-core itself loads what is written here, computes what transformers computes, and is read bit for bit.
+
+`pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra of ours installs it.
+Transformer Engine needs a GPU: for its spec, plain torch stands in for its modules (te_stand_in.py), below
+Megatron-core's own classes of that spec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.open import open_weights
+from tests.ports import free_port
+from tests.worker.checkpoint.folders import hf_folder, random_weights, same, weights_of
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+
+BASE: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101,
+    "tie_word_embeddings": False, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+CONFIGS = {
+    "llama": {**BASE, "model_type": "llama", "num_key_value_heads": 2},
+    "llama-tied": {**BASE, "model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "mistral": {**BASE, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": None},
+    "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
+    "qwen2-tied": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_inner": 48,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 101,
+        "n_positions": 64,
+    },
+    "gpt2-untied": {},
+    "gpt_neox": {**BASE, "model_type": "gpt_neox", "use_parallel_residual": False, "rotary_pct": 0.25},
+}
+CONFIGS["gpt2-untied"] = {**CONFIGS["gpt2"], "tie_word_embeddings": False}
+SPECS: Any = ["local", "te"]
+IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
+
+
+def weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Of a size at which logits are about as large as those of trained models."""
+    return {name: tensor * (0.2 if tensor.dim() > 1 else 1) for name, tensor in random_weights(config).items()}
+
+
+def model_folder(folder: Path, config: dict[str, Any]) -> Path:
+    hf_folder(folder, config)
+    save_file(weights(config), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
+    at.write_text(json.dumps(cases))
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.worker.checkpoint.mcore", str(at), str(tp), str(pp)],
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "RANK": str(r), "WORLD_SIZE": str(tp * pp), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+        )
+        for r in range(tp * pp)
+    ]  # fmt: skip
+    told = [rank.communicate(timeout=900)[1] for rank in ranks]
+    assert not any(rank.returncode for rank in ranks), "\n".join(told)[-3000:]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec: Any) -> None:
+    cases = []
+    for name, config in CONFIGS.items():
+        folder = model_folder(tmp_path / name, config)
+        for form in ("torch", "torch_dist"):
+            at = tmp_path / f"{name}-{form}"
+            told: Any = {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
+            convert(folder, at, to="megatron", **told)
+            cases.append({
+                "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
+                "ids": IDS,
+                "logits": str(tmp_path / f"{name}-{form}.logits"),
+            })  # fmt: skip
+    mcore(cases, tp, pp, tmp_path / "cases.json")
+    for name, config in CONFIGS.items():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager", dtype=torch.float32)
+        with torch.no_grad():
+            ours = model.eval()(torch.tensor(IDS)).logits
+        for form in ("torch", "torch_dist"):
+            theirs = torch.load(tmp_path / f"{name}-{form}.logits")[..., : config["vocab_size"]]
+            largest = float((theirs - ours).abs().max())
+            told = f"largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
+            print(f"{name} {form} {spec} tp {tp} pp {pp}: {told}")
+            assert largest <= 1e-5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: int, spec: Any) -> None:
+    cases = []
+    for name, config in CONFIGS.items():
+        form: Any = "torch" if pp > 1 else "torch_dist"
+        at = tmp_path / f"{name}-mg"
+        told: Any = {"spec": spec} if form == "torch" else {}
+        convert(hf_folder(tmp_path / name, config), at, to="megatron", form=form, tp=tp, pp=pp, **told)
+        cases.append({
+            "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
+            "save": str(tmp_path / f"{name}-saved"),
+        })  # fmt: skip
+    mcore(cases, tp, pp, tmp_path / "cases.json")
+    for name, config in CONFIGS.items():
+        doubled = {key: value * 2 for key, value in random_weights(config).items()}
+        for saved in (f"{name}-saved", f"{name}-saved-torch"):
+            found = weights_of(open_weights(tmp_path / saved, config))
+            assert same(found, doubled), saved

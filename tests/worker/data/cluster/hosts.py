@@ -1,0 +1,116 @@
+"""Several machines as threads of this process, any of which ends on demand."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.prepare.cluster import working
+from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+from smtrain.worker.data.prepare.prepare import assist, prepare
+
+
+class KilledError(BaseException):
+    """What a machine ends with here."""
+
+
+def free_address() -> tuple[str, int]:
+    """An address of this machine's own net, which no other test has, and a port that is free there."""
+    host = f"127.{random.SystemRandom().randrange(1, 255)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    with socket.create_server((host, 0)) as server:
+        return host, server.getsockname()[1]
+
+
+def on_machines(
+    count: int, sources: list[Path], out: Path, tokenizer: Path, *, share_bytes: int = 512,
+    progress: Callable[[Any], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
+    other: Callable[[Callable[[], object]], object] = lambda run: run(), max_bad: int = 0,
+    address: tuple[str, int] | None = None, first: Callable[..., DatasetManifest] = prepare,
+    others: Callable[..., int] = assist, **settings: Any,
+) -> DatasetManifest:  # fmt: skip
+    """Prepare `sources` on `count` machines; each other than the first runs within `other`."""
+    machines = MeetingPoint(address or free_address(), count, share_bytes, leaves_within=60)
+    faults: list[BaseException] = []
+
+    def help_() -> None:
+        try:
+            other(lambda: others(sources, tokenizer, machines, say=lambda _: None, **settings))
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=help_) for _ in range(count - 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        made = first(
+            sources, out, tokenizer, machines=machines, progress=progress, say=say, max_bad=max_bad, **settings
+        )
+    except BaseException:
+        _nobody_is_there(machines.address, threads)
+        raise
+    for thread in threads:
+        thread.join()
+    unexpected = [fault for fault in faults if not isinstance(fault, KilledError)]
+    if unexpected:
+        raise unexpected[0]
+    return made
+
+
+def _nobody_is_there(address: tuple[str, int], others: list[threading.Thread]) -> None:
+    """Who comes now is sent away, as the first machine has ended."""
+    with socket.create_server(address) as server:
+        server.settimeout(0.05)
+        while any(thread.is_alive() for thread in others):
+            try:
+                server.accept()[0].close()
+            except TimeoutError:
+                pass
+
+
+def ends_after(patch: Any, draw: random.Random) -> None:
+    """From now on some machines other than the first end in the middle of a share."""
+    real = working.do_shares
+
+    def mortal(table: Any, work: working.ShareWork) -> int:
+        if threading.current_thread().name != "own-shares" and draw.random() < 0.7:
+            left = draw.randrange(6)
+            add = table.add
+
+            def dying(number: int, piece: Any) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KilledError
+                add(number, piece)
+
+            table.add = dying
+        return real(table, work)
+
+    patch.setattr("smtrain.worker.data.prepare.cluster.together.do_shares", mortal)
+
+
+def until_done(
+    draw: random.Random, run: Callable[[Callable[[Any], None]], object], after: list[int], times: int
+) -> None:
+    """Call `run(progress)` until it ends; the first `times` it is interrupted after some of its blocks."""
+    for attempt in range(200):
+        left = draw.choice(after) if attempt < times else 1 << 30
+
+        def stop(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise InterruptedError
+
+        try:
+            run(stop)
+            return
+        except InterruptedError:
+            pass
+    raise AssertionError("it never ends")

@@ -1,0 +1,40 @@
+"""Encoding by several threads at once: the ids of `tokenizers`, whatever thread meets whatever text first."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smtrain.worker.data.read.reading import strings
+from smtrain.worker.data.tokenize import encoder
+
+
+@pytest.mark.parametrize("fresh_after", [1 << 30, 1000], ids=["warm", "afresh"])
+def test_threads_share_no_tokenizer_and_give_the_same_ids(
+    tokenizer_folder: Path, fresh_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "_FRESH_AFTER", fresh_after)
+    monkeypatch.setattr(encoder, "_FRESH_AFTER_LEAST", fresh_after)
+    giga, plain = encoder.Giga(tokenizer_folder), encoder.Plain(tokenizer_folder)
+    texts = [strings([f"words of text {i * j} and more\n" for j in range(50)]) for i in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: giga.encode(text, False), texts))
+    for text, (ids, lengths) in zip(texts, found, strict=True):
+        wanted, wanted_lengths = plain.encode(text, False)
+        assert np.array_equal(ids, wanted)
+        assert np.array_equal(lengths, wanted_lengths)
+    assert 1 <= len(giga._free) == giga._made <= 4
+
+
+def test_gigatoken_without_what_it_needs_in_turn_is_not_taken(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """awkward itself needs importlib-metadata before Python 3.12: found in the first block it ended the stage."""
+    monkeypatch.setitem(sys.modules, "awkward", None)
+    chosen, why = encoder.choose(tokenizer_folder)
+    assert isinstance(chosen, encoder.Plain)
+    assert why == "gigatoken is not installed, which needs awkward"

@@ -1,0 +1,191 @@
+"""Data sets of the hub: each file a source read by ranges, the same on any number of machines; a hub that is busy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.read.hub import HubName, patiently
+from tests.client.launch.hub import COMMIT, Hub
+
+ROOT = Path(__file__).parents[3]
+# The hub's address is read when its packages are imported.
+_ONE_AT_A_TIME = """
+import threading
+from smtrain.worker.data.prepare import prepare_options
+listing, find = threading.Lock(), asked_text.find_files
+def found(*given):
+    with listing:  # machines are processes; the progress bars of datasets are not for threads
+        return find(*given)
+asked_text.find_files = found
+"""
+_SCRIPT = f"""{_ONE_AT_A_TIME}
+import hashlib, json, sys
+from pathlib import Path
+from smtrain.worker.data.read import blocks
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.read.sources import find_files
+from smtrain.core.errors import DataError
+from tests.worker.data.cluster.hosts import on_machines
+
+blocks.BLOCK_BYTES = 256
+local, out, tokenizer = map(Path, sys.argv[1:])
+quiet = {{"seq_len": 8, "progress": lambda _: None}}
+said, sums = [], {{}}
+prepare(local, out / "files", tokenizer, **quiet)
+prepare("hf://org/set", out / "hub", tokenizer, say=said.append, **quiet)
+made = on_machines(3, ["hf://org/set"], out / "three", tokenizer, **quiet)
+for name in ("files", "hub", "three"):
+    sums[name] = [hashlib.sha256((out / name / f"tokens.{{end}}").read_bytes()).hexdigest() for end in ("bin", "idx")]
+both = [file.name for file in find_files("hf://org/set@test+train#main")]
+try:
+    find_files("hf://org/set@dev")
+except DataError as error:
+    said.append(str(error))
+print(json.dumps({{"found": sums, "said": said, "sources": made.sources, "both": both}}))
+"""
+
+
+@pytest.mark.slow
+def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, tokenizer_folder: Path) -> None:
+    pytest.importorskip("datasets")
+    data = tmp_path / "set/data"
+    data.mkdir(parents=True)
+    for number in range(3):
+        rows = [f"words of the text {number} {row} " * (row % 7) for row in range(60)]
+        pq.write_table(pa.table({"text": rows}), data / f"train-{number:05}-of-00003.parquet", row_group_size=11)
+    pq.write_table(pa.table({"text": ["a test"]}), data / "test-00000-of-00001.parquet")
+    token = "hf_of_a_private_set"
+    served = Hub(tmp_path, "org/set", token, data=tmp_path / "set")
+    served.busy = 1
+    environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": token}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, str(tmp_path / "set"), str(tmp_path / "out"), str(tokenizer_folder)],
+            env=environment, cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert told["found"]["hub"] == told["found"]["files"] == told["found"]["three"]
+    assert served.tokens == {token}
+    assert served.busy == 0
+    assert {*served.ranges} == {f"data/train-{number:05}-of-00003.parquet" for number in range(3)}
+    assert not list((tmp_path / "home").rglob("*.arrow")), "nothing was downloaded"
+    assert told["said"][:2] == [
+        "prepare: hf://org/set: split test is left out; name it as hf://org/set@SPLIT",
+        f"prepare: hf://org/set: read at commit {COMMIT}; name it as #COMMIT to read the same again",
+    ]
+    assert told["said"][-1] == "hf://org/set@dev: there is no split dev; it has train, test."
+    assert told["both"][:2] == [
+        f"org/set@{COMMIT[:12]}/data/{name}.parquet" for name in ("test-00000-of-00001", "train-00000-of-00003")
+    ]
+    assert {row["name"].partition("/data/")[0] for row in told["sources"]} == {f"org/set@{COMMIT[:12]}"}
+
+
+_MOVING = f"""{_ONE_AT_A_TIME}
+import json, sys
+from pathlib import Path
+from smtrain.worker.data.read import blocks
+from tests.worker.data.cluster.hosts import on_machines
+
+blocks.BLOCK_BYTES = 256
+out, tokenizer = map(Path, sys.argv[1:])
+made = on_machines(3, ["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, seq_len=8)
+print(json.dumps([row["name"] for row in made.sources]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("form", ["csv", "arrow"])
+def test_all_machines_read_the_commit_that_the_first_was_told(
+    form: str, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        rows = [f"words of the text {number} {row}" for row in range(60)]
+        path = tmp_path / f"set/train-{number}.{form}"
+        if form == "arrow":
+            table = pa.table({"text": rows})
+            with pa.OSFile(str(path), "wb") as raw, pa.ipc.new_stream(raw, table.schema) as stream:
+                stream.write_table(table)
+            continue
+        lines = ["text", *rows] if form == "csv" else [json.dumps({"text": row}) for row in rows]
+        path.write_text("\n".join(lines) + "\n")
+    served = Hub(tmp_path, "org/set", data=tmp_path / "set")
+    served.moves = True  # as if there were a push between any two questions
+    environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _MOVING, str(tmp_path / "out"), str(tokenizer_folder)],
+            env=environment, cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
+    names = json.loads(done.stdout.splitlines()[-1])
+    commits = {name.partition("@")[2][:12] for name in names}
+    assert len(names) == (2 if form == "csv" else 4), names
+    assert commits == {commit[:12] for commit in served.read}
+    assert len(commits) == 2, "one for each path"
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"),
+    [
+        ("hf://a/b", ("a/b", None, "", None)),
+        ("hf://a/b:en@train[:5%]", ("a/b", "en", "train[:5%]", None)),
+        ("hf://a/b@train+test#v1.0", ("a/b", None, "train+test", "v1.0")),
+        ("hf://a/b:2024#0123abc", ("a/b", "2024", "", "0123abc")),
+    ],
+)
+def test_a_name_has_config_split_and_revision(uri: str, parts: tuple[str | None, ...]) -> None:
+    found = HubName.of(uri)
+    assert (found.name, found.config, found.split, found.revision) == parts
+
+
+class AnsweredError(Exception):
+    """An answer of the hub as its packages raise it."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"the hub said {status}")
+        self.response = type("Answer", (), {"status_code": status, "headers": headers})
+
+
+def test_a_busy_hub_is_asked_again_when_it_says_and_a_refusal_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("smtrain.worker.data.read.hub.time.sleep", waited.append)
+    answers: list[Any] = [
+        AnsweredError(429, **{"Retry-After": "17"}),
+        AnsweredError(503),
+        ConnectionError("away"),
+        b"text",
+    ]
+
+    def ask() -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert patiently("hf://a/b", ask) == b"text"
+    assert waited == [17, 2, 4]
+    answers[:] = [AnsweredError(403)]
+    with pytest.raises(DataError, match=r"^hf://a/b cannot be read \(the hub said 403\)"):
+        patiently("hf://a/b", ask)
+    answers[:] = [AnsweredError(500)] * 50
+    with pytest.raises(DataError, match="the hub said 500"):
+        patiently("hf://a/b", ask)
+    assert len(waited) < 20

@@ -1,0 +1,173 @@
+"""LoRA in engine tests: adapters of the tiny models, trained by the engine on any mesh and by peft in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.lora import AdapterShape, Lora, targets_of
+from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
+from smtrain.worker.engine.initial import RandomFactors
+from smtrain.worker.engine.native import NativeEngine
+from tests.worker.engine import cases
+
+SEED = 3
+# Adam divides by a gradient's own size, and a number whose gradient is all rounding moves by lr in either direction:
+# with an epsilon above such gradients, and at a rate as LoRA's are, that stays below the tolerance.
+RATE, OPTIMIZER = 0.1, OptimizerOptions(eps=1e-6)
+
+
+def steps(e: Any, first: int, last: int) -> list[tuple[float, float]]:
+    out = []
+    for step in range(first, last):
+        result = e.step(*cases.own(e, cases.batch(e.config, step)), RATE * cases.lr(step))
+        out.append((result.loss, result.grad_norm))
+    return out
+
+
+def lora(config: dict[str, Any], targets: Any = ("all-linear",), **more: Any) -> Lora:
+    return Lora(**{"rank": 4, "alpha": 8.0, **more}, targets=targets_of(ModelShape.from_config(config), targets))
+
+
+def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora, base: int = 0) -> NativeEngine:
+    source: Any = cases.Memory(config, cases.weights(config, base))
+    return NativeEngine(config, options, OPTIMIZER, source, SEED, adapter)
+
+
+def train(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, folder: Path, count: int = 3
+) -> list[tuple[float, float]]:
+    return begun(engine(config, options, adapter), folder, count)
+
+
+def begun(e: Any, folder: Path, count: int) -> list[tuple[float, float]]:
+    """Train an engine of any kind and leave a checkpoint after the last step."""
+    out = steps(e, 0, count)
+    e.save(folder, count, {"consumed": count})
+    return out
+
+
+def resume(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
+    folder: Path | None = None,
+) -> list[tuple[float, float]]:  # fmt: skip
+    return gone_on(engine(config, options, adapter), checkpoint, at, last, folder)
+
+
+def gone_on(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -> list[tuple[float, float]]:
+    """Go on with an engine of any kind from step `at`, and leave a checkpoint where `folder` is given."""
+    assert e.load(checkpoint).get("consumed", at) == at
+    out = steps(e, at, last)
+    if folder is not None:
+        e.save(folder, last, {"consumed": last})
+    return out
+
+
+def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None, path: Path) -> str:
+    e = cases.engine(config, options) if adapter is None else engine(config, options, adapter)
+    try:
+        e.load(path)
+    except SmtrainError as error:
+        return str(error)
+    return "loaded"
+
+
+def factors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    source = NativeSource(checkpoint)
+    return {name: source.read(name).clone() for name in source.names()}
+
+
+def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
+    """peft's model with the factors that the engine begins with."""
+    from peft import LoraConfig, get_peft_model
+
+    asked = LoraConfig(
+        r=adapter.rank, lora_alpha=int(adapter.alpha), target_modules=list(adapter.targets), use_rslora=adapter.rslora,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model = get_peft_model(cases.transformers_model(config), asked)
+    start = RandomFactors(AdapterShape.of(ModelShape.from_config(config), adapter), SEED)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(start.read(plain_name(name)))
+    return model
+
+
+def plain_name(name: str) -> str:
+    """peft's name of a factor without what it puts around."""
+    return name.removeprefix("base_model.model.").replace(".default.", ".")
+
+
+def peft(
+    rank: int, config: dict[str, Any], adapter: Lora, count: int = 3
+) -> tuple[list[tuple[float, float]], dict[str, Any]]:
+    """The same steps by peft and torch's AdamW, and the factors after them."""
+    model = peft_model(config, adapter)
+    trained = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+    options = OPTIMIZER
+    adamw = torch.optim.AdamW(trained.values(), betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
+    out = []
+    for step in range(count):
+        ids, labels = cases.batch(config, step)
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), options.grad_clip)
+        for group in adamw.param_groups:
+            group["lr"] = RATE * cases.lr(step)
+        adamw.step()
+        adamw.zero_grad()
+        out.append((float(loss.detach()), float(norm)))
+    return out, {name: p.detach().numpy() for name, p in trained.items()}
+
+
+def peft_logits(rank: int, config: dict[str, Any], base: Path, folder: Path) -> Any:
+    """Of the first batch, by peft with an exported folder."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(folder))
+    with torch.no_grad():
+        return model(input_ids=cases.batch(config, 0)[0], use_cache=False).logits.numpy()
+
+
+def plain_logits(rank: int, config: dict[str, Any], folder: Path) -> Any:
+    """Of the first batch, by transformers with a merged folder."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        return model(input_ids=cases.batch(config, 0)[0], use_cache=False).logits.numpy()
+
+
+def logits(
+    rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path
+) -> tuple[Any, Any]:
+    """Evaluation loss and logits of the first batch after a checkpoint is loaded."""
+    e = engine(config, options, adapter)
+    e.load(checkpoint)
+    found = e.logits(cases.batch(config, 0)[0])
+    return e.evaluate(*cases.own(e, cases.batch(config, 0))), None if found is None else found.numpy()
+
+
+def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
+    """What a step leaves of the base: whether it changed, who has gradients, and bytes of optimizer state."""
+    e = engine(config, options, adapter)
+    before = e.stage.flat.clone()
+    steps(e, 0, 2)
+    state = (e.optimizer.gradients.flat, e.optimizer.master, e.optimizer.exp_avg, e.optimizer.exp_avg_sq)
+    return {
+        "unchanged": torch.equal(before, e.stage.flat),
+        "gradients": [name for name, p in e.stage.own() if p.grad is not None or p.requires_grad],
+        "dtypes": {str(p.dtype) for _, p in e.stage.own()}
+        | {str(p.dtype) for p in e.stage.trained.parameters.values()},
+        "numbers": max(len(t) for t in state),
+        "flat": len(e.stage.trained.flat),
+    }

@@ -1,0 +1,56 @@
+"""Steps that are begun under a watch for every number that the host reads."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smtrain.worker.engine.base import ParallelOptions
+from tests.worker.engine import cases, packed
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations that have to wait for a device: a number read from a tensor, a size that values decide."""
+
+    WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in self.WAITING:
+            self.found.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def begun(
+    rank: int, config: dict[str, Any], options: ParallelOptions, count: int, segments: bool = False
+) -> tuple[list[str], list[Any], list[Any]]:
+    """What was read while `count` steps were begun, and their results: read at the end, and each at once."""
+    late = cases.engine(config, options)
+    at_once = cases.engine(config, options)
+    watch, pending, now = Reads(), [], []
+    for step in range(1, count + 1):
+        each = packed.batch(config, step) if segments else cases.batch(config, step)
+        part = cases.BATCH // late.dp_size
+        input_ids, labels, *within = (x[late.dp_rank * part : (late.dp_rank + 1) * part] for x in each)
+        with watch if step > 1 else nullcontext():  # the masks of whole rows are made once
+            pending.append(late.begin_step(input_ids, labels, cases.lr(step), *within))
+        now.append(at_once.step(input_ids, labels, cases.lr(step), *within))
+    return watch.found, [numbers() for numbers in pending], now
+
+
+def watched(rank: int) -> list[str]:
+    """What the watch sees of a read."""
+    watch = Reads()
+    with watch:
+        float(torch.ones(2).sum())
+    return watch.found
+
+
+def steps_ahead(rank: int, config: dict[str, Any], options: ParallelOptions) -> int:
+    return cases.engine(config, options).steps_ahead

@@ -1,0 +1,524 @@
+"""Tiny models, data and training runs of engine tests; what a world runs must be importable, so it is here."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.protocol.lineage import Lineage
+from smtrain.worker.checkpoint import manifest
+from smtrain.worker.checkpoint.dtypes import BY_PRECISION
+from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource
+from smtrain.worker.engine import saving
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
+from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.engine.native.scaling import GOOD_STEPS
+
+BATCH, SEQ_LEN, STEPS = 8, 32, 20
+OPTIMIZER = OptimizerOptions()
+
+
+def config(family: str, **changes: Any) -> dict[str, Any]:
+    """A config.json of 4 layers."""
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    if family not in ("gpt_neox", "gpt2"):
+        sizes |= {"num_key_value_heads": 2, "head_dim": 16}
+    built = AutoConfig.for_model(family, **{**sizes, **changes})
+    return built.to_dict()
+
+
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": config("llama"),
+    "llama-kv4": config("llama", num_key_value_heads=4, attention_bias=True, mlp_bias=True),
+    "llama-kv1": config("llama", num_key_value_heads=1),
+    "llama-tied-509": config("llama", tie_word_embeddings=True, vocab_size=509, pad_token_id=0),
+    "qwen2": config("qwen2", tie_word_embeddings=True, num_key_value_heads=1),
+    "qwen2-window": config("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=2),
+    "qwen3": config("qwen3", head_dim=32),
+    "mistral-window": config("mistral", sliding_window=12, vocab_size=509),
+    "gpt_neox": config("gpt_neox"),
+    "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
+    "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
+    "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
+}
+
+
+def mesh(text: str) -> ParallelOptions:
+    """`221 sp full bf16 m2`: tp, pp, dp, then options; micro-batches are of 4 samples unless m says otherwise."""
+    sizes, *more = text.split()
+    tp, pp, dp = map(int, sizes)
+    options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
+    if "full" in more:
+        options = replace(options, activation_checkpointing="full")
+    if "selective" in more:
+        options = replace(options, activation_checkpointing="selective")
+    for half in BY_PRECISION.keys() & more:
+        options = replace(options, precision=half)
+    return replace(options, micro_batch_size=next((int(m[1:]) for m in more if m[0] == "m"), 4))
+
+
+def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Values under file names, biases and norms far from trivial so that a wrong cut shows."""
+    generator = torch.Generator().manual_seed(seed)
+    out = {}
+    for spec in ModelShape.from_config(config).specs:
+        noise = torch.randn(spec.shape, generator=generator) * 0.1
+        out[spec.name] = noise + 1 if len(spec.shape) == 1 and spec.name.endswith("weight") else noise
+    return out
+
+
+class Memory:
+    """A weight source over tensors in memory."""
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self.config, self.tensors = config, tensors
+
+    def names(self) -> list[str]:
+        return sorted(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.tensors[name].dtype
+
+    def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        whole = self.tensors[name]
+        return whole if dim is None else whole.narrow(dim, start, (stop or whole.shape[dim]) - start)
+
+
+def batch(config: dict[str, Any], step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The global batch of a step; some labels are ignored, more of them in the later samples."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    ids = torch.randint(0, config["vocab_size"], (BATCH, SEQ_LEN + 1), generator=generator)
+    labels = ids[:, 1:].clone()
+    ignored = torch.rand(labels.shape, generator=generator) < torch.linspace(0, 0.4, BATCH)[:, None]
+    return ids[:, :-1].contiguous(), labels.masked_fill(ignored, -100)
+
+
+def lr(step: int) -> float:
+    """Warm-up, then a cosine."""
+    return 3e-3 * min((step + 1) / 5, 0.5 + 0.5 * math.cos(math.pi * step / STEPS))
+
+
+def engine(config: dict[str, Any], options: ParallelOptions, seed: int | None = None) -> NativeEngine:
+    source: Any = Memory(config, weights(config)) if seed is None else None
+    return NativeEngine(config, options, OPTIMIZER, source, seed or 0)
+
+
+def own(e: NativeEngine, pair: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    each = BATCH // e.dp_size
+    part = slice(e.dp_rank * each, (e.dp_rank + 1) * each)
+    return pair[0][part], pair[1][part]
+
+
+def steps(e: NativeEngine, first: int, last: int) -> list[tuple[float, float]]:
+    out = []
+    for step in range(first, last):
+        result = e.step(*own(e, batch(e.config, step)), lr(step))
+        out.append((result.loss, result.grad_norm))
+    return out
+
+
+def scaled_steps(e: NativeEngine, first: int, last: int, overflow: int | None = None) -> list[StepResult]:
+    """`steps`, with all that is told of them; in step `overflow`, one number of one rank's gradient is infinite."""
+    out = []
+    for step in range(first, last):
+        with overflowing(e) if step == overflow and e.rank == e.world_size - 1 else nullcontext():
+            out.append(e.step(*own(e, batch(e.config, step)), lr(step)))
+    return out
+
+
+@contextmanager
+def overflowing(e: NativeEngine) -> Iterator[None]:
+    """One number of this rank's gradients is infinite meanwhile."""
+
+    def spoil(grad: torch.Tensor) -> torch.Tensor:
+        spoilt = grad.clone()
+        spoilt.view(-1)[0] = math.inf
+        return spoilt
+
+    accumulated = next(p for name, p in e.stage.trained.parameters.items() if name not in e.stage.writing)
+    hook = accumulated.register_hook(spoil)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def held(e: NativeEngine) -> dict[str, bytes]:
+    """The bits of this rank's weights and optimizer state."""
+    e.optimizer.shares.settle()
+    tensors = {kind: getattr(e.optimizer, kind) for kind in KINDS} | {"weights": e.stage.trained.flat.view(torch.int16)}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+# What worlds run; the first argument is the rank.
+
+
+def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
+    return steps(engine(config, options), 0, count)
+
+
+def fit_one_batch(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[float]:
+    e = engine(config, options)
+    return [e.step(*own(e, batch(config, 0)), 1e-3).loss for _ in range(count)]
+
+
+def plain(
+    rank: int, config: dict[str, Any], count: int = STEPS, options: OptimizerOptions = OPTIMIZER,
+    noise: int | None = None,
+) -> list[tuple[float, float]]:  # fmt: skip
+    """transformers and torch alone; with `noise`, a seed, from weights that are off by about one rounding."""
+    model = transformers_model(config).train()
+    if noise is not None:
+        generator = torch.Generator().manual_seed(noise)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + 6e-8 * torch.randn(p.shape, generator=generator))
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
+    out = []
+    for step in range(count):
+        ids, labels = batch(config, step)
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip)
+        for group in adamw.param_groups:
+            group["lr"] = lr(step)
+        adamw.step()
+        adamw.zero_grad()
+        out.append((float(loss.detach()), float(norm)))
+    return out
+
+
+def transformers_model(config: dict[str, Any]) -> Any:
+    built = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
+    shape, values = ModelShape.from_config(config), weights(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[shape.file_name(name)])
+    return model
+
+
+def plain_logits(rank: int, config: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        return transformers_model(config)(input_ids=batch(config, 0)[0], use_cache=False).logits.numpy()
+
+
+def look(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[float, Any]:
+    """Evaluation loss and logits of step 0's batch, before any training."""
+    e = engine(config, options)
+    logits = e.logits(batch(config, 0)[0])
+    return e.evaluate(*own(e, batch(config, 0))).loss, None if logits is None else logits.numpy()
+
+
+def save_start(rank: int, config: dict[str, Any], text: str, folder: Path, seed: int | None = None) -> None:
+    engine(config, mesh(text), seed).save(folder, 0, {})
+
+
+def train_and_save(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int
+) -> list[tuple[float, float]]:
+    e = engine(config, options)
+    steps(e, 0, at)
+    e.save(folder, at, {"consumed": at * BATCH})
+    return steps(e, at, last)
+
+
+def resume(
+    rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path, at: int, last: int
+) -> tuple[dict[str, Any], list[tuple[float, float]]]:
+    e = engine(config, options, seed=7)  # random, so that nothing but the checkpoint can explain the numbers
+    return e.load(checkpoint), steps(e, at, last)
+
+
+def save_again(rank: int, config: dict[str, Any], options: ParallelOptions, old: Path, folder: Path, step: int) -> None:
+    e = engine(config, options, seed=7)
+    e.load(old)
+    e.save(folder, step, {})
+
+
+def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, moment: int, behind: bool = False) -> None:
+    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, while steps go on."""
+    e = engine(config, mesh("111"), seed=step)
+    left = [moment]
+    for name in ("replace", "fsync"):
+        real = getattr(os, name)
+
+        def counted(*args: Any, real: Any = real) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args)
+
+        setattr(os, name, counted)
+    if behind:
+        e.begin_save(folder, step, {"moment": moment})
+        while e.end_save(wait=False) is None:
+            steps(e, 0, 1)
+    else:
+        e.save(folder, step, {"moment": moment})
+
+
+def train_saving_behind(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int
+) -> list[tuple[float, float]]:
+    """Like `train_and_save`, but rank 0's disk is so slow that all further steps are done before the save is."""
+    e = engine(config, options)
+    steps(e, 0, at)
+    held, real = threading.Event(), vars(saving)["write_safetensors"]
+
+    def slow(*args: Any) -> Any:
+        if rank == 0:
+            held.wait()
+        return real(*args)
+
+    vars(saving)["write_safetensors"] = slow
+    try:
+        e.begin_save(folder, at, {"consumed": at * BATCH})
+        losses = []
+        for step in range(at, last):
+            losses += steps(e, step, step + 1)
+            assert e.end_save(wait=False) is None, "no checkpoint is whole before every rank has written"
+        held.set()
+        e.begin_save(folder, last, {})  # waits for the save before it
+        assert manifest.fault(manifest.step_folder(folder, at)) is None
+        assert e.end_save() == last
+        assert e.end_save() is None
+    finally:
+        held.set()
+        vars(saving)["write_safetensors"] = real
+    return losses
+
+
+def save_and_abandon(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> None:
+    e = engine(config, options)
+    e.begin_save(folder, step, {})
+    steps(e, 0, 1)
+    e.abandon_save()
+    assert e.end_save() is None
+
+
+def save_what_is_no_number(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> str:
+    e = engine(config, options)
+    if rank == 1:
+        e.optimizer.master[3] = math.inf
+    try:
+        e.begin_save(folder, 1, {})
+    except SmtrainError as error:
+        return str(error)
+    return "begun"
+
+
+def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
+    """Like a job: continue from the newest whole checkpoint, save every 2 steps; rank 1 is killed after step `at`."""
+    e, newest = engine(config, options), manifest.newest_whole(folder)
+    first = e.load(newest)["next"] if newest else 0
+    for step in range(first, STEPS):
+        result = steps(e, step, step + 1)[0]
+        if rank == 0:
+            with open(folder / "losses", "a") as file:
+                file.write(f"{step} {result!r}\n")
+        if step % 2:
+            e.save(folder, step + 1, {"next": step + 1})
+        if step == at and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 7:
+            return
+
+
+def host_of(rank: int, folders: list[Path]) -> Path:
+    """Two hosts with two ranks and a disk each."""
+    os.environ["LOCAL_RANK"] = str(rank % 2)
+    return folders[rank // 2]
+
+
+def save_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path]) -> None:
+    folder = host_of(rank, folders)
+    e = engine(config, options)
+    for step in range(3):
+        steps(e, step, step + 1)
+        e.save(folder, step + 1, {})
+
+
+def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, folders: list[Path], keep: int) -> None:
+    folder = host_of(rank, folders)
+    engine(config, options).prune(Lineage.of(folder, ""), keep)
+
+
+def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:
+    """The sentence of the error that a build raises."""
+    source: Any = None if tensors is None else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
+    try:
+        NativeEngine(config, options, OPTIMIZER, source, 0)
+    except SmtrainError as error:
+        return str(error)
+    return "built"
+
+
+def build_without_compiler(rank: int, config: dict[str, Any], options: ParallelOptions) -> str:
+    before = os.environ.get("CXX")
+    os.environ["CXX"] = "no-compiler"
+    try:
+        return try_build(rank, config, options, None)
+    finally:
+        os.environ.pop("CXX")
+        if before is not None:
+            os.environ["CXX"] = before
+
+
+def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> str:
+    try:
+        engine(config, options).load(checkpoint)
+    except SmtrainError as error:
+        return str(error)
+    return "loaded"
+
+
+def try_step(rank: int, config: dict[str, Any], options: ParallelOptions, length: int) -> str:
+    e = engine(config, options)
+    try:
+        e.step(torch.zeros(1, length, dtype=torch.int64), torch.zeros(1, length, dtype=torch.int64), 1e-3)
+    except SmtrainError as error:
+        return str(error)
+    return "stepped"
+
+
+def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
+    source = NativeSource(checkpoint)
+    return {name: source.read(name) for name in source.names()}
+
+
+def save_on_full_disk(
+    rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int, behind: bool = False
+) -> str:
+    """Save twice; the second time rank `full` can write no shard, of 400 KB.
+
+    torch's file of ranks and addresses (3 KB) it can: one that is late still writes there, and dies where it cannot.
+    """
+    e = engine(config, options)
+    e.save(folder, 1, {})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        if behind:
+            e.begin_save(folder, 2, {})
+            steps(e, 0, 1)
+            e.end_save()
+        else:
+            e.save(folder, 2, {})
+    except SmtrainError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "saved"
+
+
+def step_without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[StepResult, StepResult]:
+    e = engine(config, options)
+    ids, labels = own(e, batch(config, 0))
+    return e.step(ids, torch.full_like(labels, -100), 1e-3), e.step(ids, labels, 1e-3)
+
+
+def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[Any, Any, Any]:
+    """This rank's part of the fp32 weights and the parameters in bf16, and the weights of an fp32 engine."""
+    values = weights(config)
+    if rounded:
+        values = {name: tensor.to(torch.bfloat16) for name, tensor in values.items()}
+    source: Any = Memory(config, values)
+    e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
+    exact = NativeEngine(config, options, OPTIMIZER, source, 0)
+    return e.optimizer.master.numpy(), e.optimizer.part(e.stage.flat).float().numpy(), exact.optimizer.master.numpy()
+
+
+def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dict[str, Any]:
+    """A step that overflows between two that do not, and the two without it."""
+    e, plain = engine(config, options), engine(config, options)
+    scale = e.optimizer.loss_scale
+    assert scale is not None
+    scaled_steps(e, 0, 1)
+    before = held(e)
+    (skipped,) = scaled_steps(e, 7, 8, overflow=7)
+    found = {"skipped": skipped, "kept": held(e) == before, "updates": e.optimizer.updates, "state": scale.state()}
+    scaled_steps(plain, 0, 1)
+    assert plain.optimizer.loss_scale is not None
+    plain.optimizer.loss_scale.restore({"scale": float(scale.scale), "good_steps": 0, "skipped": 0})
+    found["same"] = scaled_steps(e, 1, 3) == scaled_steps(plain, 1, 3)
+    scale.restore({"scale": 2.0**60, "good_steps": 0, "skipped": 0})
+    before = held(e)
+    (found["enormous"],) = scaled_steps(e, 3, 4)
+    return {**found, "kept": found["kept"] and held(e) == before}
+
+
+def train_and_save_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> list[StepResult]:
+    """Saves after two steps, of which the second is skipped; the next step but one doubles the scale."""
+    e = engine(config, options)
+    scale = e.optimizer.loss_scale
+    assert scale is not None
+    scaled_steps(e, 0, 2, overflow=1)
+    scale.restore({**scale.state(), "good_steps": GOOD_STEPS - 2})
+    e.save(folder, 2, {})
+    return scaled_steps(e, 2, 6, overflow=4)
+
+
+def resume_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[StepResult]:
+    e = engine(config, options, seed=7)
+    e.load(checkpoint)
+    return scaled_steps(e, 2, 6, overflow=4)
+
+
+def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[str]:
+    """What torch was asked to do with this rank's pipeline group, up to the first messages, in order."""
+    import torch.distributed as dist
+
+    used: list[tuple[str, Any]] = []
+    kept: tuple[Any, Any] = dist.all_reduce, dist.batch_isend_irecv
+
+    def all_reduce(tensor: Any, *args: Any, group: Any = None, **rest: Any) -> Any:
+        used.append(("all_reduce", group))
+        return kept[0](tensor, *args, group=group, **rest)
+
+    def messages(ops: Any) -> Any:
+        used.append(("messages", ops[0].group))
+        return kept[1](ops)
+
+    vars(dist).update(all_reduce=all_reduce, batch_isend_irecv=messages)
+    try:
+        e = engine(config, options)
+        steps(e, 0, 1)
+    finally:
+        dist.all_reduce, dist.batch_isend_irecv = kept
+    return [what for what, group in used if group is e.mesh.pp_group]

@@ -1,0 +1,49 @@
+"""A real XLA device, whose tensors are lazy: XLA's own CPU, one process. No graph is compiled after the third step."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    environment = {k: v for k, v in os.environ.items() if k != "NXD_CPU_MODE"} | {"PJRT_DEVICE": "CPU"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.worker.engine.nxd.lazily", *arguments],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_optimizer_needs_none_of_the_library() -> None:
+    """So its graph is measured with torch_xla alone, and this is seen where neither is."""
+    code = "import sys; sys.modules['neuronx_distributed'] = None; import smtrain.worker.engine.nxd.optimizer"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+@pytest.mark.xla
+def test_the_optimizers_graph_is_the_same_at_every_step() -> None:
+    found = run("optimizer")
+    assert [step for step in found["ours"] if step > 3] == []
+    assert {325, 350} <= set(found["torchs"]), "torch's own is compiled anew: the device bakes scalars into graphs"
+    assert found["apart"] < 1e-5
+
+
+@pytest.mark.nxd
+@pytest.mark.parametrize("how", ["zero1", "plain", "adapter"])
+def test_steps_through_a_learning_rate_of_0_compile_nothing_after_the_third(how: str, tmp_path: Path) -> None:
+    found = run(how, str(tmp_path))
+    assert [step for step in found["compiled"] if step > 3] == []
+    assert found["waits"] == 0, "giving the device a step fetches nothing from it"
+    assert all(map(math.isfinite, found["losses"]))
+    assert found["losses"][-1] < found["losses"][0]
+    assert found["again"] == [found["losses"][step - 1] for step in found["on"]]

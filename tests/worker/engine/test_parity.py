@@ -1,0 +1,100 @@
+"""The same numbers on every mesh, and those of plain transformers with torch's AdamW."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiers
+from tests.worker.engine import cases
+from tests.worker.engine.cases import CONFIGS, mesh
+from tests.worker.engine.world import World
+
+# Config -> meshes (tp pp dp) and options; m2: micro-batches of two samples.
+MESHES = {
+    "llama": ["221", "122", "212", "411 sp", "141 m1", "114"],
+    "llama-kv4": ["212 sp", "221 full"],
+    "llama-kv1": ["221", "411"],
+    "llama-tied-509": ["221 sp", "122"],
+    "qwen2": ["221 sp full", "212"],
+    "qwen2-window": ["122 m2"],
+    "qwen3": ["221", "212 sp"],
+    "mistral-window": ["122 full", "221 sp m2"],
+    "gpt_neox": ["221 sp full", "122"],
+    "gpt_neox-sequential": ["212"],
+    "gpt2": ["221 sp full", "122", "411 sp"],
+    "gpt2-509": ["212", "141 m1"],
+}
+STEPS = {"llama": 20 if tiers.full() else 8}  # the rest, one family's names and parts each, tells as much in 6
+ALL = {"llama"}
+"""Configs that the gate trains on all of their meshes; the others on the first one."""
+VARIANTS = {"llama-kv4", "qwen2-window", "gpt_neox-sequential", "gpt2"}
+"""Configs whose family the gate trains in another one."""
+
+
+def apart(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> tuple[float, float]:
+    """Largest relative difference of loss and of grad norm."""
+    a, b = np.array(left), np.array(right)
+    loss, norm = np.abs(a - b).max(0) / np.abs(b).min(0)
+    return float(loss), float(norm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.full if name in VARIANTS else []) for name in MESHES
+])  # fmt: skip
+def test_losses_and_norms_agree(
+    name: str, four: World, solo: World, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    config, count = CONFIGS[name], STEPS.get(name, 6)
+    plain = solo.run(cases.plain, config, count)[0]
+    single = solo.run(cases.train, config, mesh("111"), count)[0]
+    rows = [("111", "transformers + AdamW", *apart(single, plain))]
+    for text in MESHES[name] if tiers.full() or name in ALL else MESHES[name][:1]:
+        ranks = four.run(cases.train, config, mesh(text), count)
+        assert all(r == ranks[0] for r in ranks), "every rank must tell the same numbers"
+        rows.append((text, "single process", *apart(ranks[0], single)))
+    lines = [f"{name}: {count} steps, fp32, loss {single[0][0]:.4f} -> {single[-1][0]:.4f}"]
+    lines += [
+        f"  tp pp dp {m:12s} against {against:20s} loss {dl:.1e}  grad norm {dn:.1e}" for m, against, dl, dn in rows
+    ]
+    table = "\n".join(lines)
+    (request.config.cache.mkdir("smtrain") / f"parity-{name}.txt").write_text(table + "\n")
+    with capsys.disabled():
+        print(f"\n{table}", file=sys.stderr)
+    assert all(dl < 1e-5 and dn < 1e-4 for _, _, dl, dn in rows), table
+
+
+@pytest.mark.sample(5)  # every family, every mesh
+@pytest.mark.parametrize("name", ["llama-tied-509", "qwen3", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("text", ["221 sp", "122", "411"])
+def test_logits_are_those_of_transformers(name: str, text: str, four: World, solo: World) -> None:
+    config = CONFIGS[name]
+    theirs = solo.run(cases.plain_logits, config)[0]
+    answers = four.run(cases.look, config, mesh(text))
+    tp, pp, dp = (int(c) for c in text[:3])
+    has_logits = [i // (tp * dp) == pp - 1 for i in range(4)]
+    assert [logits is not None for _, logits in answers] == has_logits
+    for _, ours in answers:
+        if ours is not None:
+            np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("text", ["221", "122", "212 sp"])
+def test_evaluation_is_the_loss_of_a_step(text: str, four: World) -> None:
+    config: dict[str, Any] = CONFIGS["llama"]
+    first = four.run(cases.train, config, mesh(text), 1)[0][0][0]
+    losses = [loss for loss, _ in four.run(cases.look, config, mesh(text))]
+    assert losses == pytest.approx([first] * 4, rel=1e-6)
+
+
+def test_halves_train(four: World, solo: World) -> None:
+    bf16, fp16, fp32 = (
+        four.run(cases.fit_one_batch, CONFIGS["llama"], mesh(m), 8)[0] for m in ("212 sp bf16", "212 sp fp16", "212")
+    )
+    assert fp32[-1] < fp32[0] - 0.2
+    np.testing.assert_allclose(bf16, fp32, rtol=0.01)
+    np.testing.assert_allclose(fp16, fp32, rtol=0.002)  # its numbers have 3 bits more

@@ -1,0 +1,115 @@
+"""Real processes over gloo for engine tests: started once, given one function after another.
+
+They come from a fork server that has imported torch and transformers, so a world costs its forks only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import multiprocessing as mp
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+CONTEXT = mp.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.worker.engine.preload"])
+PATIENCE = 180  # seconds for one function on a busy machine
+
+
+class Died(Exception):
+    """A process of the world was killed while it ran a function."""
+
+
+class World:
+    """`size` processes that form a torch.distributed job for each function they are given."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._ranks: list[tuple[Any, Any]] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._numbers = itertools.count()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """`function(rank, *args)` in every process; gives what each returned, by rank."""
+        folder = self._started()
+        store = str(folder / f"store-{next(self._numbers)}")
+        for _, pipe in self._ranks:
+            pipe.send((function, args, store))
+        answers: dict[int, Any] = {}
+        while len(answers) < self.size:
+            left: dict[Any, int] = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks) if rank not in answers}
+            ready: list[Any] = wait(left, timeout=PATIENCE)
+            try:
+                if not ready:
+                    stacks = self._stacks(sorted(left.values()), folder)
+                    raise TimeoutError(f"ranks {sorted(left.values())} gave no answer in {PATIENCE} s\n{stacks}")
+                for pipe in ready:
+                    answers[left[pipe]] = pipe.recv()
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                self.stop()
+                raise error if isinstance(error, TimeoutError) else Died from None
+            if any(not fine for fine, _ in answers.values()):
+                self.stop()  # the others may wait for the one that failed
+                raise AssertionError("\n".join(f"rank {r}: {a}" for r, (fine, a) in answers.items() if not fine))
+        return [answers[rank][1] for rank in range(self.size)]
+
+    def stop(self) -> None:
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._ranks = []
+        if self._folder:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _started(self) -> Path:
+        """The world's folder. It lasts as long as the processes: a store that is given up looks into it once more."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory()
+            for rank in range(self.size):
+                ours, theirs = CONTEXT.Pipe()
+                stacks = Path(self._folder.name) / f"stacks-{rank}"
+                process = CONTEXT.Process(target=_serve, args=(rank, self.size, theirs, stacks), daemon=True)
+                process.start()
+                theirs.close()
+                self._ranks.append((process, ours))
+        return Path(self._folder.name)
+
+    def _stacks(self, ranks: list[int], folder: Path) -> str:
+        """Where these ranks are now."""
+        for rank in ranks:
+            os.kill(self._ranks[rank][0].pid, signal.SIGUSR1)
+        time.sleep(2)
+        return "\n".join(f"rank {rank}: {(folder / f'stacks-{rank}').read_text()}" for rank in ranks)
+
+
+def _serve(rank: int, size: int, pipe: Connection, stacks: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    told = open(stacks, "w")  # noqa: SIM115 - as long as the process
+    faulthandler.register(signal.SIGUSR1, told)
+    while True:
+        try:
+            function, args, store = pipe.recv()
+        except EOFError:
+            return
+        os.environ["LOCAL_RANK"] = str(rank)
+        dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+        dist.barrier()  # who fails at once must not close connections that others still make
+        try:
+            answer = True, function(rank, *args)
+        except BaseException:  # told to the test, which fails with it
+            answer = False, traceback.format_exc()
+        pipe.send(answer)
+        if answer[0]:
+            dist.destroy_process_group()

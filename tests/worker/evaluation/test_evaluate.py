@@ -1,0 +1,411 @@
+"""An evaluation is what lm-evaluation-harness gives by hand on the same files, and what it says of two models."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from smtrain.cli.dispatch import call
+from smtrain.client.launch.request import _metrics
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError, DataError
+from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.evaluation import harness, report
+from smtrain.worker.evaluation.evaluate import evaluate, save, shown
+from smtrain.worker.evaluation.harness import Tasks, reachable
+from smtrain.worker.evaluation.libraries import hub_answers
+from smtrain.worker.evaluation.mmlu import subjects_in, write_tasks
+from smtrain.worker.evaluation.progress import HarnessProgress
+from smtrain.worker.evaluation.request import Asked
+from tests import warm
+from tests.core.extras import need
+from tests.core.model.test_generate import make
+from tests.worker.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
+from tests.worker.train.test_shell import REPO, Shell
+
+need("lm_eval")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Path:
+    """A tiny model with positions for a few examples before a question."""
+    folder = tmp_path_factory.mktemp("models") / "after"
+    shutil.copytree(trained_inputs["model"], folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 2048}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(model: Path) -> Path:
+    """Another model of the same shape."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = model.parent / "before"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    changed = {n: w + 0.2 * torch.randn(w.shape, generator=generator, dtype=w.dtype) for n, w in weights.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def by_library(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
+    """The harness's own function, without the index of all tasks that it brings along."""
+    import datasets
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", out / "cache")
+        told = lm_eval.simple_evaluate(
+            "hf", f"pretrained={model}", names.split(","), num_fewshot=3, batch_size=8, device="cpu",
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        )  # fmt: skip
+    found: dict[str, Any] = told["results"]
+    return found
+
+
+def by_hand(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
+    """The harness's own command."""
+    environment = {
+        **os.environ,
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(out / "cache"),
+    }
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={model}",
+            "--tasks", names, "--include_path", str(tasks), "--batch_size", "8", "--device", "cpu",
+            "--output_path", str(out), "--num_fewshot", "3",
+        ],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (written,) = out.rglob("results_*.json")
+    found: dict[str, Any] = json.loads(written.read_text())["results"]
+    return found
+
+
+def theirs(folder: Path, parquet: Path) -> Path:
+    """The harness's own MMLU tasks, whose data set is the files'; nothing of ours is in them."""
+    import lm_eval
+
+    template = Path(lm_eval.__file__).parent / "tasks/mmlu/default/_default_template_yaml"
+    folder.mkdir()
+    for subject in SUBJECTS:
+        files = {split: str(parquet / subject / f"{split}-00000-of-00001.parquet") for split in ("test", "dev")}
+        told = {
+            **yaml.safe_load(template.read_text()), "task": f"by_hand_{subject}", "dataset_path": "parquet",
+            "dataset_kwargs": {"data_files": files},
+            "description": "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n",
+        }  # fmt: skip
+        (folder / f"{subject}.yaml").write_text(yaml.safe_dump(told))
+    return folder
+
+
+@pytest.mark.parametrize("by", [by_library, by_hand], ids=["library", "command"])
+@pytest.mark.full
+def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
+    model: Path, tmp_path: Path, by: Callable[..., dict[str, Any]]
+) -> None:
+    parquet = as_parquet(tmp_path / "mmlu")
+    known = by(model, theirs(tmp_path / "tasks", parquet), "by_hand_anatomy,by_hand_college_physics", tmp_path / "out")
+    made = evaluate(model, None, Asked(("mmlu",), parquet, num_fewshot=3), quiet)
+    rows = {row["task"]: row for row in made["results"]}
+    for subject, count in SUBJECTS.items():
+        told, row = known[f"by_hand_{subject}"], rows[f"mmlu_{subject}"]
+        assert (row["after"]["value"], row["after"]["stderr"]) == (told["acc,none"], told["acc_stderr,none"])
+        assert row["n"] == count
+    whole = sum(rows[f"mmlu_{s}"]["after"]["value"] * n for s, n in SUBJECTS.items()) / sum(SUBJECTS.values())
+    assert rows["mmlu"]["after"]["value"] == pytest.approx(whole, rel=1e-12)
+    assert rows["mmlu"]["n"] == sum(SUBJECTS.values())
+    prompt = made["prompts"]["mmlu_anatomy"]["prompt"]
+    assert prompt.startswith("The following are multiple choice questions (with answers) about anatomy.\n\nwhat is dev")
+    assert prompt.count("Answer:") == 4
+
+
+def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) -> None:
+    made = {}
+    for name, folder in (
+        ("parquet", as_parquet(tmp_path / "parquet")),
+        ("csv", as_csv(tmp_path / "csv")),
+        ("header", as_csv(tmp_path / "header", header=True)),
+        ("nested", as_csv(tmp_path / "nested/data").parent),
+    ):
+        names = write_tasks(folder, tmp_path / f"work-{name}")
+        assert {"mmlu", "mmlu_stem", "mmlu_anatomy", "mmlu_college_physics"} <= set(names)
+        out = tmp_path / f"work-{name}/mmlu"
+        made[name] = {path.name: path.read_text() for path in sorted(out.glob("*.jsonl"))}
+        assert sorted(subjects_in(folder)) == sorted(SUBJECTS)
+    assert made["parquet"] == made["csv"] == made["header"] == made["nested"]
+    assert len(made["csv"]["anatomy_test.jsonl"].splitlines()) == 12
+
+
+def test_a_tokenizer_that_draws_or_has_more_ids_than_the_model(model: Path, own_task: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    about = json.loads((folder / "tokenizer.json").read_text())
+    about["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    tokenizer = harness._tokenizer(folder)
+    assert len({tuple(tokenizer("what is the answer to this question").input_ids) for _ in range(10)}) == 1
+    about["added_tokens"].append({**about["added_tokens"][0], "id": 50_256, "content": "<more>"})
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    said: list[str] = []
+    for before, after in ((None, folder), (model, folder), (folder, model)):
+        with pytest.raises(DataError, match=r"the tokenizer has ids up to 50256 \('<more>'\)"):
+            evaluate(after, before, Asked(("reds",), own_task), said.append)
+    assert said == []
+
+
+def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    folder = as_parquet(tmp_path / "mmlu")
+    unread = UnreadText()
+    write_tasks(folder, tmp_path / "plain", unread)
+    assert unread == {}
+    path = folder / "anatomy/test-00000-of-00001.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("why", [["because"] * len(table)]), path)
+    (folder / "anatomy/validation-00000-of-00001.parquet").write_bytes(b"not read")
+    write_tasks(folder, tmp_path / "more", unread)
+    assert unread == {"why": 12, "files of other splits": 1}
+
+
+@pytest.fixture(scope="module")
+def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task of one's own, its files named relative to it."""
+    folder = tmp_path_factory.mktemp("own")
+    rows = [{"q": f"is {i} red?", "a": i % 2} for i in range(40)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told: dict[str, Any] = {
+        "task": "reds", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_target": "a",
+        "doc_to_choice": ["no", "yes"],
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }  # fmt: skip
+    (folder / "reds.yaml").write_text(yaml.safe_dump(told))
+    both = [{**told["metric_list"][0], "metric": name} for name in ("acc_norm", "acc")]
+    (folder / "by_length.yaml").write_text(yaml.safe_dump({**told, "task": "by_length", "metric_list": both}))
+    return folder
+
+
+def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, own_task: Path, tmp_path: Path) -> None:
+    made = evaluate(model, base, Asked(("reds",), own_task), quiet)
+    (row,) = made["results"]
+    between = row["difference"]
+    assert between["value"] == pytest.approx(row["after"]["value"] - row["before"]["value"])
+    assert between["gained"] - between["lost"] == pytest.approx(between["value"] * 40)
+    assert between["test"] == "mcnemar"
+    assert row["verdict"] == ("within the noise" if between["p"] >= 0.05 else row["verdict"])
+    assert json.loads(save(made, tmp_path / "out").read_text()) == json.loads(json.dumps(made))
+    text = shown(made)
+    assert "is 0 red?" in text
+    assert f"{row['before']['value']:.4f} ± {row['before']['stderr']:.4f}" in text
+    same = evaluate(model, model, Asked(("reds", "by_length"), own_task, limit=10), quiet)
+    assert {row["metric"] for row in same["results"] if row["task"] == "by_length"} == {"acc_norm", "acc"}
+    assert "metric=acc_norm" in report.lines(same)[1], "the one that the task lists first is its own"
+    assert same["results"][0]["verdict"] == "within the noise"
+    assert report.sentences(same)[0].endswith("that is within the noise (0 won, 0 lost, p = 1 by McNemar's exact test)")
+    assert same["results"][0]["n"] == 10
+
+
+def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import datasets
+    from huggingface_hub import constants
+    from lm_eval.api import task
+
+    def settings() -> list[Any]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
+        return [own, constants.HF_HUB_OFFLINE, datasets.config.HF_DATASETS_CACHE, vars(task.tqdm)["__init__"]]
+
+    said: list[str] = []
+    before = settings()
+    tasks = Tasks(Asked(("reds",), own_task, limit=5))
+    tasks.measure(model, progress=HarnessProgress(said.append, every=0))
+    tasks.close()
+    assert settings() == before, "what a notebook does next is not offline, and has its bars"
+    assert said == [f"{done} of 10 requests" for done in range(1, 10)]
+    assert "Tokenizing inputs" not in capfd.readouterr().err, "a bar in a log"
+
+
+def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no task 'redz'; did you mean reds"):
+        evaluate(model, None, Asked(("redz",), own_task), quiet)
+    with pytest.raises(DataError, match=r"holds no config\.json"):
+        evaluate(tmp_path, None, Asked(("reds",), own_task), quiet)
+    with pytest.raises(DataError, match=r"holds neither a task's \.yaml nor MMLU"):
+        evaluate(model, None, Asked(("reds",), tmp_path), quiet)
+    with pytest.raises(ConfigError, match="chat_template: the tokenizer of"):
+        evaluate(model, None, Asked(("reds",), own_task, chat_template=True), quiet)
+    without = tmp_path / "without"
+    shutil.copytree(own_task, without)
+    (without / "questions.jsonl").unlink()
+    with pytest.raises(DataError, match="the data of reds cannot be read"):
+        evaluate(model, None, Asked(("reds",), without), quiet)
+    broken = as_csv(tmp_path / "mmlu")
+    (broken / "test/anatomy_test.csv").write_text("a question,A,B,C,D,7\n")
+    with pytest.raises(DataError, match="row 1 is not a question, four choices and a letter"):
+        evaluate(model, None, Asked(("mmlu",), broken), quiet)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
+def test_an_adapter_is_judged_on_its_base_and_refused_on_another(model: Path, own_task: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    config = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False, lora_alpha=64)
+    trained: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+    trained.save_pretrained(tmp_path / "adapter")
+    whole = tmp_path / "whole"
+    shutil.copytree(model, whole)
+    trained.merge_and_unload().save_pretrained(whole)
+    asked = Asked(("reds",), own_task, limit=10)
+    beside, merged = evaluate(tmp_path / "adapter", None, asked, quiet, model), evaluate(whole, None, asked, quiet)
+    assert beside["results"] == merged["results"]
+    with pytest.raises(DataError, match=r"its factors have the shapes of another model's\); name the model"):
+        evaluate(tmp_path / "adapter", None, asked, quiet, make(tmp_path / "narrow", "llama"))
+
+
+def test_a_model_is_named_from_where_the_command_is_typed(
+    model: Path, own_task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    made = evaluate(Path(model.name), None, Asked(("reds",), own_task, limit=2), quiet)
+    assert made["cut_requests"]["after"] == 0
+
+
+def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(model, short)
+    told = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 4}))
+    said: list[str] = []
+    made = evaluate(short, None, Asked(("reds",), own_task, limit=3), said.append)
+    assert made["cut_requests"]["after"] == 6
+    assert "6 requests are longer than the model's positions and were cut at the beginning" in said
+
+
+OFFLINE = """
+import runpy, socket, sys
+
+def refused(self, address):
+    if self.family != socket.AF_UNIX:
+        raise SystemExit(f"asked the network for {{address}}")
+
+socket.socket.connect = refused
+sys.path.insert(0, {script!r}.rpartition("/")[0])
+sys.argv = [{script!r}]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def cut_off() -> bool:
+    """Whether this machine lets a process leave the network."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode == 0
+
+
+CUT_OFF = [pytest.mark.full, pytest.mark.skipif(not cut_off(), reason="a user may not make network namespaces here")]
+
+
+@pytest.mark.parametrize("network", [True, pytest.param(False, marks=CUT_OFF)], ids=["", "cut off"])
+@pytest.mark.full
+def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_path: Path, network: bool) -> None:
+    """In the gate only its sockets are refused, as it is a copy of a Python that has imported torch."""
+    shell = Shell(tmp_path / "ml")
+    for name, folder in (("model", model), ("base", base), ("tasks", as_parquet(tmp_path / "mmlu"))):
+        shell.channel(name, folder)
+    (shell.root / "input/data/config").mkdir(parents=True)
+    told = JobConfig.model_validate(
+        {"model": {"path": "s3://unused"}, "evaluate": {"tasks": ["mmlu"], "data": "s3://unused", "limit": 3}}
+    )
+    (shell.root / "input/data/config/config.json").write_text(json.dumps(told.for_stage("evaluate")))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    kept |= {"SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
+    script = REPO / "entrypoints/evaluate.py"
+    if network:
+        (tmp_path / "offline.py").write_text(OFFLINE.format(script=str(script)))
+        done = warm.run([tmp_path / "offline.py"], kept)
+    else:
+        command = ["unshare", "-rn", sys.executable, str(script)]
+        done = subprocess.run(command, env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = json.loads((shell.root / "model/evaluation.json").read_text())
+    assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6
+    line = next(line for line in done.stdout.splitlines() if line.startswith("evaluation mmlu="))
+    request = _metrics(told, "evaluate")
+    assert request == ("mmlu", "mmlu_base")
+    for name in request:
+        assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
+
+
+def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a hub nor a data set on this machine: said in seconds; the hub's library alone would ask for 40."""
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    begun = time.process_time()
+    assert call("evaluate", "smtrain.cli.evaluate", ["s3://nowhere/model", "--tasks", "mmlu"]) == 2
+    assert time.process_time() - begun < 5
+    told = capsys.readouterr().err
+    assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in told
+    assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in told
+    assert not reachable(Asked(("mmlux",))), "which task there is not, the harness tells"
+    (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
+    assert not reachable(Asked(("mmlu",))), "it may be what is kept here"
+
+
+def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(405)
+
+        def log_message(self, *_: object) -> None: ...
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert hub_answers()
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        assert not hub_answers()
+        server.shutdown()
+
+
+def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported() -> None:
+    code = (
+        "import sys\nfrom smtrain.worker.evaluation.request import Asked\n"
+        "from smtrain.worker.evaluation.harness import refuse_unheard\n"
+        "refuse_unheard(Asked(('hellaswag', 'mmlu_*', 'gsm8k')))\n"
+        "try:\n    refuse_unheard(Asked(('helaswag',)))\nexcept Exception as error:\n    print(error)\n"
+        "assert not {'lm_eval', 'torch'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "tasks: there is no task 'helaswag'; did you mean hellaswag?\n"

@@ -1,0 +1,203 @@
+"""Texts of a model: what sampling, beams, stop strings, batches and streams make of it, against transformers itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.worker.generation.conversation import set_template, spelled
+from smtrain.worker.generation.generating import complete, encoded, generation_config, stream
+from smtrain.worker.generation.load import Loaded, load
+from smtrain.worker.generation.memory_fit import need_of, refuse_too_large, weights_in
+from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
+from smtrain.worker.generation.turns import Conversation
+from tests.core.model.test_generate import make
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+GREEDY = Sampling(max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    made = load(folder)
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    set_template(made, folder / "chat.jinja")
+    return made
+
+
+def test_padding_is_an_id_that_the_model_has(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = loaded.model.get_input_embeddings().num_embeddings
+    asked: dict[Any, int] = {50256: 0, rows: 0, rows - 1: rows - 1}
+    for end, padding in asked.items():
+        monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", end)
+        assert generation_config(loaded, GREEDY).pad_token_id == padding
+        assert len(complete(loaded, [ids(loaded, "a"), ids(loaded, "a longer prompt")], GREEDY)) == 2
+    monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", [50256, 3])
+    assert loaded.padding == 3
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<more {i}>" for i in range(vocabulary)])
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=rf"vocab_size {vocabulary} and the tokenizer has ids up to \d+ "):
+        load(tmp_path / "model")
+
+
+def ids(loaded: Loaded, text: str) -> torch.Tensor:
+    return encoded(loaded, text, special=True)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, Sampling(12, 1.5, seed=3), Sampling(12, 2.0, 5, 0.8, seed=4), Sampling(8, beams=3, length_penalty=0.5)],
+    ids=["greedy", "temperature", "top-k and top-p", "beams"],
+)
+def test_a_stream_is_what_transformers_generates(folder: Path, loaded: Loaded, sampling: Sampling) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    asked = tokenizer("def f(x):", return_tensors="pt")["input_ids"]
+    torch.manual_seed(sampling.seed)
+    options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
+    if sampling.sampled:
+        options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if sampling.beams > 1:
+        options["length_penalty"] = sampling.length_penalty
+    out = model.generate(asked, max_new_tokens=sampling.max_new_tokens, pad_token_id=256, **options)
+    expected = tokenizer.decode(out[0], skip_special_tokens=True).removeprefix("def f(x):")
+    assert "".join(stream(loaded, ids(loaded, "def f(x):"), sampling)) == expected
+    assert complete(loaded, [ids(loaded, "def f(x):")], sampling) == [expected]
+
+
+def test_a_stream_comes_piece_by_piece_and_never_in_half_characters(loaded: Loaded) -> None:
+    pieces = list(stream(loaded, ids(loaded, "abc"), replace(GREEDY, max_new_tokens=40, temperature=1.0)))
+    assert len(pieces) > 10
+    whole = complete(loaded, [ids(loaded, "abc")], replace(GREEDY, max_new_tokens=40, temperature=1.0))[0]
+    assert "".join(pieces) == whole
+
+
+def test_leaving_a_stream_early_stops_the_model(loaded: Loaded) -> None:
+    steps = []
+    hook = loaded.model.register_forward_hook(lambda *_: steps.append(1))
+    pieces = stream(loaded, ids(loaded, "abc"), replace(GREEDY, max_new_tokens=50))
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    hook.remove()
+    assert 0 < len(steps) < 50
+
+
+def test_a_batch_is_its_prompts_one_by_one(loaded: Loaded) -> None:
+    prompts = [ids(loaded, text) for text in ("def f(x):", "a", "import os\nimport ")]
+    assert complete(loaded, prompts, GREEDY) == [complete(loaded, [one], GREEDY)[0] for one in prompts]
+
+
+def test_a_stop_string_ends_the_text_and_is_no_part_of_it(loaded: Loaded) -> None:
+    whole = complete(loaded, [ids(loaded, "abc")], replace(GREEDY, max_new_tokens=30))[0]
+    stop = whole[5:7]
+    cut = whole[: whole.index(stop)]
+    sampling = replace(GREEDY, max_new_tokens=30, stop=(stop, "never there"))
+    assert complete(loaded, [ids(loaded, "abc")], sampling) == [cut]
+    assert "".join(stream(loaded, ids(loaded, "abc"), sampling)) == cut
+
+
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
+    assert cut_at("one\nUser: two", ("User:", "\n")) == ("one", True)
+    assert held_back("text\nUs", ("\nUser:",)) == 3
+    assert held_back("text", ("\nUser:",)) == 0
+    assert held_back("aab", ("aabaac",)) == 3
+
+
+def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> None:
+    talk = Conversation(system="s")
+    for word in ("one", "two", "three"):
+        talk.add(word * 3, "yes")
+    found, left_out = spelled(loaded, talk.asked("four"), 6)
+    text = loaded.tokenizer.decode(found[0])
+    assert left_out == 4
+    assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
+    assert spelled(loaded, talk.asked("four"), 60)[1] > 0, "an answer may be shorter than the longest one asked for"
+    with pytest.raises(CheckpointError, match=r"with 32 for the answer that is more than the model.s 64 positions"):
+        spelled(loaded, talk.asked("four" * 10), 60)
+
+
+def test_turns_limit_what_is_remembered() -> None:
+    talk = Conversation(turns=1)
+    for word in ("one", "two"):
+        talk.add(word, "yes")
+    assert [m["content"] for m in talk.asked("three")] == ["two", "yes", "three"]
+    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).asked("three")] == ["three"]
+    assert talk.take_back() == "two"
+    assert [m["content"] for m in talk.messages] == ["one", "yes"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
+def test_an_adapter_answers_as_peft_does_and_can_be_switched_off(folder: Path, loaded: Loaded, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(base, config)
+    adapted.save_pretrained(tmp_path / "adapter")
+    found = load(folder, adapter=tmp_path / "adapter")
+    asked = ids(found, "def f(x):")
+    merged = adapted.merge_and_unload()
+    expected = merged.generate(asked, max_new_tokens=12, do_sample=False, pad_token_id=256)[0, asked.shape[1] :]
+    with_it = complete(found, [asked], GREEDY)
+    assert with_it == [found.tokenizer.decode(expected)]
+    assert complete(found, [asked], GREEDY, plain=True) == complete(loaded, [asked], GREEDY) != with_it
+    assert "".join(stream(found, asked, GREEDY, plain=True)) == complete(loaded, [asked], GREEDY)[0]
+
+
+def test_no_template_is_one_sentence_with_the_remedy(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no chat template to ask in; name one with --template"):
+        set_template(load(folder), None)
+    with pytest.raises(CheckpointError, match="cannot be read as a chat template"):
+        set_template(load(folder), tmp_path / "nowhere.jinja")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temperature": -1.0}, "temperature: got -1.0"),
+        ({"temperature": float("nan")}, "temperature: got nan"),
+        ({"temperature": 1.0, "top_p": 0.0}, "top_p: got 0.0"),
+        ({"temperature": 1.0, "top_k": -1}, "top_k: got -1"),
+        ({"top_k": 5}, "top_k: has no effect at temperature 0"),
+        ({"beams": 0}, "beams: got 0"),
+        ({"length_penalty": 2.0}, "only with beams"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
+        ({"stop": ("",)}, "stop: got an empty string"),
+        ({"seed": -1}, "seed: got -1"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Sampling(**settings)
+
+
+def test_a_model_beyond_the_memory_is_refused_with_the_sum(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(138 * 10**9)  # of no size on disk
+    shape = {"num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192, "num_hidden_layers": 80}
+    need = need_of("llama-70b", weights_in(tmp_path), shape)
+    assert need.cache == 2 * 80 * 8 * 128 * 2 * 4096
+    with pytest.raises(CheckpointError, match=r"takes 130\.4 GiB of memory \(llama-70b 128\.5 GiB of weights and 1\.2"):
+        refuse_too_large([need], free=64 * 2**30)
+    refuse_too_large([need], free=131 * 2**30)

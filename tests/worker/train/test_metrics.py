@@ -1,0 +1,85 @@
+"""What training writes of a step, CloudWatch reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_line, step_line
+from smtrain.worker.engine.base import Scaling, StepResult
+from smtrain.worker.train.metrics import MetricsLog
+
+ROLE = "arn:aws:iam::111122223333:role/r"
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(2.5, 0.25), (1e-7, 12345.0)])
+def test_the_metric_definitions_find_every_number_in_a_steps_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: float, norm: float
+) -> None:
+    log = MetricsLog(
+        tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15
+    )  # fmt: skip
+    log.log(1, StepResult(loss, norm), 1.5e-4, 0.0)
+    log.close()
+    (line,) = capsys.readouterr().out.splitlines()
+    request = smtrain.request(
+        target="aws", model={"path": "s3://bucket/model"}, data={"path": "s3://bucket/text"}, parallel={"tp": 2},
+        compute={"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
+        output={"s3_uri": "s3://bucket/out"},
+    )  # fmt: skip
+    found = {
+        definition["Name"]: [float(number) for number in re.findall(definition["Regex"], line)]
+        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    assert set(found) == {"train:loss", "train:grad_norm", "train:lr", "train:tokens_per_s", "train:mfu"}
+    assert found["train:loss"] == [pytest.approx(loss, abs=1e-6)]
+    assert found["train:grad_norm"] == [norm]
+    assert found["train:lr"] == [1.5e-4]
+    assert all(len(numbers) == 1 for numbers in found.values())
+
+
+def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
+    log.log(1, StepResult(2.0, float("inf"), Scaling(65536.0, 32768.0, True)), 1e-4, 0.0)
+    log.log(2, StepResult(2.0, 1.5, Scaling(32768.0, 32768.0, False)), 1e-4, 0.0)
+    log.close()
+    one, two = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (one["loss_scale"], one["skipped"], "grad_norm" in one) == (65536.0, 1, False)
+    assert (two["loss_scale"], "skipped" in two, two["grad_norm"]) == (32768.0, False, 1.5)
+    assert "step=1 loss=2.000000 loss_scale=65536 skipped=1 lr=" in capsys.readouterr().out
+
+
+def test_what_machines_use_is_a_metric_where_asked_for() -> None:
+    line = machine_line({name: 0.25 if "_" not in name else 1e6 for name in MACHINE_NUMBERS})
+    steps = step_line({"step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 9.0, "mfu": 0.1}, 10)
+    raw: dict[str, Any] = {
+        "target": "aws", "model": {"path": "s3://bucket/model"}, "data": {"path": "s3://bucket/text"},
+        "parallel": {"tp": 2}, "output": {"s3_uri": "s3://bucket/out"},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
+    }  # fmt: skip
+    plain, asked = smtrain.request(raw), smtrain.request({**raw, "track": {"machines": True}})
+    definitions = asked["AlgorithmSpecification"].pop("MetricDefinitions")
+    usual = plain["AlgorithmSpecification"].pop("MetricDefinitions")
+    assert definitions[: len(usual)] == usual
+    assert asked == plain
+    for definition in definitions[len(usual) :]:
+        name = definition["Name"].removeprefix("train:")
+        assert [float(found) for found in re.findall(definition["Regex"], line)] == [0.25 if "_" not in name else 1e6]
+        assert not re.search(definition["Regex"], steps)
+    assert {definition["Name"] for definition in definitions[len(usual) :]} == {f"train:{n}" for n in MACHINE_NUMBERS}
+    assert not any(re.search(definition["Regex"], line) for definition in usual)
+
+
+def test_half_a_line_of_a_full_disk_does_not_spoil_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
+    log = MetricsLog(tmp_path, total_steps=10, first_step=2, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
+    log.log(2, StepResult(1.0, 1.0), 1e-4, 0.0)
+    log.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]

@@ -1,0 +1,426 @@
+"""Nothing that is damaged or another run's is ever trained on: a run in one process, with its files changed between."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import SmtrainError
+from smtrain.core.protocol.container import Container
+from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.manifest import NAME, Manifest
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.engine import saving
+from smtrain.worker.train.start import start
+
+MODEL, OPTIMIZER = "model/tp000_pp000.safetensors", "optim/dp000_tp000_pp000.safetensors"
+TRAIN = {
+    "steps": 6, "global_batch_size": 4, "seq_len": 32, "precision": "fp32", "lr": 1e-3, "save_interval": 2,
+    "stall_minutes": 0,
+}  # fmt: skip
+
+
+class Run:
+    """A run in this process; each call is one attempt."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.root, self._capsys = root, capsys
+        self.checkpoints = root / "checkpoints"
+
+    def attempt(self, train: dict[str, Any] | None = None, **sections: dict[str, Any]) -> str:
+        """What it prints. Raises as the run does."""
+        told: dict[str, Any] = {
+            "model": {"path": "s3://unused"},
+            "parallel": {"micro_batch_size": 4},
+            "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
+            "checkpoint": {"keep": 9},
+            **sections,
+            "train": {**TRAIN, **(train or {})},
+        }
+        config = JobConfig.model_validate(JobConfig.model_validate(told).for_stage("train"))
+        self._capsys.readouterr()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            start(config, Container(self.root, ("algo-1",), "algo-1"))
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            self.said = self._capsys.readouterr().out
+        return self.said
+
+    def step(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:08d}"
+
+    def losses(self) -> dict[int, tuple[float, float]]:
+        lines = (self.root / "output/data/metrics.jsonl").read_text().splitlines()
+        return {r["step"]: (r["loss"], r["grad_norm"]) for r in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Path:
+    """A run of 6 steps with checkpoints of 2, 4 and 6."""
+    root = tmp_path_factory.mktemp("trained") / "ml"
+    prepare(trained_inputs["text"], root / "input/data/data", trained_inputs["model"], seq_len=32, workers=1)
+    shutil.copytree(trained_inputs["model"], root / "input/data/model")
+    return root
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """It, in a folder of its own."""
+    if not (trained / "checkpoints").exists():
+        Run(trained, capsys).attempt()
+    shutil.copytree(trained, tmp_path / "ml")
+    return Run(tmp_path / "ml", capsys)
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def zero(path: Path) -> None:
+    """64 KiB in the middle, as a disk that lost a write leaves them."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + (64 << 10)] = bytes(64 << 10)
+    path.write_bytes(data)
+
+
+def edit(run: Run) -> None:
+    path = run.step(6) / NAME
+    content = json.loads(path.read_text())
+    content["state"]["samples"] = 8
+    path.write_text(json.dumps(content))
+
+
+def rename(run: Run) -> None:
+    shutil.rmtree(run.step(6))
+    run.step(2).rename(run.step(6))
+
+
+def lie(run: Run) -> None:
+    """A manifest that is right in itself, but not for the steps that the run has done."""
+    found = Manifest.read(run.step(6))
+    found.state["samples"] += 4
+    (run.step(6) / NAME).write_text(found.to_json())
+
+
+def of_an_older_version(run: Run) -> None:
+    """Which wrote a sha256 alone; and a bit is flipped."""
+    found = Manifest.read(run.step(6))
+    for about in found.files.values():
+        del about["crc32"]
+    (run.step(6) / NAME).write_text(found.to_json())
+    flip(run.step(6) / MODEL)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(
+            lambda run: flip(run.step(6) / MODEL), rf"{MODEL} has crc32 \w{{8}} and was written with \w{{8}}",
+            id="model",
+        ),
+        pytest.param(lambda run: flip(run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32", id="optimizer"),
+        pytest.param(
+            lambda run: flip(run.step(6) / OPTIMIZER, 0), rf"{OPTIMIZER} has crc32", id="header", marks=pytest.mark.full
+        ),
+        pytest.param(
+            lambda run: zero(run.step(6) / MODEL), rf"{MODEL} has crc32", id="zeroed", marks=pytest.mark.full
+        ),
+        pytest.param(
+            lambda run: shutil.copy(run.step(4) / OPTIMIZER, run.step(6) / OPTIMIZER), rf"{OPTIMIZER} has crc32",
+            id="another's optimizer", marks=pytest.mark.full,
+        ),
+        pytest.param(
+            of_an_older_version, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}", id="older"
+        ),
+        pytest.param(edit, r"manifest.json is not what was written \(its digest differs\)", id="edited"),
+        pytest.param(
+            lie, r"its record says 28 samples after 6 steps, and by its own record they are 24 after 6",
+            id="wrong samples",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
+    known = run.losses()
+    damage(run)
+    told = run.attempt()
+    assert re.search(rf"passing over checkpoint step_00000006.*{said}", told), told
+    assert "from checkpoint step_00000004" in told
+    assert run.losses() == known, "steps 5 and 6 are done again, bit for bit"
+    assert "from checkpoint step_00000006" in run.attempt(), "the damaged one was written anew"
+
+
+def test_a_renamed_folder_is_passed_over(run: Run) -> None:
+    rename(run)
+    told = run.attempt()
+    assert re.search(r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", told)
+    assert "from checkpoint step_00000004" in told
+
+
+def test_the_message_says_how_to_choose_by_hand(run: Run) -> None:
+    flip(run.step(6) / MODEL)
+    assert re.search(
+        r"going on from step_00000004, 2 steps are trained again \(`--from-step N`, checkpoint.step", run.attempt()
+    )
+
+
+def test_with_nothing_good_left_it_ends_rather_than_begin_anew(run: Run) -> None:
+    for step in (2, 4, 6):
+        flip(run.step(step) / MODEL)
+    with pytest.raises(
+        SmtrainError,
+        match=r"no checkpoint of this run can be trained on: step_00000006: .*MODEL".replace("MODEL", MODEL),
+    ):
+        run.attempt()
+    for step in (2, 4):
+        shutil.rmtree(run.step(step))
+    run.step(6).rename(run.step(8))
+    with pytest.raises(SmtrainError, match=r"no checkpoint of this run.*written as step 6: the folder was renamed"):
+        run.attempt()
+
+
+def test_what_never_arrived_begins_anew(run: Run) -> None:
+    for step in (2, 4):
+        shutil.rmtree(run.step(step))
+    (run.step(6) / MODEL).unlink()
+    assert "step=1 " in run.attempt()
+
+
+def test_sizes_only_where_that_is_asked_for(run: Run) -> None:
+    flip(run.step(6) / OPTIMIZER)
+    said = run.attempt({"steps": 7}, checkpoint={"verify": "size"})
+    assert "from checkpoint step_00000006" in said
+    assert "is what was written" not in said
+
+
+def test_a_damaged_one_is_not_counted_when_old_ones_are_pruned(run: Run) -> None:
+    flip(run.step(6) / MODEL)
+    run.attempt({"steps": 5, "save_interval": 9}, checkpoint={"keep": 2})
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["4", "5", "6"]
+
+
+def test_what_no_bf16_run_reads_is_looked_at_beside_the_first_steps(run: Run) -> None:
+    bf16, keep = {"precision": "bf16", "save_interval": 1}, {"keep": 2}
+    shutil.rmtree(run.checkpoints)
+    run.attempt(bf16 | {"steps": 4}, checkpoint=keep)
+    flip(run.step(4) / MODEL)
+    told = run.attempt(bf16 | {"steps": 6, "save_interval": 9}, checkpoint=keep)
+    assert "from checkpoint step_00000004" in told, "its master weights are good"
+    assert re.search(rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read", told)
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["3", "4", "6"], "it does not count"
+    told = run.attempt(bf16 | {"steps": 8, "save_interval": 9}, checkpoint=keep)
+    assert "damaged" not in told
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["6", "8"]
+
+
+def test_of_a_run_that_is_over_all_files_are_looked_at_first(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    run.attempt({"precision": "bf16"})
+    flip(run.step(6) / MODEL)
+    told = run.attempt({"precision": "bf16"})
+    assert re.search(rf"passing over checkpoint step_00000006, which is damaged: {MODEL}", told)
+    assert "from checkpoint step_00000004" in told, "its export would be refused"
+    assert "nothing is left to train" in run.attempt({"precision": "bf16"})
+
+
+def test_by_hand_an_older_one_and_its_line_from_then_on(run: Run) -> None:
+    known = run.losses()
+    said = run.attempt({"steps": 3, "save_interval": 1}, checkpoint={"step": 2})
+    assert "from checkpoint step_00000002" in said
+    said = run.attempt({"steps": 5, "save_interval": 1}, checkpoint={"step": 2})
+    assert "from checkpoint step_00000003" in said, "the same command goes on"
+    assert {s: n for s, n in run.losses().items() if s <= 2} == {s: n for s, n in known.items() if s <= 2}
+    assert "from checkpoint step_00000005" in run.attempt(), "what was abandoned is not returned to"
+    with pytest.raises(
+        SmtrainError, match=r"checkpoint.step: 1 is not a whole checkpoint of this run \(those are: 4, 5, 6\)"
+    ):
+        run.attempt(checkpoint={"step": 1})
+
+
+def test_pruning_follows_the_line_chosen_by_hand(run: Run) -> None:
+    run.attempt({"steps": 3}, checkpoint={"step": 2, "keep": 1})
+    assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["3", "4", "6"]
+
+
+def test_another_base_model_under_the_same_name_is_refused(run: Run) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = run.root / "input/data/model/model.safetensors"
+    tensors = {name: tensor * 1.5 for name, tensor in load_file(path).items()}
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(
+        SmtrainError, match=r"model.path: step_00000006 of this run was trained from another model \(the base"
+    ):
+        run.attempt()
+    config = run.root / "input/data/model/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 1e-3}))
+    with pytest.raises(SmtrainError, match=r"config.json differs: rms_norm_eps \S+ there and 0.001 here\); name that"):
+        run.attempt()
+
+
+def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
+    (run.root / "input/data/model/model.safetensors").unlink()
+    assert "from checkpoint step_00000006" in run.attempt()
+
+
+def test_changed_settings_are_said_in_one_line(run: Run) -> None:
+    said = run.attempt({"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8})
+    told = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
+    assert f"continuing with changed {told}" in said
+    assert (
+        "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it goes on at 2.34e-5" in said
+    )
+    assert "continuing with changed" not in run.attempt(
+        {"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8}
+    )
+    assert Manifest.read(run.step(9)).state["samples"] == 6 * 4 + 3 * 8
+
+
+def test_checkpoints_of_the_version_before_are_gone_on_from(run: Run) -> None:
+    """No digest, no record of steps, settings or model."""
+    known = run.losses()
+    shutil.rmtree(run.step(6))
+    path = run.step(4) / NAME
+    content = json.loads(path.read_text())
+    del content["digest"]
+    content["state"] = {key: content["state"][key] for key in ("samples", "seq_len", "seed", "data", "weights")}
+    path.write_text(json.dumps(content))
+    assert "from checkpoint step_00000004" in run.attempt()
+    assert run.losses() == known
+    assert Manifest.read(run.step(6)).state["spans"] == [[6, 4]]
+
+
+@pytest.mark.parametrize(
+    "how", [{"to": "nxd", "tp": 1}, {"to": "nxd", "tp": 2, "form": "xser"}, {"to": "native", "tp": 1}]
+)
+def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: dict[str, Any]) -> None:
+    shutil.rmtree(run.checkpoints)
+    shards = run.root / "input/data/shards"
+    convert(run.root / "input/data/model", shards, **how)
+    assert "step=1 " in run.attempt({"steps": 1})
+    shutil.rmtree(run.checkpoints)
+    largest = max((p for p in shards.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    flip(largest, largest.stat().st_size // 2)
+    with pytest.raises(
+        SmtrainError, match=rf"the weights that the run begins from are damaged: .*{largest.name}.*(crc32|sha256)"
+    ):
+        run.attempt({"steps": 1})
+    run.attempt({"steps": 0}, checkpoint={"verify": "size"})
+
+
+def lose_checkpoints(run: Run) -> None:
+    """As a run that ended before its first."""
+    for path in run.checkpoints.glob("step_*"):
+        shutil.rmtree(path)
+
+
+def test_one_flipped_bit_in_a_model_without_checksums_is_found_by_the_next_attempt(run: Run) -> None:
+    lose_checkpoints(run)
+    shard = run.root / "input/data/model/model.safetensors"
+    assert "step=1 " in run.attempt({"steps": 1})
+    lose_checkpoints(run)
+    flip(shard, shard.stat().st_size // 2)
+    for _ in range(2):  # the first does not make it the truth
+        with pytest.raises(SmtrainError, match=r"model\.safetensors.* is not what this run first read.*another name"):
+            run.attempt({"steps": 1})
+    assert not list(run.checkpoints.glob("step_*"))
+    assert "step=1 " in run.attempt({"steps": 1}, checkpoint={"verify": "size"})
+    lose_checkpoints(run)
+    flip(shard, shard.stat().st_size // 2)
+    assert "step=1 " in run.attempt({"steps": 1})
+
+
+def test_the_base_of_an_adapter_is_compared_at_every_start(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    adapter = {"adapter": {"rank": 2}}
+    run.attempt({"steps": 2, **adapter})
+    shard = run.root / "input/data/model/model.safetensors"
+    flip(shard, shard.stat().st_size // 2)
+    with pytest.raises(SmtrainError, match=r"model\.safetensors.* is not what this run first read"):
+        run.attempt({"steps": 4, **adapter})
+
+
+def test_another_model_in_place_of_one_that_left_no_checkpoint_is_read_anew(run: Run) -> None:
+    lose_checkpoints(run)
+    folder = run.root / "input/data/model"
+    config = AutoConfig.from_pretrained(folder)
+    config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    assert "step=1 " in run.attempt({"steps": 1})
+
+
+def test_a_damaged_record_of_the_models_checksums_is_said_and_made_anew(run: Run) -> None:
+    lose_checkpoints(run)
+    (record,) = (run.checkpoints / "model-checksums").iterdir()
+    known = record.read_bytes()
+    flip(record, len(known) // 2)
+    assert f"{record} is damaged" in run.attempt({"steps": 1})
+    assert record.read_bytes() == known
+
+
+def test_checksums_in_a_model_folder_of_ours_are_compared_at_the_first_start(run: Run) -> None:
+    shutil.rmtree(run.checkpoints)
+    folder = run.root / "input/data/model"
+    convert(folder, run.root / "ours", to="hf")
+    shutil.rmtree(folder)
+    (run.root / "ours").rename(folder)
+    flip(folder / "model.safetensors")
+    with pytest.raises(SmtrainError, match=r"model\.safetensors.*crc32"):
+        run.attempt({"steps": 1})
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0], ids=["time", "no time"])
+def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_is_time(
+    run: Run, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smtrain.worker.train.loop.PROOF_SECONDS", seconds)
+    metrics = run.root / "output/data/metrics.jsonl"
+
+    def stop() -> None:
+        while '"step": 9,' not in metrics.read_text():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=stop, daemon=True)
+    watcher.start()
+    said = run.attempt({"steps": 10**6, "save_interval": 10**6})
+    watcher.join()
+    found = re.search(r"asked to stop: saved step (\d+), the same command goes on from here(.*)", said)
+    assert found, said
+    assert bool(found[2]) == (seconds == 0)
+    assert Manifest.read(run.step(int(found[1]))).state["proven"] == (seconds > 0)
+    assert f"from checkpoint {run.step(int(found[1])).name}" in run.attempt({"steps": int(found[1]) + 1})
+
+
+def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vars(saving)["write_safetensors"]
+
+    def lossy(path: Path, tensors: Any) -> Any:
+        about = real(path, tensors)
+        flip(path)
+        return about
+
+    monkeypatch.setattr(saving, "write_safetensors", lossy)
+    with pytest.raises(SmtrainError, match=r"was not written.*safetensors is not on the disk as it was written"):
+        run.attempt({"steps": 8}, checkpoint={"keep": 1})
+    monkeypatch.undo()
+    assert "from checkpoint step_00000006" in run.attempt({"steps": 7})
