@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.tools.chat.batch import generate
-    from smtrain.tools.chat.chat import Chat, chat
+    from smtrain.tools.chat.chat import chat
+    from smtrain.tools.chat.conversation import Chat
     from smtrain.tools.compare.compare import Comparison, compare
     from smtrain.tools.publish.push import push
     from smtrain.tools.publish.register import register
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _HOME = {
-    "Chat": "smtrain.tools.chat.chat",
+    "Chat": "smtrain.tools.chat.conversation",
     "chat": "smtrain.tools.chat.chat",
     "generate": "smtrain.tools.chat.batch",
     "convert": "smtrain.worker.checkpoint.convert",

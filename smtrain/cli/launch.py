@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.core.config import JobConfig, Stage
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.text import say
 
 app = options.app()

@@ -10,7 +10,7 @@ import typer
 
 from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.cli.typed import typed
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run
 from smtrain.core.text import say

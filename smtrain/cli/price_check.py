@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.planner import plan_tag
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import unpatched
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.text import say
 
 _OF_LIMITS = ("compute.max_run:", "a step of ")

@@ -76,7 +76,8 @@ def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
         lines += [f"{heading:12} {part.uri}", f"             {copy}"]
     if stage == "train" and ended:
         if export := exported(job, told):
-            lines += [f"model:       {export.output}", f"             smtrain download {export.name} FOLDER"]
+            model = Job(export, job.target).output
+            lines += [f"model:       {model}", f"             smtrain download {export} FOLDER"]
         elif told["TrainingJobStatus"] == "Completed":
             lines.append("next:        `smtrain run CONFIG`, with the config of this job, exports the model")
         elif saved:

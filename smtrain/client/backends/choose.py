@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, get_args
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker import attach
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.backends.slurm import job_registry
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 
 if TYPE_CHECKING:

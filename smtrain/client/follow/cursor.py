@@ -9,7 +9,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.core.home import home
 
 

@@ -11,14 +11,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.follow.cursor import Cursor
 from smtrain.client.follow.dedup import MINUTE
 from smtrain.client.follow.merge import ReorderBuffer
 from smtrain.client.follow.reading import LogReading
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
 

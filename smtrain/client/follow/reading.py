@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace, TokenExpiredError
 from smtrain.client.backends.sagemaker.retry import Patience, impatient
-from smtrain.client.backends.sagemaker.sagemaker_api import TokenExpiredError
 from smtrain.client.follow.dedup import Ordinals, SeenEvents, key_of
 from smtrain.core.protocol.log_lines import Line, host_of
 

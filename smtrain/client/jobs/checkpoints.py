@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import split_uri
 

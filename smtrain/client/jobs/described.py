@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import place_of
-from smtrain.client.backends.protocol import JobPlace
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.public import public_class
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName

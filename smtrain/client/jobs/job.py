@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.jobs.described import DescribedJob
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text

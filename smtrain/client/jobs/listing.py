@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import place_of
-from smtrain.client.backends.protocol import JobPlace
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.protocol.requests import is_of_run, stage_of
 
 _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")

@@ -61,15 +61,14 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
     return Path(folder)
 
 
-def exported(job: Job, told: dict[str, Any]) -> Job | None:
-    """The job that exported what an ended train job had trained; None where there is none yet."""
-    from smtrain.client.jobs.listing import jobs_of
-
+def exported(job: Job, told: dict[str, Any]) -> str | None:
+    """The name of the job that exported what an ended train job had trained; None if there is none yet."""
     ours, ended = stage_of(job.name), told.get("TrainingEndTime")
     if ours is None or ours[1] != "train" or ended is None:
         return None
-    done = (one for one in jobs_of(job.target, ours[0], "export") if one.known_done)
-    return next((one for one in done if one.summary["CreationTime"] >= ended), None)
+    rows = (row for page in job.target.rows(f"{ours[0]}-export-", 1000) for row in page)
+    done = (row for row in rows if row["TrainingJobStatus"] == "Completed" and row["CreationTime"] >= ended)
+    return next((name for row in done if stage_of(name := row["TrainingJobName"]) == (ours[0], "export")), None)
 
 
 def _nothing(job: Job, what: What, told: dict[str, Any]) -> str:
@@ -77,7 +76,7 @@ def _nothing(job: Job, what: What, told: dict[str, Any]) -> str:
         return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows where it stands"
     sentence = f"{job.name} has not left {_HELD[what]}"
     if what == "model" and (export := exported(job, told)):
-        return f"{sentence}; {export.name} exported what it trained: `smtrain download {export.name} FOLDER`"
+        return f"{sentence}; {export} exported what it trained: `smtrain download {export} FOLDER`"
     if others := [kind for kind in _KINDS if kind != what and parts(job, kind, told)]:
         sentence += f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what {others[0]}`"
     if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
@@ -17,6 +16,7 @@ from smtrain.core.config import Stage
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
 from smtrain.core.extras import install
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 
 

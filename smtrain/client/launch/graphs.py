@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import GRAPHS_COMPLETE, digest
 from smtrain.core.errors import ConfigError, JobError

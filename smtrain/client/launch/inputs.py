@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.backends.base import Body, JobPlace, size_of
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.protocol import Body, JobPlace, size_of
 from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
 from smtrain.client.backends.sagemaker.s3 import listed

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import target_of
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs, notify, queued
@@ -22,6 +21,7 @@ from smtrain.core.config import Stage
 from smtrain.core.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.interrupts import Interrupted, gently
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public

@@ -14,7 +14,7 @@ from typing import Any
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.role import role_arn
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import checked
 from smtrain.client.launch.request import output_uri
@@ -26,6 +26,7 @@ from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from smtrain.client.backends.protocol import JobPlace
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import attempts_at, jobs_of, list_jobs
 from smtrain.client.launch import graphs
@@ -20,6 +19,7 @@ from smtrain.core.config import STAGES, JobConfig, Stage
 from smtrain.core.config.schema import VALIDATION_CHANNEL, digest, text_channels
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import table
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 from smtrain.core.protocol.uris import HUBS
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from smtrain.client.backends.sagemaker.backoff import Backoff
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.facts.sagemaker import TargetName
 
 # Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.
 PACE: dict[TargetName, tuple[float, float]] = {"aws": (60.0, 900.0), "local": (0.5, 5.0), "slurm": (0.5, 5.0)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
+from typing import TYPE_CHECKING
 
-from smtrain.client.planner.result import Plan
-from smtrain.client.planner.show import summary
 from smtrain.core.config.units import spell
 from smtrain.core.web_page import image
+
+if TYPE_CHECKING:
+    from smtrain.client.planner.result import Plan
 
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
 _LEFT, _WIDTH, _RIGHT, _ROW = 90, 560, 110, 44  # pixels
@@ -20,11 +22,11 @@ _INK = "#7a7a7a"  # read on light and dark pages; an image does not know the pag
 _TEXT = f'font-size="11" font-family="sans-serif" fill="{_INK}"'
 
 
-def card(plan: Plan) -> str:
-    """Bars as an image, and the text of `print(plan)` below them."""
+def card(plan: Plan, text: str) -> str:
+    """Bars as an image, and `text`, its summary, below them."""
     bars = svg(plan)
     drawn = image(bars, "memory, step time and cost of the plan", _LEFT + _WIDTH + _RIGHT) if bars else ""
-    lines = "".join(_line(line) for line in summary(plan).split("\n"))
+    lines = "".join(_line(line) for line in text.split("\n"))
     return f'{drawn}<div style="{_WRAPPED}">{lines}</div>'
 
 

@@ -1,4 +1,4 @@
-"""What a plan tells: needs, times and costs of a run, and the best ways to do it."""
+"""A plan: needs, times and costs of a run, the best ways to do it, and all of it on one screen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any
 
 from smtrain.client.planner.cost import Price, Saving
 from smtrain.client.planner.machines import Mesh
+from smtrain.client.planner.stages import START_S
+from smtrain.core.config.schema import STAGES
+from smtrain.core.config.units import counted, spell
+from smtrain.core.text import span
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,85 @@ class Plan:
         return told
 
     def __str__(self) -> str:
-        from smtrain.client.planner.show import summary
-
         return summary(self)
 
     def _repr_html_(self) -> str:
         """Bars of memory, step and cost above the summary, for a notebook."""
         from smtrain.client.planner.picture import card
 
-        return card(self)
+        return card(self, summary(self))
+
+
+def summary(plan: Plan) -> str:
+    """What a run needs, takes and costs, then the choices, then what to mind."""
+    lines = [f"{plan.model}: {counted(plan.parameters)} parameters on {plan.machines}", f"mesh        {plan.mesh}"]
+    if plan.memory_gib:
+        m = plan.memory_gib
+        parts = ", ".join(f"{n} {v:.1f}" for n, v in m.items() if n not in ("total", "available") and v >= 0.05)
+        lines.append(f"core        {m['total']:.1f} of {m['available']:.0f} GiB ({parts})")
+    if h := plan.host_memory_gib:
+        lines.append(
+            f"host        load {h['load']:.0f}, save {h['save']:.0f}, asynchronous save {h['async_save']:.0f} of "
+            f"{h['available']:.0f} GiB; a checkpoint is {_three(plan.checkpoint_gib)} GiB"
+        )
+    for fault in plan.faults:
+        lines.append(f"DOES NOT FIT: {fault}")
+    if d := plan.disk_gib:
+        lines.append(f"disk        {_three(d['needed'])} of {_three(d['free'])} GiB that are free")
+    if plan.fits and plan.sequences_per_s and plan.step_s:
+        s = plan.sequences_per_s
+        known = "" if plan.calibrated else ", by a measurement of this machine" if plan.here else ", UNCALIBRATED"
+        share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
+        lines.append(
+            f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "
+            f"{_three(plan.tokens_per_s)} tokens/s{share}{known}"
+        )
+        t = plan.step_s
+        parts = ", ".join(f"{n.replace('_', ' ')} {v / t['total']:.0%}" for n, v in t.items() if n != "total")
+        lines.append(f"step        {t['total']:.3g} s: {parts}")
+    if plan.fits and plan.hours is not None:
+        cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
+        # neither this machine nor a cluster bills anything that is known here
+        what = "of training" if plan.here else "for training" if plan.attempts else "billed for training"
+        lines.append(f"time        {spell(plan.hours * 3600)} {what}{cut}")
+    if plan.here:
+        lines.append("cost        nothing here")
+    if plan.fits and plan.dollars is not None:
+        items = ", ".join(f"{n} {v:,.2f}" for n, v in plan.dollars_by_item.items())
+        lines.append(f"cost        ${plan.dollars:,.2f} ({items})")
+        lines.append(
+            f"            {_three(plan.dollars_per_million_tokens)} $ a million tokens, "
+            f"{plan.tokens_per_dollar:,.0f} tokens a dollar"
+        )
+        lines += [f"            {price}" for price in plan.prices]
+    if plan.fits and len(plan.hours_by_stage) > 1:
+        lines.append(_total(plan))
+    if plan.fits and plan.save and plan.save_interval_steps:
+        lines.append(f"saving      takes {plan.save.save_s:.0f} s; every {plan.save_interval_steps} steps loses least")
+    if plan.choices:
+        lines += ["", "choices"]
+        lines += [_row(i, c) for i, c in enumerate(plan.choices, 1)]
+    if plan.relaxed:
+        lines += ["", "relaxed", *plan.relaxed]
+    if plan.warnings:
+        lines += ["", *(f"! {w}" for w in plan.warnings)]
+    return "\n".join(lines)
+
+
+def _total(plan: Plan) -> str:
+    """Time and money of all stages together, in the order in which they run."""
+    hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
+    parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
+    money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
+    start = f"each with some {spell(START_S)} for its machine's start and the pull of its image"
+    return f"total       {spell(sum(hours.values()) * 3600)}{money}: {parts}; {start}"
+
+
+def _three(value: float | None) -> str:
+    """Three significant digits as people write them, without an exponent."""
+    return "unknown" if value is None else f"{float(f'{value:.3g}'):,.10g}"
+
+
+def _row(number: int, c: Choice) -> str:
+    money = f"${c.dollars:,.0f}" if c.dollars is not None else "no price"
+    return f"{number}. {spell(c.hours * 3600):>10} {money:>12}  {c.core_gib:5.1f} GiB  {c.machines}, {c.mesh}"

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import target_of
-from smtrain.client.backends.protocol import JobPlace
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.iam.services import Beside
 from smtrain.client.launch.stages import Chain, stages_of
 from smtrain.client.planner.resolve import load_config
@@ -36,6 +35,7 @@ from smtrain.client.preflight.findings import Finding, Report
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 

@@ -19,6 +19,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError
+from smtrain.core.protocol.uris import split_uri
 
 if TYPE_CHECKING:
     from smtrain.client.planner.result import Plan
@@ -84,7 +85,6 @@ class Context:
         """The planner's word, or why it has none. Of a model in S3 its config.json is read."""
         from smtrain.client.planner.plan import plan
         from smtrain.client.planner.this_machine import is_here, plan_here
-        from smtrain.client.preflight.dataset import described_in
 
         given = self.chain.given
         if is_here(given):
@@ -145,3 +145,26 @@ class Context:
         """The answer of a service that gave none; it is not asked again, nor are others until one has answered."""
         what, _, remedy = str(spell(error)).partition("; ")
         return self._unreached.setdefault(service, Unreached(what, remedy or REACH))
+
+
+def described_in(context: Context, path: str) -> dict[str, Any] | None:
+    """The config.json of a model's folder, here or in S3; None where it has none."""
+    if path.startswith("s3://"):
+        return json_of(context, path, "config.json")
+    file = Path(path) / "config.json"
+    if "://" in path or not file.is_file():
+        return None
+    described: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return described
+
+
+def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    try:
+        body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
+        told: dict[str, Any] = json.loads(body["Body"].read())
+    except Absent:
+        return None
+    except ValueError:
+        raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
+    return told

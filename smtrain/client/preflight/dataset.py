@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.preflight.context import Absent, Context, Unread
+from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
 from smtrain.core.config.checks import shape_faults
@@ -52,11 +51,11 @@ def model(context: Context) -> Iterator[Finding]:
             "text needs"
         )
     sft = "prepare" in context.stages and context.config.train.objective == "sft"
-    about = _json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
+    about = json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
     if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
         faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
     if "prepare" in context.stages and (about or described.get("eos_token_id") is not None):
-        about = about if about is not None else _json_of(context, uri, "tokenizer_config.json") or {}
+        about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
         # the tokenizer itself is not fetched: a token that it names has an id of its own
         eos_id = end_of_document(about, described, lambda _: None)
         faults += [f"{uri}: {fault}" for fault in [eos_fault(eos_id, vocabulary_of(described))] if fault]
@@ -72,7 +71,7 @@ def data(context: Context) -> Iterator[Finding]:
     if uri is None or is_mounted(uri):
         return
     remedy = "prepare the text again: `smtrain launch CONFIG --stage prepare` without data.prepared"
-    manifest = _json_of(context, uri, "manifest.json")
+    manifest = json_of(context, uri, "manifest.json")
     if manifest is None:
         yield Finding("data", "fault", f"{uri} is not a prepared dataset: it has no manifest.json", remedy)
         return
@@ -125,17 +124,6 @@ def tasks(context: Context) -> Iterator[Finding]:
             )
 
 
-def described_in(context: Context, path: str) -> dict[str, Any] | None:
-    """The config.json of a model's folder, here or in S3; None where it has none."""
-    if path.startswith("s3://"):
-        return _json_of(context, path, "config.json")
-    file = Path(path) / "config.json"
-    if "://" in path or not file.is_file():
-        return None
-    described: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return described
-
-
 def names_in(context: Context, uri: str) -> set[str]:
     """Names of the objects directly or further below a prefix, relative to it."""
     return set(sizes_in(context, uri))
@@ -145,18 +133,6 @@ def sizes_in(context: Context, uri: str) -> dict[str, int]:
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     page = context.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
     return {item["Key"][len(prefix) :]: item["Size"] for item in page.get("Contents", [])}
-
-
-def _json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
-    bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    try:
-        body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
-        told: dict[str, Any] = json.loads(body["Body"].read())
-    except Absent:
-        return None
-    except ValueError:
-        raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
-    return told
 
 
 def text(context: Context) -> Iterator[Finding]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from smtrain.client.launch.request import takes_volume
 from smtrain.client.planner.this_machine import is_here
-from smtrain.client.preflight.context import Context
-from smtrain.client.preflight.dataset import described_in
+from smtrain.client.preflight.context import Context, described_in
 from smtrain.client.preflight.findings import Finding
 from smtrain.client.preflight.storage import sizes_by_name
 from smtrain.core.config import textfiles

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from smtrain.core.config.section import section_in
+from smtrain.core.config.annotations import section_in
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant, region_meant
 from smtrain.core.near import nearest

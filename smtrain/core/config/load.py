@@ -11,12 +11,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from smtrain.core.config.annotations import section_in
 from smtrain.core.config.checks import combination_faults, model_faults, secret_faults
 from smtrain.core.config.cluster_paths import place_on_cluster
 from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, shown
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
-from smtrain.core.config.section import kinds, section_in
+from smtrain.core.config.section import kinds
 from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import meant

@@ -18,6 +18,7 @@ from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts import instance
+from smtrain.core.facts.sagemaker import TargetName
 
 Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate"]
 STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
@@ -37,7 +38,7 @@ class JobConfig(Section):
 
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
-    target: Literal["local", "aws", "slurm"] = "local"
+    target: TargetName = "local"
     """Where jobs run: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
     overrides it."""
     model: Model

@@ -9,11 +9,11 @@ import textwrap
 from functools import cache
 from itertools import pairwise
 from math import inf
-from types import NoneType
-from typing import TYPE_CHECKING, Any, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
 
+from smtrain.core.config.error_messages import key_of, sentence_of
 from smtrain.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ class _Called(ModelMetaclass):
         try:
             return super().__call__(**values)
         except ValidationError as error:
-            from smtrain.core.config.error_messages import key_of, sentence_of
-
             found = error.errors()
         raise ConfigError([sentence_of(section, key_of(detail)[1], detail) for detail in found])
 
@@ -101,19 +99,6 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
                 found[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
     return found
-
-
-@cache
-def is_section(annotation: Any) -> bool:
-    """Whether a field's type is a section of keys. (Python 3.10 takes dict[str, str] for a class.)"""
-    return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
-
-
-def section_in(annotation: Any) -> Any:
-    """The section that a field holds, by itself or unless it is None; None where it holds another value."""
-    inner = [one for one in get_args(annotation) if one is not NoneType]
-    annotation = inner[0] if len(inner) == 1 and NoneType in get_args(annotation) else annotation
-    return annotation if is_section(annotation) else None
 
 
 def kinds(section: type[BaseModel], field: str) -> frozenset[type]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+TargetName = Literal["local", "aws", "slurm"]
+"""Backends of jobs: the control plane of this machine, AWS, a Slurm cluster."""
+
 ENDED = ("Completed", "Failed", "Stopped")
 """TrainingJobStatus of jobs that will not change any more (API_DescribeTrainingJob)."""
 

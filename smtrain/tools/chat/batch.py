@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.core.extras import collector_paused
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.chat import chosen, known_settings

@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from smtrain.client.backends.sagemaker.calls import unnamed
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.text import clean
-from smtrain.tools.chat.chat import Chat, Speaker
+from smtrain.tools.chat.conversation import Chat, Speaker
 from smtrain.worker.generation.sampling import Sampling
 from smtrain.worker.generation.turns import Conversation
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.protocol import JobPlace
-from smtrain.client.backends.sagemaker.attach import near_run
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.errors import CheckpointError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.home import home
 from smtrain.core.model.hf_folder import folder_of, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
@@ -183,6 +183,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
 
 
 def _of_job(job: Any, name: str) -> FoundModel:
+    from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.results import exported
     from smtrain.core.protocol.requests import stage_of
 
@@ -191,7 +192,7 @@ def _of_job(job: Any, name: str) -> FoundModel:
         done = exported(job, job.describe())
         if done is None:
             raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it")
-        job = done
+        job = Job(done, job.target)
     try:
         return _in_s3(job.target, job.output, name)
     except CheckpointError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.text import say
-from smtrain.tools.chat.chat import Chat
+from smtrain.tools.chat.conversation import Chat
 
 HELP = """/clear          forget what was said
 /retry          answer the last question once more, with another seed

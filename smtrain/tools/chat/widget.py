@@ -11,7 +11,7 @@ from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import present
 
 if TYPE_CHECKING:
-    from smtrain.tools.chat.chat import Chat
+    from smtrain.tools.chat.conversation import Chat
 
 _TEXT = "white-space:pre-wrap;margin:.2em 0"
 HOW = "a conversation: <code>talk.ask(TEXT)</code> answers; with the package ipywidgets there is a box to type in here"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal, get_args
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 from smtrain.core.public import public
 from smtrain.tools.compare.series import Series, with_tokens

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.sagemaker.attach import near_run
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import rate_changes
 from smtrain.tools.compare.loglines import steps

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.launch.inputs import file_sha256
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.extras import missing
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.card import README, card, metadata, usage
 from smtrain.core.model.hf_folder import SOURCE, WEIGHTS, is_legal
 from smtrain.core.public import public

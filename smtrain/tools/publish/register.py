@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from smtrain.client.backends.sagemaker.calls import unnamed
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import names
 from smtrain.core import text
 from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import find

@@ -8,15 +8,15 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.client.backends.sagemaker.attach import near_run, place_of
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.attach import place_of
+from smtrain.client.backends.sagemaker.target import Target, near_run
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.config import STAGES
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.git import commit_of
 from smtrain.core.protocol.log_lines import (
     MACHINE,

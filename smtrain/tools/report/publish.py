@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.client.follow.tracked import tracked_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.track import Track

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.jobs.job import Job
 from smtrain.core.errors import ConfigError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.tools.report.gather import gather
 from smtrain.tools.report.page import GENERATOR, failed, page

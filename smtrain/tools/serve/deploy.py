@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.role import role_arn
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
 from smtrain.core import botocore_models, text
@@ -17,6 +17,7 @@ from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import serving_image
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import nearest
 from smtrain.core.public import public
 from smtrain.core.text import Say

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.core import text
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import present
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find

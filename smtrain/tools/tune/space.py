@@ -14,8 +14,9 @@ from typing import Any
 
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.annotations import section_in
 from smtrain.core.config.error_messages import key_meant
-from smtrain.core.config.section import kinds, section_in
+from smtrain.core.config.section import kinds
 from smtrain.core.errors import ConfigError
 
 Values = dict[str, str]

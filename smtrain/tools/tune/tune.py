@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.launch import launch
 from smtrain.client.launch.stages import Chain, stages_of
@@ -24,6 +23,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.home import home
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public

@@ -15,7 +15,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.worker.data.clean.judged import JudgedTexts
 from smtrain.worker.data.clean.overlap import HeldTests
 from smtrain.worker.data.clean.refiner import EXAMPLES, refine_versions
-from smtrain.worker.data.read.blocks import cut_file
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
 from smtrain.worker.data.read.unread import UnreadText

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import smtrain
-from smtrain.client.planner.picture import card, svg
+from smtrain.client.planner.picture import svg
 
 CONFIG = Path(__file__).resolve().parents[3] / "examples/llama-2-70b-trn1.yaml"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,4 +27,4 @@ def test_what_does_not_fit_passes_the_mark_and_costs_nothing() -> None:
     drawn = svg(plan)
     assert not plan.fits
     assert ">cost<" not in drawn
-    assert "DOES NOT FIT" in card(plan)
+    assert "DOES NOT FIT" in plan._repr_html_()

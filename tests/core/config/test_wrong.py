@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from smtrain import ConfigError, JobConfig, load_config
-from smtrain.core.config.section import is_section, kinds
+from smtrain.core.config.annotations import is_section
+from smtrain.core.config.section import kinds
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in JobConfig.model_fields.items()}
 FIELDS = [

@@ -21,7 +21,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.blocks import cut_file
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.sources import find_files
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks, sources
-from smtrain.worker.data.read.blocks import cut_file
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.sources import find_files
 

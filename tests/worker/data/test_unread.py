@@ -23,7 +23,8 @@ from smtrain.worker.data.prepare.cluster.wire import pack, unpack
 from smtrain.worker.data.prepare.pieces import TextPiece
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.blocks import Block, cut_file
+from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence

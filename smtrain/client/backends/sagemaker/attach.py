@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 
-from smtrain.client.backends.sagemaker.target import Target, TargetName
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
 from smtrain.core.facts import table
-from smtrain.core.near import hint, nearest
-from smtrain.core.protocol.requests import is_of_run, stage_of
+from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.near import hint
+from smtrain.core.protocol.requests import is_of_run
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
 
@@ -51,16 +52,6 @@ def _refuse_unknown(name: str) -> None:
         f"(`{install('local', 'moto')}`), and jobs on AWS need credentials and a region (`aws configure`, or "
         "AWS_PROFILE and AWS_REGION)"
     )
-
-
-def near_run(name: str) -> str:
-    """`did you mean X? ` for a run or job of this machine whose name is nearly this; else empty."""
-    from smtrain.plane.client import home_folder, state_folder
-
-    jobs = state_folder(home_folder()) / "jobs"
-    kept = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
-    near = nearest(name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7)
-    return f"did you mean {near}? " if near else ""
 
 
 def _local_account() -> str:

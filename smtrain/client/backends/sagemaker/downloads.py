@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from smtrain.client.backends.protocol import JobPlace
+from smtrain.client.backends.base import JobPlace
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.uris import split_uri
 

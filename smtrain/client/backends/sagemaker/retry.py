@@ -9,8 +9,8 @@ from typing import Any
 
 from smtrain.client.backends.sagemaker.backoff import Backoff
 from smtrain.client.backends.sagemaker.calls import FULL
-from smtrain.client.backends.sagemaker.target import TargetName
 from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.interrupts import interruptible, pause
 
 _BUSY = frozenset(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.core.errors import ConfigError
 
 # Where Studio, its spaces and notebook instances say who they are (SageMaker Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
-def role_arn(role: str | None, target: Target) -> str:
+def role_arn(role: str | None, target: Clients) -> str:
     """The ARN of a role given by ARN or name; without one, Studio's own, or the local control plane's.
 
     Raises `ConfigError` where there is none, or where IAM does not tell.

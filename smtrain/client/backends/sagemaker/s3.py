@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.uploads import owner
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.uris import split_uri
 
 
-def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
+def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix; raises `JobError` where it may not be listed."""
     from botocore.exceptions import ClientError
 
@@ -21,7 +21,7 @@ def list_objects(target: Target, uri: str) -> list[dict[str, Any]]:
                        "permissions s3:ListBucket and s3:GetObject") from None  # fmt: skip
 
 
-def listed(target: Target, uri: str) -> list[dict[str, Any]]:
+def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix; botocore's own `ClientError` where it may not be listed."""
     bucket, prefix = split_uri(uri)
     asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}

@@ -1,184 +1,177 @@
-"""Where jobs go: AWS, or the control plane on this machine. Both are a boto3 session, a bucket and a role."""
+"""Jobs on SageMaker: AWS, or the control plane on this machine, which answers the same API."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
-from smtrain.client.backends.sagemaker.calls import aws_session, checked, retrying, spell, transferring
-from smtrain.client.backends.sagemaker.region import UNKNOWN
-from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.extras import collector_paused
-
-if TYPE_CHECKING:
-    import boto3
-
-    from smtrain.client.backends.sagemaker.retry import Patience
-    from smtrain.plane.client import Endpoint
-
-TargetName = Literal["local", "aws", "slurm"]
-"""Where jobs run. A `Target` is local or aws; slurm is `client.backends.slurm.place.SlurmPlace`."""
+from smtrain.client.backends.base import TokenExpiredError
+from smtrain.client.backends.sagemaker.calls import PERSIST_S
+from smtrain.client.backends.sagemaker.clients import Clients
+from smtrain.client.backends.sagemaker.retry import Patience
+from smtrain.client.backends.sagemaker.role import role_arn
+from smtrain.client.backends.sagemaker.s3 import list_objects
+from smtrain.client.backends.sagemaker.uploads import owner
+from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
+from smtrain.core.near import nearest
+from smtrain.core.protocol.requests import stage_of
+from smtrain.core.protocol.uris import split_uri
 
 
 @dataclass(frozen=True)
-class Target:
-    """A place that takes CreateTrainingJob requests. Nothing is contacted before `session` or `client` is used."""
+class Target(Clients):
+    """The SageMaker backend (`backends.base.JobPlace`)."""
 
-    name: TargetName
-    region: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(TargetName) or self.name == "slurm":
-            raise ConfigError([f"target: got {self.name!r}; it is local, aws or slurm"])
-
-    @cached_property
-    def session(self) -> boto3.Session:
-        """The boto3 session; for `local` this starts the control plane if none runs."""
-        if self.name == "local":
-            from smtrain.plane.client import ensure_running
-
-            return checked(reviving(ensure_running()))
-        return aws_session(self.region)
-
-    def client(self, service: str) -> Any:
-        """A boto3 client that retries what AWS throttles, and what gets lost on the way."""
-        from botocore.exceptions import NoRegionError
-
-        try:
-            session: Any = self.session  # boto3-stubs know no service by a plain string
-            with collector_paused():
-                return session.client(service, config=retrying(service))
-        except NoRegionError:
-            raise ConfigError([UNKNOWN]) from None
-
-    @cached_property
-    def sagemaker(self) -> Any:
-        return self.client("sagemaker")
-
-    @cached_property
-    def s3(self) -> Any:
-        return self.client("s3")
-
-    @cached_property
-    def transfers(self) -> Any:
-        """The client that moves files: patient with a slow line, where `s3` answers whoever waits for it."""
-        session: Any = self.session
-        return self.s3 if self.name == "local" else session.client("s3", config=transferring())
-
-    @cached_property
-    def logs(self) -> Any:
-        return self.client("logs")
-
-    def region_name(self) -> str:
-        """The region that jobs run in."""
-        if self.name == "local":
-            return str(_local().REGION)
-        region = self.region or self.session.region_name
-        if not region:
-            raise ConfigError([UNKNOWN])
-        return region
-
-    def default_bucket(self) -> str:
-        """The bucket used when the config names none: SageMaker's own default on AWS."""
-        if self.name == "local":
-            return str(_local().BUCKET)
-        return f"sagemaker-{self.region_name()}-{self.account()}"
-
-    def default_role(self) -> str | None:
-        """The role used when the config names none; only the local control plane has one."""
-        return str(_local().ROLE) if self.name == "local" else None
-
-    # ---- place.protocol.JobPlace
     queues = False
     """SageMaker knows no dependencies: a stage is created when the one before has ended."""
 
     def role(self, role: str | None) -> str:
-        from smtrain.client.backends.sagemaker.role import role_arn
-
         return role_arn(role, self)
 
     def base(self, given: str | None) -> str:
         return (given or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
 
     def in_place(self, path: Path | str) -> str | None:
-        """A job sees nothing of this machine."""
+        """None: a job sees nothing of this machine."""
         return None
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
         return json.dumps(requests[0] if len(requests) == 1 else requests, indent=2)
 
     def describe(self, name: str, patience: Patience) -> dict[str, Any]:
-        return _api().describe(self, name, patience)  # type: ignore[no-any-return]
+        """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
+        from botocore.exceptions import ClientError
+
+        try:
+            told: dict[str, Any] = patience.call(self.sagemaker.describe_training_job, TrainingJobName=name)
+        except ClientError as error:
+            if "not found" not in str(error).lower():
+                raise
+            near = near_run(name) if self.name == "local" else ""
+            raise JobError(
+                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones"
+            ) from None
+        return told
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        return _api().rows(self, contains, page)  # type: ignore[no-any-return]
+        """Pages of ListTrainingJobs, newest first."""
+        ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
+        ask["PaginationConfig"] = {"PageSize": min(page, 100)}
+        if contains:
+            ask["NameContains"] = contains
+        for answer in self.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
+            yield answer["TrainingJobSummaries"]
 
     def stop(self, name: str) -> None:
-        _api().stop(self, name)
+        """Ask a job to stop; one that has ended meanwhile is left as it is."""
+        from botocore.exceptions import ClientError
+
+        try:
+            self.sagemaker.stop_training_job(TrainingJobName=name)
+        except ClientError:
+            if self.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] not in ENDED:
+                raise
 
     def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
-        return _api().tags(self, told["TrainingJobArn"])  # type: ignore[no-any-return]
+        """A job's tags; none where this caller may not read them, or cannot now: nothing hangs on them."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=told["TrainingJobArn"])["Tags"]
+        except (ClientError, BotoCoreError):
+            return []
+        return found
 
     def log_page(
         self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Patience
     ) -> dict[str, Any]:
-        return _api().log_page(self, name, host, start, pattern, token, patience)  # type: ignore[no-any-return]
+        """A page of FilterLogEvents. Raises `TokenExpiredError`."""
+        from botocore.exceptions import ClientError
+
+        prefix = f"{name}/" + (f"{host}-" if host else "")
+        ask: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": prefix, "startTime": start}
+        if pattern:
+            ask["filterPattern"] = pattern
+        try:
+            page: dict[str, Any] = patience.call(
+                self.logs.filter_log_events, **ask, **({"nextToken": token} if token else {})
+            )
+        except ClientError as error:
+            code = error.response["Error"].get("Code")
+            if code == "ResourceNotFoundException":
+                return {"events": []}  # the group appears with the first line of the first job
+            if code == "InvalidParameterException" and token:
+                raise TokenExpiredError from None
+            raise
+        return page
 
     def last_events(self, name: str, count: int, patience: Patience) -> list[dict[str, Any]]:
-        return _api().last_events(self, name, count, patience)  # type: ignore[no-any-return]
+        """The last `count` events of every host: two or three calls a host, however long the log."""
+        from botocore.exceptions import ClientError
+
+        events: list[dict[str, Any]] = []
+        ask: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
+        while True:
+            try:
+                page = patience.call(self.logs.describe_log_streams, **ask)
+            except ClientError as error:
+                if error.response["Error"].get("Code") == "ResourceNotFoundException":
+                    return []
+                raise
+            for stream in page["logStreams"]:
+                found = self._tail(stream["logStreamName"], count, patience)
+                events += [{**event, "logStreamName": stream["logStreamName"]} for event in found]
+            if (token := page.get("nextToken")) is None:
+                return events
+            ask["nextToken"] = token
+
+    def _tail(self, stream: str, count: int, patience: Patience) -> list[dict[str, Any]]:
+        """A stream's last events; a page may be empty though there is more before it."""
+        events: list[dict[str, Any]] = []
+        token: dict[str, str] = {}
+        while len(events) < count:
+            page = patience.call(
+                self.logs.get_log_events, logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=False,
+                limit=min(count - len(events), 10_000), **token,
+            )  # fmt: skip
+            events = page["events"] + events
+            if token.get("nextToken") == page["nextBackwardToken"]:
+                break
+            token = {"nextToken": page["nextBackwardToken"]}
+        return events
 
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        from smtrain.client.backends.sagemaker.s3 import list_objects
-
         return list_objects(self, uri)
 
     def read(self, uri: str) -> bytes:
-        return _api().read(self, uri)  # type: ignore[no-any-return]
+        """An object. Raises `JobError` where it is not there or may not be read."""
+        from botocore.exceptions import ClientError
+
+        bucket, key = split_uri(uri)
+        try:
+            body: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        except ClientError as error:
+            raise JobError(
+                f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it"
+            ) from None
+        return body
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
-        _api().fetch(self, bucket, key, path)
-
-    def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
-        """The AWS account, as STS tells it. Raises `JobError` where it does not; `otherwise` is what helps then too."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            return str(self.client("sts").get_caller_identity()["Account"])
-        except (BotoCoreError, ClientError) as error:
-            raise JobError(f"AWS did not say which account this is: {spell(error)}; or {otherwise}") from None
+        """Copy an object here, outlasting a network that is away for some minutes."""
+        Patience(PERSIST_S).call(
+            self.transfers.download_file, Bucket=bucket, Key=key, Filename=str(path), ExtraArgs=owner(self, bucket)
+        )
 
 
-def reviving(endpoint: Endpoint) -> boto3.Session:
-    """A session whose calls start the local control plane again where it has died, and are then repeated.
+def near_run(name: str) -> str:
+    """`did you mean X? ` for a run or job of this machine whose name is nearly this; else empty."""
+    from smtrain.plane.client import home_folder, state_folder
 
-    They raise `LocalError` where it was stopped on purpose or cannot be started.
-    """
-    from botocore.exceptions import ConnectionError as NoConnection
-    from botocore.exceptions import HTTPClientError
-
-    from smtrain.plane.client import revive
-
-    def look(caught_exception: Exception | None = None, **_: Any) -> None:
-        if isinstance(caught_exception, NoConnection | HTTPClientError):
-            revive(endpoint)
-
-    session = endpoint.session()
-    session.events.register_first("needs-retry", look)  # clients take a session's handlers over
-    return session
-
-
-def _api() -> Any:
-    from smtrain.client.backends.sagemaker import sagemaker_api
-
-    return sagemaker_api
-
-
-def _local() -> Any:
-    """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
-    from smtrain.plane import client as endpoint
-
-    return endpoint
+    jobs = state_folder(home_folder()) / "jobs"
+    kept = [folder.name for folder in jobs.iterdir()] if jobs.is_dir() else []
+    near = nearest(name, [*dict.fromkeys((stage_of(job) or (job,))[0] for job in kept), *kept], cutoff=0.7)
+    return f"did you mean {near}? " if near else ""

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.protocol import Body, size_of
+from smtrain.client.backends.base import Body, size_of
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
-from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.backends.sagemaker.clients import Clients
+from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.core.errors import JobError
 
 PART = 32 << 20
@@ -30,7 +31,7 @@ SENDERS = 4
 _MOST_PARTS = 10_000
 
 
-def owner(target: Target, bucket: str) -> dict[str, str]:
+def owner(target: Clients, bucket: str) -> dict[str, str]:
     """`ExpectedBucketOwner` where the account that a bucket must belong to is known: for SageMaker's default bucket,
     whose name says it and which anyone could have made before, and on this machine."""
     if target.name == "local":
@@ -41,7 +42,7 @@ def owner(target: Target, bucket: str) -> dict[str, str]:
     return {"ExpectedBucketOwner": named[1]} if named else {}
 
 
-def send(target: Target, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
+def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
     """Put a file or bytes under a key; gives how many bytes were found there already, of an earlier call.
 
     Raises `JobError` for a file whose content is not that of `sha256` (hex).
@@ -59,7 +60,6 @@ def send(target: Target, bucket: str, key: str, body: Body, sha256: str | None =
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
     """A call that outlasts a network which is away for some minutes, unless it is `stopped` meanwhile."""
-    from smtrain.client.backends.sagemaker.retry import Patience
 
     def pause(seconds: float) -> None:
         assert stopped
@@ -82,7 +82,7 @@ def _edited(body: Body) -> JobError:
 class _Parts:
     """One file in parts."""
 
-    target: Target
+    target: Clients
     place: dict[str, str]
     file: Path
     size: int

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from smtrain.client.backends.protocol import Body, size_of
+from smtrain.client.backends.base import Body, size_of
 from smtrain.client.backends.sagemaker.backoff import Backoff
 from smtrain.client.backends.slurm import ssh
 from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError

@@ -194,7 +194,7 @@ def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tup
 def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
     """Tokens a row, and other things that the rows hold."""
     unread = UnreadText()
-    from smtrain.worker.data.read.blocks import cut_file
+    from smtrain.worker.data.read.cut import cut_file
 
     lengths: list[NDArray[Any]] = [np.zeros(0, np.int64)]
     with target.open("wb") as out:

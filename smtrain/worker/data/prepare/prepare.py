@@ -40,6 +40,7 @@ from smtrain.worker.data.prepare.prepare_options import asked_text, named_source
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
 from smtrain.worker.data.read import blocks
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import Format, SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize import encoder
@@ -225,7 +226,7 @@ def _run(
                 return tally
             for part in range(tally.part, len(files)):
                 tally.open_part(part)
-                found = (b for f in files[part] for b in blocks.cut_file(f, how.text_column, how.separator))
+                found = (b for f in files[part] for b in cut_file(f, how.text_column, how.separator))
                 for piece in pieces(islice(found, tally.blocks, None), how, chosen, pool):
                     tally.add(piece, max_bad)
                     marker.piece_done(tally.documents, tally.tokens)
@@ -269,7 +270,7 @@ def _work(files: list[SourceFile], how: How, chosen: Callable[[], Encoder], pool
         return tasks(
             block
             for number, stretch in share.spans
-            for block in blocks.cut_file(files[number], how.text_column, how.separator, stretch=stretch)
+            for block in cut_file(files[number], how.text_column, how.separator, stretch=stretch)
         )
 
     return ShareWork(cut, lambda task: pool.submit(tokenize, task, how, chosen()), (how.workers or cores_here()) + 2)

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.blocks import Block, Stretch, cut_file
+from smtrain.worker.data.read.blocks import Block, Stretch
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches

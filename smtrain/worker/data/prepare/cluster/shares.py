@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.blocks import Stretch, can_be_cut
+from smtrain.worker.data.read.blocks import Stretch
+from smtrain.worker.data.read.cut import can_be_cut
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.tables import row_groups
 

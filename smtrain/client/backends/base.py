@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from smtrain.client.backends.sagemaker.target import TargetName
+from smtrain.core.facts.sagemaker import TargetName
 
 Body = Path | bytes
 """What a file is made of: another file, or the bytes themselves."""
@@ -21,6 +21,10 @@ Body = Path | bytes
 def size_of(body: Body) -> int:
     """Bytes of it."""
     return len(body) if isinstance(body, bytes) else body.stat().st_size
+
+
+class TokenExpiredError(Exception):
+    """A token of FilterLogEvents lives 24 hours; the reading begins again without one."""
 
 
 class Limited(Protocol):

@@ -1,0 +1,125 @@
+"""boto3 clients of AWS, or of the control plane on this machine, and the defaults of an account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_args
+
+from smtrain.client.backends.sagemaker.calls import aws_session, checked, retrying, spell, transferring
+from smtrain.client.backends.sagemaker.region import UNKNOWN
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.extras import collector_paused
+from smtrain.core.facts.sagemaker import TargetName
+
+if TYPE_CHECKING:
+    import boto3
+
+    from smtrain.plane.client import Endpoint
+
+
+@dataclass(frozen=True)
+class Clients:
+    """boto3 clients of AWS in a region, or of the control plane on this machine.
+
+    Nothing is contacted before `session` or `client` is used.
+    """
+
+    name: TargetName
+    region: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(TargetName) or self.name == "slurm":
+            raise ConfigError([f"target: got {self.name!r}; it is local, aws or slurm"])
+
+    @cached_property
+    def session(self) -> boto3.Session:
+        """The boto3 session; for `local` this starts the control plane if none runs."""
+        if self.name == "local":
+            from smtrain.plane.client import ensure_running
+
+            return checked(reviving(ensure_running()))
+        return aws_session(self.region)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client that retries what AWS throttles, and what gets lost on the way."""
+        from botocore.exceptions import NoRegionError
+
+        try:
+            session: Any = self.session  # boto3-stubs know no service by a plain string
+            with collector_paused():
+                return session.client(service, config=retrying(service))
+        except NoRegionError:
+            raise ConfigError([UNKNOWN]) from None
+
+    @cached_property
+    def sagemaker(self) -> Any:
+        return self.client("sagemaker")
+
+    @cached_property
+    def s3(self) -> Any:
+        return self.client("s3")
+
+    @cached_property
+    def transfers(self) -> Any:
+        """The client that moves files: patient with a slow line, where `s3` answers whoever waits for it."""
+        session: Any = self.session
+        return self.s3 if self.name == "local" else session.client("s3", config=transferring())
+
+    @cached_property
+    def logs(self) -> Any:
+        return self.client("logs")
+
+    def region_name(self) -> str:
+        """The region that jobs run in."""
+        if self.name == "local":
+            return str(_plane().REGION)
+        region = self.region or self.session.region_name
+        if not region:
+            raise ConfigError([UNKNOWN])
+        return region
+
+    def default_bucket(self) -> str:
+        """The bucket used when the config names none: SageMaker's own default on AWS."""
+        if self.name == "local":
+            return str(_plane().BUCKET)
+        return f"sagemaker-{self.region_name()}-{self.account()}"
+
+    def default_role(self) -> str | None:
+        """The role used when the config names none; only the local control plane has one."""
+        return str(_plane().ROLE) if self.name == "local" else None
+
+    def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
+        """The AWS account, as STS tells it. Raises `JobError` where it does not; `otherwise` is what helps then too."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return str(self.client("sts").get_caller_identity()["Account"])
+        except (BotoCoreError, ClientError) as error:
+            raise JobError(f"AWS did not say which account this is: {spell(error)}; or {otherwise}") from None
+
+
+def reviving(endpoint: Endpoint) -> boto3.Session:
+    """A session whose calls start the local control plane again where it has died, and are then repeated.
+
+    They raise `LocalError` where it was stopped on purpose or cannot be started.
+    """
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.exceptions import HTTPClientError
+
+    from smtrain.plane.client import revive
+
+    def look(caught_exception: Exception | None = None, **_: Any) -> None:
+        if isinstance(caught_exception, NoConnection | HTTPClientError):
+            revive(endpoint)
+
+    session = endpoint.session()
+    session.events.register_first("needs-retry", look)  # clients take a session's handlers over
+    return session
+
+
+def _plane() -> Any:
+    """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
+    from smtrain.plane import client
+
+    return client

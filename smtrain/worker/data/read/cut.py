@@ -1,0 +1,174 @@
+"""Cut the files of a source into blocks, by their kind.
+
+A file is read from its beginning to its end, each block cut between documents. Where the cuts fall depends on the file
+alone, so what comes out is the same whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import lzma
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.pack.indexed import IndexedDataset
+from smtrain.worker.data.read import blocks, tables, transcoding
+from smtrain.worker.data.read.blocks import MODES, Block, Stretch, Tokens, Wanted, unpacked
+from smtrain.worker.data.read.forms import form_blocks
+from smtrain.worker.data.read.sources import SourceFile, unreadable
+
+_PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
+"""The first bytes of what is compressed, by the ending."""
+
+
+def cut_file(
+    file: SourceFile,
+    text_column: str = "text",
+    separator: str | None = None,
+    wanted: Wanted = "text",
+    stretch: Stretch | None = None,
+) -> Iterator[Block]:
+    """The file in pieces of about blocks.BLOCK_BYTES, or a `stretch` of it where `can_be_cut`.
+
+    Raises DataError where it cannot be read at all, or a table's column is not what is `wanted` of it.
+    """
+    try:
+        if file.kind == "parquet":
+            yield from tables.parquet_blocks(file, text_column, wanted, stretch)
+        elif file.kind == "arrow":
+            yield from tables.arrow_blocks(file, text_column, wanted)
+        elif file.kind == "megatron":
+            yield from _megatron_blocks(file)
+        elif file.kind == "text" and separator is None:
+            yield from _as_named(file, _whole_text(file))
+        elif file.kind not in ("jsonl", "text"):
+            yield from _form_blocks(file, text_column)
+        else:
+            cut = _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
+            yield from _as_named(file, cut)
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        kind = {"parquet": "as Parquet ", "arrow": "as Arrow "}.get(file.kind, "")
+        raise unreadable(file, error, kind) from None
+
+
+def _as_named(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks of a file of text. Raises DataError if its first bytes are those of another kind of file."""
+    for block in blocks:
+        if block.first:
+            _refuse_another_kind(file, bytes(block.payload[:8]))
+        yield block
+
+
+def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
+    packed = next((name for name, start in _PACKED.items() if head.startswith(start)), None)
+    if packed:
+        wanted = f"{file.path}{packed}"
+    elif head.startswith(b"PAR1"):
+        wanted = f"{file.path.rpartition('.')[0] or file.path}.parquet"
+    elif head.startswith(b"ARROW1"):
+        wanted = f"{file.path.rpartition('.')[0] or file.path}.arrow"
+    else:
+        return
+    what = packed.removeprefix(".") if packed else wanted.rpartition(".")[2]
+    raise DataError(f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}.")
+
+
+def _form_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
+    with file.open() as raw:
+        yield from form_blocks(file, text_column, raw, unpacked(file, raw))
+
+
+def _ends_with(file: SourceFile, separator: str | None) -> bytes:
+    return separator.encode() if separator and file.kind == "text" else b"\n"
+
+
+def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
+    """Whether bytes of the file can be read without those before them.
+
+    A separator that may overlap with itself (two line feeds) is found by reading from the beginning alone.
+    """
+    if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
+        return False
+    if transcoding.encoding_of(file):
+        return False
+    end = _ends_with(file, separator)
+    return not any(end.startswith(end[i:]) for i in range(1, len(end)))
+
+
+def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterator[Block]:
+    with file.open() as raw:
+        stream = unpacked(file, raw)
+        rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
+        told, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
+        while True:
+            read = stream.read(min(blocks.BLOCK_BYTES, at_most))
+            at_most -= len(read)
+            data = rest + read if rest else read
+            cut = data.rfind(separator) + len(separator) if read else len(data)
+            if read and cut < len(separator):  # no end in sight: a longer document than a block
+                if len(data) > blocks.LARGEST_DOCUMENT:
+                    raise DataError(_too_long(file))
+                rest = data
+                if at_most == 0 and stretch.stop < file.bytes:
+                    return  # it ends in a later stretch
+                continue
+            if data:
+                at = raw.tell() - (len(data) - cut if stream is raw else 0)
+                yield Block(file, at - told, first, data[:cut])
+                told, first = at, False
+            rest = data[cut:]
+            if not read or (at_most == 0 and stretch.stop < file.bytes):
+                return
+
+
+def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
+    """The beginning of the document that lies across byte `at`; leaves `raw` there."""
+    found, start = b"", at
+    while start and separator not in found:
+        start = max(0, start - blocks.BLOCK_BYTES)
+        raw.seek(start)
+        found = raw.read(at - start)
+        if len(found) > blocks.LARGEST_DOCUMENT:
+            raise DataError(_too_long(file))
+    raw.seek(at)
+    cut = found.rfind(separator)
+    return found if cut < 0 else found[cut + len(separator) :]
+
+
+def _whole_text(file: SourceFile) -> Iterator[Block]:
+    with file.open() as raw:
+        stream = unpacked(file, raw)
+        data = stream.read(blocks.LARGEST_DOCUMENT + 1)
+    if len(data) > blocks.LARGEST_DOCUMENT:
+        raise DataError(_too_long(file))
+    yield Block(file, file.bytes, True, data)
+
+
+def _too_long(file: SourceFile) -> str:
+    return (
+        f"{file.path} has a document of more than {blocks.LARGEST_DOCUMENT >> 20} MiB, which does not fit in memory; "
+        "set data.separator to what stands between its documents, or data.format to what it is."
+    )
+
+
+def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
+    if "://" in file.path:
+        raise DataError(f"{file.path} is read in pages, which needs a file on this machine; download the pair first.")
+    data = IndexedDataset(Path(file.path).with_suffix(""))
+    tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
+    bounds = tokens[np.asarray(data.document_index)]
+    first = 0
+    while first < len(bounds) - 1:
+        wanted = bounds[first] + blocks.BLOCK_BYTES // data.dtype.itemsize
+        last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
+        share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
+        ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
+        found = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
+        lost = {MODES: len(data)} if data.modes is not None and first == 0 else {}
+        yield Block(file, share, first == 0, found, lost)
+        first = last
