@@ -18,7 +18,7 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.demo.inputs import HELP, materialise
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.text import clean
 from smtrain.tools.run import run
 

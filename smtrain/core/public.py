@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from smtrain.core.calling import misuse
-from smtrain.core.disk import disk_sentence
 from smtrain.core.errors import JobError, SmtrainError
 from smtrain.core.extras import missing
+from smtrain.core.files import disk_sentence
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

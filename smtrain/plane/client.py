@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smtrain.core.disk import disk_sentence, probe
 from smtrain.core.doing import doing
 from smtrain.core.errors import LocalError
 from smtrain.core.extras import missing, present
-from smtrain.core.home import home as default_home
+from smtrain.core.files import disk_sentence, probe
+from smtrain.core.files import home as default_home
 from smtrain.core.text import say
 from smtrain.plane.process import ServerProcess
 from smtrain.plane.written import endpoint_fields, make_way, pid_in

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from smtrain.core.home import home
+from smtrain.core.files import home
 
 
 def note(origins: Mapping[str, str]) -> None:

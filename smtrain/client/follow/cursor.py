@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smtrain.client.backends.base import JobPlace
-from smtrain.core.home import home
+from smtrain.core.files import home
 
 
 @dataclass

@@ -15,8 +15,8 @@ from smtrain.client.follow.reading import pages
 from smtrain.core.config.secret import Secret
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import home
 from smtrain.core.git import commit_of, committed
-from smtrain.core.home import home
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
 from smtrain.core.text import Say
 from smtrain.core.tracking.buffer import Buffered, TrackedStep

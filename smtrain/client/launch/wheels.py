@@ -19,7 +19,7 @@ from smtrain.client.launch import pip
 from smtrain.client.launch.inputs import Upload
 from smtrain.core.facts import table
 from smtrain.core.facts.images import gpu_row
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 from smtrain.core.text import Say
 

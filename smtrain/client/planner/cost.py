@@ -15,7 +15,7 @@ from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.config.yaml_file import read_toml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
-from smtrain.core.home import home_path
+from smtrain.core.files import home_path
 from smtrain.core.near import nearest
 
 HOUR = 3600.0

@@ -16,7 +16,7 @@ from smtrain.core.config.machine import MachineEntry, MachineName
 from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.home import home_path
+from smtrain.core.files import home_path
 
 _FORM: TypeAdapter[dict[MachineName, MachineEntry]] = TypeAdapter(dict[MachineName, MachineEntry])
 _HINT = "docs/gpus.md shows the form"

@@ -18,7 +18,7 @@ from smtrain.core.config.machine import MachineEntry
 from smtrain.core.doing import doing
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
-from smtrain.core.home import home, home_path
+from smtrain.core.files import home, home_path
 from smtrain.core.machine import cores_here, gpus_here, processor_here
 from smtrain.core.text import say
 from smtrain.version import __version__

@@ -20,7 +20,7 @@ from smtrain.client.planner.workload import shape_of, taken_by_name, text_bytes,
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
-from smtrain.core.home import home_path
+from smtrain.core.files import home_path
 from smtrain.core.machine import cores_here, gpus_here, memory_here, name_here
 
 PROCESS = 0.35 * GIB

@@ -16,7 +16,7 @@ from smtrain.core.demo import smollm2
 from smtrain.core.demo.documentation import documentation
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.text import Say
 
 TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo://python-help"

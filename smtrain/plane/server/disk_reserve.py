@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from smtrain.core.disk import disk_number, disk_sentence
-from smtrain.core.disk import probe as try_writing
+from smtrain.core.files import disk_number, disk_sentence
+from smtrain.core.files import probe as try_writing
 from smtrain.plane.written import make_way
 
 T = TypeVar("T")

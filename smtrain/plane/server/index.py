@@ -14,7 +14,7 @@ from typing import Any
 
 from moto.s3 import models
 
-from smtrain.core.disk import disk_number
+from smtrain.core.files import disk_number
 from smtrain.plane.client import ACCOUNT
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.blobs import BlobFolder

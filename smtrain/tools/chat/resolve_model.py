@@ -14,7 +14,7 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.target import near_run
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.model.hf_folder import folder_of, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
 from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards

@@ -24,7 +24,7 @@ from smtrain.core.config.load import Source
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public
 from smtrain.core.text import Say

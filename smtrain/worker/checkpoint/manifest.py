@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.files import sync_folder
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, from_described, is_described
@@ -284,12 +285,3 @@ def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
         os.fsync(file.fileno())
     os.replace(beside, checkpoint / NAME)
     sync_folder(checkpoint)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and deletions in a folder last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.disk import disk_sentence
 from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.files import disk_sentence, sync_folder
 from smtrain.worker.checkpoint.conversion_plan import written_by
-from smtrain.worker.checkpoint.manifest import sync_folder
 
 PARTIAL = ".partial"
 JOURNAL = ".smtrain-journal"

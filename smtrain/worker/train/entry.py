@@ -10,8 +10,8 @@ from collections.abc import Callable
 from smtrain.core.config import JobConfig
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.stage_file import stage_config
-from smtrain.core.disk import disk_sentence
 from smtrain.core.errors import SmtrainError
+from smtrain.core.files import disk_sentence
 from smtrain.core.protocol.container import Container
 from smtrain.worker.train.exit_message import say, within
 from smtrain.worker.train.out_of_memory import memory_sentence

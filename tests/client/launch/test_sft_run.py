@@ -18,7 +18,7 @@ from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.demo.inputs import CHAT_TEMPLATE
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.protocol.uris import split_uri
 from tests.client.launch.test_local_run import exact_records
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError
-from smtrain.core.home import home
+from smtrain.core.files import home
 from smtrain.core.protocol.requests import is_of_run
 
 VARIABLE = "SMTRAIN_CLUSTER"

@@ -11,7 +11,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from smtrain.core.home import home
+from smtrain.core.files import home
 
 LOST = 255
 """ssh's own exit status, where it is not that of the command."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smtrain.core.files import sync_folder
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import Bits
 from smtrain.worker.checkpoint.huggingface import safetensors
-from smtrain.worker.checkpoint.manifest import Manifest, sync_folder
+from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.tensor_files import Tensor
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
-"""What a disk that takes no more says: one sentence with the place and the remedy."""
+"""Files of this machine: smtrain's folder, atomic writes, and errors of a full or failing disk."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
+
+from smtrain.core.errors import SmtrainError
 
 _SAYS = {
     errno.ENOSPC: "no space left on {place}: free some, and the same command goes on",
@@ -23,6 +27,64 @@ _SPELLED = (
     (re.compile(r"input/output error|disk i/o error|unable to open database|os error 5\b", re.I), errno.EIO),
 )
 _PROBE_BYTES = 1 << 16
+
+
+def home_path() -> Path:
+    """The folder, which may not exist: for those who only read, such as a plan."""
+    return Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
+
+
+def home() -> Path:
+    """The folder, made with mode 0700 if it does not exist. Raises `SmtrainError` if it cannot be."""
+    folder = home_path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise SmtrainError(
+            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can write"
+        ) from None
+    return folder
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[IO[Any]]:
+    """A binary file that takes the place of `path` when the block ends: a reader sees the old bytes or the new ones.
+
+    It is written under another name in the same folder and removed if the block raises.
+
+    Args:
+        path: The file; its folder must exist.
+        mode: Permissions of the new file, before the umask.
+        sync: Flush the bytes and the folder's entry to the disk, so that both outlast a power cut.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
+            yield handle
+            if sync:
+                handle.flush()
+                os.fsync(handle.fileno())
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = True) -> None:
+    """Replace a file's content as `replacing` does; text is written as UTF-8."""
+    with replacing(path, mode=mode, sync=sync) as handle:
+        handle.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and deletions in a folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def probe(folder: Path) -> None:
