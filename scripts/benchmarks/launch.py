@@ -24,6 +24,8 @@ import time
 import uuid
 from typing import Any
 
+from smtrain.stages import keys_of
+
 ROLE = "arn:aws:iam::123456789012:role/SmtrainLocal"
 BUCKET = "smtrain-bench"
 WARM = 5  # launches of one process after its first; their median counts
@@ -186,7 +188,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle, config = Path(folder, "bundle.tar.gz"), Path(folder, "config.json")
         bundle.write_bytes(build_bundle().data)
-        config.write_text(json.dumps(smtrain.load_config(config_of("x")).for_stage("train"), indent=2))
+        config.write_text(json.dumps(keys_of(smtrain.load_config(config_of("x")), "train"), indent=2))
         request = smtrain.request(config_of("x"), set_=[f"compute.region={plane.region}"])
         files = {str(bundle): "code", str(config): "configs"}
         for round_ in range(options.rounds + 1):

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from smtrain.client.follow.curve import save_curve
 from smtrain.client.follow.sparkline import sparkline
-from smtrain.client.launch.request import run_uri
 from smtrain.client.launch.run import Run
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
 from smtrain.core.text import clean
+from smtrain.stages.base import run_uri
 
 
 def show(

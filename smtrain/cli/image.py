@@ -113,9 +113,9 @@ def verify(
     set_: options.Set = None,
 ) -> None:
     """Look into an image: libraries, imports, tools, user, a stage that fails. Exit status 2 if it is faulty."""
-    from smtrain.core.config import STAGES
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import connect, local_image
+    from smtrain.stages import STAGES
     from smtrain.tools.image.verify import verify as look_at
 
     _say_unpatched(image)
@@ -217,7 +217,7 @@ def _image_of(job: JobConfig) -> str:
 
 
 def _stages(job: JobConfig) -> list[Stage]:
-    from smtrain.client.launch.stages import stages_of
+    from smtrain.stages import stages_of
 
     return stages_of(job, "aws")
 

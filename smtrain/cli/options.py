@@ -31,17 +31,22 @@ class TargetOption(str, Enum):
     slurm = "slurm"
 
 
-class StageOption(str, Enum):
-    """The stages of a run."""
+if TYPE_CHECKING:
 
-    fetch = "fetch"
-    prepare = "prepare"
-    convert = "convert"
-    compile = "compile"
-    train = "train"
-    export = "export"
-    generate = "generate"
-    evaluate = "evaluate"
+    class StageOption(str, Enum):
+        """The stages of a run."""
+
+        train = "train"
+
+
+def __getattr__(name: str) -> object:
+    """`StageOption`, made of smtrain.stages when a command with that option is loaded: it brings pydantic."""
+    if name != "StageOption":
+        raise AttributeError(name)
+    from smtrain.stages import STAGES
+
+    globals()[name] = Enum(name, {stage: stage for stage in STAGES}, type=str)
+    return globals()[name]
 
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]

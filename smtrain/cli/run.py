@@ -46,8 +46,8 @@ def run(
     from smtrain.cli.price_check import planned
     from smtrain.client.backends.choose import target_of
     from smtrain.client.launch.git_tag import tagged
-    from smtrain.client.launch.stages import stages_of
     from smtrain.client.planner.resolve import load_config
+    from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all
 
     options.folder_of("--download", download)

@@ -18,10 +18,10 @@ import typer
 
 import smtrain
 from smtrain.cli import COMMANDS
-from smtrain.core.config import STAGES
 from smtrain.core.config.training import Train
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.families import FAMILIES
+from smtrain.stages import STAGES
 from tests.docs.pages import ROOT, blocks, pages
 from tests.typed import typed
 

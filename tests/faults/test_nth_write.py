@@ -22,6 +22,7 @@ import pytest
 from smtrain.core.config import JobConfig
 from smtrain.plane.client import running, shut_down
 from smtrain.plane.server.processes import marked
+from smtrain.stages import keys_of
 from tests import tiers
 from tests.faults.nthwrite import FailingDisk
 from tests.faults.zygote import HUNG, Zygote
@@ -174,9 +175,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
         "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
     }
     (root / "ml/input/data/config").mkdir(exist_ok=True)
-    (root / "ml/input/data/config/config.json").write_text(
-        json.dumps(JobConfig.model_validate(told).for_stage("train"))
-    )
+    (root / "ml/input/data/config/config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(told), "train")))
     (root / "tries").mkdir()
     disk = FailingDisk(root / "shim", [root / "tries"])
     zygote = Zygote("tests.faults.one_rank", {**disk.environment(), "OMP_NUM_THREADS": "1"})

@@ -8,11 +8,12 @@ from typing import Any
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.iam.policy import caller_policy, role_policy, trust_policy
 from smtrain.client.iam.services import Beside
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config.load import Source
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
+from smtrain.stages import stages_of
 
 ROLE_NAME = "smtrain-training"
 

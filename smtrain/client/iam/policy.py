@@ -12,11 +12,11 @@ from typing import Any
 from smtrain.client.iam.services import Beside, of_the_caller, of_the_role, serving_images
 from smtrain.client.iam.statement import Arns, Statement
 from smtrain.client.launch.graphs import cache_root
-from smtrain.client.launch.request import checkpoint_uri, run_uri
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.images import EcrImage, ecr_image
 from smtrain.core.protocol.owner import owner_uri
 from smtrain.core.protocol.uris import split_uri
+from smtrain.stages.base import checkpoint_uri, run_uri
 
 Requests = Mapping[Stage, dict[str, Any]]
 NOTHING = Beside()

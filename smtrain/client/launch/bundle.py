@@ -13,7 +13,7 @@ from pathlib import Path
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 
 PACKAGE = Path(__file__).resolve().parents[2]
-PARTS = ("__init__.py", "version.py", "core", "worker")
+PARTS = ("__init__.py", "version.py", "core", "stages", "worker")
 """The worker half of the package, and what both halves share."""
 
 

@@ -16,6 +16,7 @@ from smtrain.core.facts import instance
 from smtrain.core.facts.engines import is_gpu
 from smtrain.core.facts.images import sdk_release
 from smtrain.core.facts.warm_pools import WARM_POOL_CACHE
+from smtrain.stages import stage_named
 
 # SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
 
@@ -29,9 +30,11 @@ def environment(
     """
     found = {"PYTHONUNBUFFERED": "1"}
     row = None if is_here(config) else instance(config.compute.instance_type)
-    if stage in ("compile", "train") and row and is_gpu(config.compute.instance_type):
+    if not stage_named(stage).accelerated:
+        row = None
+    if row and is_gpu(config.compute.instance_type):
         found |= _nccl(row)
-    elif stage in ("compile", "train") and row:
+    elif row:
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
             found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
+STAGES = sorted(path.stem for path in (HERE / "smtrain/stages").glob("[a-z]*.py") if path.stem != "base")
 PROGRAMS = ("neuronx-cc", "neuron-ls", "nvidia-smi", "fi_info", "pip", "train")
 WRITTEN = ("/opt/ml", "/tmp")  # noqa: S108 - what stages write into
 IMPORT_SECONDS = 300

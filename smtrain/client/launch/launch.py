@@ -14,7 +14,7 @@ from smtrain.client.launch import graphs, notify, queued
 from smtrain.client.launch.one_job import standing, submit
 from smtrain.client.launch.request_view import Request
 from smtrain.client.launch.run import Run, StageResult
-from smtrain.client.launch.stages import Chain, StagePlan, stages_of
+from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.planner.resolve import load_config
 from smtrain.core import text
 from smtrain.core.config import Stage
@@ -26,6 +26,7 @@ from smtrain.core.interrupts import Interrupted, gently
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
 from smtrain.core.text import Say
+from smtrain.stages import stages_of
 
 if TYPE_CHECKING:
     from smtrain.client.follow.show import View

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch.request import checkpoint_uri
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.owner import Fence, Owner, owner_uri, status_of
+from smtrain.stages.base import checkpoint_uri
 
 DAY = 86400.0
 

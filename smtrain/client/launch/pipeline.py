@@ -17,8 +17,7 @@ from smtrain.client.backends.sagemaker.role import role_arn
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import checked
-from smtrain.client.launch.request import output_uri
-from smtrain.client.launch.stages import Chain, StagePlan, stages_of
+from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.check import before
@@ -29,6 +28,8 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
+from smtrain.stages import stages_of
+from smtrain.stages.base import output_uri
 
 VERSION = "2020-12-01"
 CACHED_FOR = "P30D"

@@ -14,14 +14,13 @@ from smtrain.client.launch import graphs
 from smtrain.client.launch.bundle import build_bundle
 from smtrain.client.launch.environment import environment
 from smtrain.client.launch.inputs import Resolved, Upload, resolve
-from smtrain.client.launch.request import checkpoint_uri, create_training_job, image_of, output_uri
-from smtrain.core.config import STAGES, JobConfig, Stage
-from smtrain.core.config.schema import VALIDATION_CHANNEL, digest, text_channels
+from smtrain.client.launch.request import create_training_job, image_of
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts import table
-from smtrain.core.facts.sagemaker import TargetName
-from smtrain.core.near import hint
 from smtrain.core.protocol.uris import HUBS
+from smtrain.stages import stage_named, stages_of
+from smtrain.stages.base import checkpoint_uri, output_uri
 
 
 @dataclass(frozen=True)
@@ -47,25 +46,6 @@ class StagePlan:
         return next((job for job in self.earlier if job.known_running), None)
 
 
-def stages_of(config: JobConfig, target: TargetName | None = None) -> list[Stage]:
-    """The stages a run of this config has: a model that is no hub's, prepared text and a random start skip one each.
-
-    Graphs are compiled ahead where `compute.compile_ahead` asks for it, and not on this machine, which has no compiler.
-    """
-    skipped: set[str] = set()
-    if not config.model.path.startswith(HUBS):
-        skipped.add("fetch")
-    if config.data.prepared:
-        skipped.add("prepare")
-    if config.model.init == "scratch":
-        skipped.add("convert")
-    if not config.compute.compile_ahead or (target or config.target) == "local":
-        skipped.add("compile")
-    if not config.evaluate.tasks:
-        skipped.add("evaluate")
-    return [stage for stage in STAGES if stage not in skipped]
-
-
 class Chain:
     """The stages of one config on one target."""
 
@@ -86,22 +66,19 @@ class Chain:
         return f"{self.config.name}-{stage}-{self._key(stage)[:8]}"
 
     def _key(self, stage: Stage) -> str:
-        if stage == "compile":
-            return digest(self.graphs)
-        before: dict[Stage, list[Stage]] = {
-            "train": ["prepare"], "export": ["train"], "generate": ["export"], "evaluate": ["export"],
-        }  # fmt: skip
-        upstream = [self._key(s) for s in before.get(stage, []) if s in stages_of(self.config)]
-        return digest([self.config.for_stage(stage), self.config.data.prepared, checkpoint_uri(self.config), upstream])
+        described = stage_named(stage)
+        if (own := described.identity(self)) is not None:
+            return digest(own)
+        upstream = [self._key(other) for other in described.upstream if self.has(other)]
+        return digest([described.keys(self.config), self.config.data.prepared, checkpoint_uri(self.config), upstream])
 
     def plan(self, stage: Stage) -> StagePlan:
         """Everything needed to submit the stage.
 
         Raises `JobError` where a stage that it reads from has not been done.
         """
-        if stage not in STAGES:
-            raise ConfigError([f"stage: got {stage!r}; {hint(stage, STAGES, table('word_names')['values'])}"])
-        inputs = self._inputs(stage)
+        described = stage_named(stage)
+        inputs = described.inputs(self)
         base = self.base_name(stage)
         # One call answers both questions about a train stage: done already, and does another one write.
         siblings = self._known("train") if stage == "train" else self._attempts(base)
@@ -112,7 +89,7 @@ class Chain:
         bundle = build_bundle()
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
-        shown = self.config.for_stage(stage)
+        shown = described.keys(self.config)
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
         needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]
@@ -158,57 +135,19 @@ class Chain:
         """s3:// prefix of the run's checkpoints."""
         return checkpoint_uri(self.config)
 
-    def _inputs(self, stage: Stage) -> dict[str, str]:
-        if stage == "fetch":
-            if not self.config.model.path.startswith(HUBS):
-                raise ConfigError([f"model.path: {self.config.model.path} is not on a hub; there is nothing to fetch"])
-            return {}
-        found = self.config.model.path
-        found = self._needs(stage, "fetch") if found.startswith(HUBS) else found
+    def has(self, stage: Stage) -> bool:
+        """Whether a run of this config has the stage."""
+        return stage in stages_of(self.config)
+
+    def model(self, stage: Stage) -> str:
+        """s3:// prefix of the model's folder. Raises `JobError` if stage fetch has not been done yet."""
+        path = self.config.model.path
+        path = self.need(stage, "fetch") if path.startswith(HUBS) else path
         # A folder's prefix ends in "/", or a sibling whose name begins alike would come along.
-        model = f"{found.rstrip('/')}/"
-        named = self.config.model.weights
-        weights = {"weights": f"{named.rstrip('/')}/"} if named else {}
-        if stage == "prepare":
-            sources = self.config.data.all_sources
-            if not sources:
-                raise ConfigError(["data.path: is missing; the prepare stage needs text"])
-            channels = {name: source.path for name, source in zip(text_channels(self.config), sources, strict=True)}
-            if self.config.train.validation and self.config.train.validation.path:
-                channels[VALIDATION_CHANNEL] = self.config.train.validation.path
-            return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
-        if stage == "convert":
-            return {"model": model} | weights
-        if stage in ("compile", "train"):
-            prepared = self.config.data.prepared
-            data = f"{prepared.rstrip('/')}/" if prepared else self._needs(stage, "prepare")
-            if stage == "compile":
-                return {"data": data, "model": model}
-            shards = self.output("convert") if "convert" in stages_of(self.config) else None
-            return {"data": data, "model": model} | ({"shards": shards} if shards else weights)
-        if stage == "export":
-            merged = weights if self.config.train.adapter else {}
-            return {"checkpoint": checkpoint_uri(self.config), "model": model} | merged
-        if stage == "evaluate":
-            return self._evaluated(model)
-        exported = {"model": self._needs("generate", "export")}
-        adapter = self.config.train.adapter and not self.config.export.merge
-        return exported | ({"base": model} if adapter else {})
+        return f"{path.rstrip('/')}/"
 
-    def _evaluated(self, base: str) -> dict[str, str]:
-        """The exported model, and as far as they are asked for the model before it and the tasks' data."""
-        asked = self.config.evaluate
-        if not asked.tasks:
-            raise ConfigError(["evaluate.tasks: names no task; give some, such as [mmlu], for the stage evaluate"])
-        channels = {"model": self._needs("evaluate", "export")}
-        adapter = self.config.train.adapter and not self.config.export.merge
-        if (asked.base or adapter) and self.config.model.init == "weights":
-            channels["base"] = base
-        if asked.data:
-            channels["tasks"] = f"{asked.data.rstrip('/')}/"
-        return channels
-
-    def _needs(self, stage: Stage, other: Stage) -> str:
+    def need(self, stage: Stage, other: Stage) -> str:
+        """The output of stage `other`, which `stage` reads. Raises `JobError` if it has not been done."""
         found = self.output(other)
         if found is None:
             raise JobError(

@@ -10,13 +10,13 @@ from typing import Any
 
 from smtrain.client.planner.machines import Machine, Work
 from smtrain.client.planner.memory import checkpoint_bytes
-from smtrain.client.planner.stages import START_S
 from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.config.yaml_file import read_toml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.files import home_path
 from smtrain.core.near import nearest
+from smtrain.stages.base import START_S
 
 HOUR = 3600.0
 _OPTIONS = ("on_demand", "spot", "reserved")

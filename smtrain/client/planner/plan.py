@@ -20,7 +20,7 @@ from smtrain.client.planner.resolve import subject
 from smtrain.client.planner.resolve_mesh import accepted, fit_faults
 from smtrain.client.planner.result import Choice, Plan
 from smtrain.client.planner.search import Candidate, doubts, search
-from smtrain.client.planner.stages import ON_CPU, machine_for, need
+from smtrain.client.planner.stages import machine_for, need
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.planner.throughput import step_time
 from smtrain.client.planner.warnings import image_warnings, memory_warnings, run_warnings
@@ -32,6 +32,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
 from smtrain.core.protocol.uris import HUBS
 from smtrain.core.public import public
+from smtrain.stages import stage_named
 
 RankBy = Literal["time", "cost"]
 _SHOWN = 5
@@ -293,7 +294,9 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         )  # fmt: skip
     lost = _saving(config, work, machine, step_s, prices) if steps else Saving(0, 0, 0, 0, 1)
     cpu_types: dict[str, str] = {
-        stage: machine_for(config, stage, described_of(config)) for stage in ON_CPU if stage in stages
+        stage: machine_for(config, stage, described_of(config))
+        for stage in stages
+        if not stage_named(stage).accelerated
     }
     return cost(
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,

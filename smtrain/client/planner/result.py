@@ -8,10 +8,10 @@ from typing import Any
 
 from smtrain.client.planner.cost import Price, Saving
 from smtrain.client.planner.machines import Mesh
-from smtrain.client.planner.stages import START_S
-from smtrain.core.config.schema import STAGES
 from smtrain.core.config.units import counted, spell
 from smtrain.core.text import span
+from smtrain.stages import STAGES
+from smtrain.stages.base import START_S
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import target_of
 from smtrain.client.iam.services import Beside
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.preflight import (  # fmt: skip
@@ -38,6 +38,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
+from smtrain.stages import stages_of
 
 NOBODY = "arn:aws:iam::000000000000:role/none"
 # What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from smtrain.client.launch import wheels
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.config import STAGES, Stage
+from smtrain.core.config import Stage
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
 from smtrain.core.protocol.data_packages import WORDS
+from smtrain.stages import STAGES
 
 if TYPE_CHECKING:
     from smtrain.client.launch.image_inspect import Contents

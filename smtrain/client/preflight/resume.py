@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.launch.ownership import look
-from smtrain.client.launch.request import checkpoint_uri
 from smtrain.client.preflight.context import Context, Unread
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.owner import OwnerError, owner_uri
+from smtrain.stages.base import checkpoint_uri
 
 
 def resume(context: Context) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The one description of a job, `JobConfig`; `client.planner.resolve.load_config` makes one from YAML, arguments and
 --set."""
 
-from smtrain.core.config.schema import STAGES, JobConfig, Stage
+from smtrain.core.config.schema import JobConfig, Stage
 
-__all__ = ["STAGES", "JobConfig", "Stage"]
+__all__ = ["JobConfig", "Stage"]

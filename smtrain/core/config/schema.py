@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -20,8 +20,8 @@ from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts import instance
 from smtrain.core.facts.sagemaker import TargetName
 
-Stage = Literal["fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate"]
-STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate")
+Stage = str
+"""Name of a stage; smtrain.stages describes each."""
 # In a cache of compiled graphs: written when all graphs of a config are in it.
 GRAPHS_COMPLETE = "smtrain-complete.json"
 TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compile sees the graphs
@@ -96,80 +96,6 @@ class JobConfig(Section):
     def dp(self) -> int:
         """Data-parallel degree."""
         return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))
-
-    def for_stage(self, stage: Stage) -> dict[str, Any]:
-        """The keys that decide what a stage does inside its container: its config file, and its identity.
-
-        A stage whose keys are unchanged need not run again, so nothing else may go in: changing `train.lr` must
-        not tokenize the text anew.
-        """
-        full = self.model_dump(mode="json")
-        keys: dict[Stage, list[str]] = {
-            "fetch": ["model.path", "model.token"],
-            "prepare": ["model.path", "model.token", "data", "train.seq_len", "train.objective"],
-            "convert": ["model.path", "parallel.tp", "parallel.pp"],
-            "compile": ["name", "model.path", "data.sources", "data.document_mask", "parallel", "train"],
-            "train": [
-                "name",
-                "model.path",
-                "model.init",
-                "data.sources",
-                "data.document_mask",
-                "parallel",
-                "train",
-                "checkpoint",
-            ],
-            "export": ["model.path"],
-            "generate": ["model.path", "generate", "train.objective"],
-            "evaluate": ["model.path", "evaluate"],
-        }
-        kept: dict[str, Any] = {}
-        for key in keys[stage]:
-            section, _, field = key.partition(".")
-            if field:
-                kept.setdefault(section, {})[field] = full[section][field]
-            else:
-                kept[section] = full[section]
-        if stage in ("fetch", "convert", "train") and self.model.weights is not None:
-            kept["model"]["weights"] = self.model.weights
-        for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
-            kept.get("train", {}).pop(key, None)
-        if stage == "prepare":  # weights are the loader's: another mixture of the same tokens; so is the mask
-            kept["data"]["sources"] = [{"path": source["path"]} for source in kept["data"]["sources"]]
-            for key in ("document_mask", "machines", "spot"):  # the bytes are the same for any number of machines
-                del kept["data"][key]
-            for key in ("encoding", "columns", "filters", "near_duplicates", "pii", "phone_region"):
-                if not kept["data"][key]:  # as jobs were called before there was the key
-                    del kept["data"][key]
-        held_out = self.train.validation
-        if held_out is None or stage == "compile":  # no graph of a step depends on it
-            kept.get("train", {}).pop("validation", None)
-        if stage == "prepare" and held_out and held_out.chosen:
-            kept["train"]["validation"] = held_out.chosen
-        if stage == "compile":  # no weight changes a graph
-            kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
-        if stage == "train":  # a default takes no part in the identity of jobs begun before there was the key
-            for key, default in (("verify", "full"), ("step", None)):
-                if kept["checkpoint"][key] == default:
-                    del kept["checkpoint"][key]
-        if "train" in kept and kept["train"].get("adapter", 0) is None:
-            del kept["train"]["adapter"]
-        for key, usual in (("compile", False), ("deterministic", True)):
-            if kept.get("train", {}).get(key) is usual:
-                del kept["train"][key]
-        if stage in ("export", "generate"):  # defaults take no part in the identity of jobs made before the keys
-            given = {"merge": self.export.merge and bool(self.train.adapter), "checkpoint": self.export.checkpoint}
-            given["megatron"] = self.export.megatron
-            written = {key: value for key, value in given.items() if value not in (False, "newest")}
-            kept |= {"export": written} if written else {}
-        if stage in ("compile", "train"):
-            kept["parallel"]["dp"] = self.dp
-            kept["compute"] = {
-                "instance_count": self.compute.instance_count,
-                "instance_type": self.compute.instance_type,
-                "processes_per_instance": self.processes_per_instance,
-            }
-        return kept
 
 
 VALIDATION_CHANNEL = "validation"

@@ -12,11 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from smtrain.core.config import STAGES
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
-
-_NAME = re.compile(rf"(?P<run>.+)-(?P<stage>{'|'.join(STAGES)})-[0-9a-f]{{8}}(-\d+)?")
+from smtrain.core.protocol.requests import stage_of
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,11 @@ class Record:
 
     @property
     def run(self) -> str:
-        named = _NAME.fullmatch(self.name)
-        return named["run"] if named else self.name
+        return (stage_of(self.name) or (self.name,))[0]
 
     @property
     def stage(self) -> str:
-        named = _NAME.fullmatch(self.name)
-        return named["stage"] if named else ""
+        return (stage_of(self.name) or ("", ""))[1]
 
 
 @dataclass

@@ -14,7 +14,6 @@ from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
 from smtrain.client.jobs.listing import list_jobs
-from smtrain.core.config import STAGES
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED, TargetName
 from smtrain.core.git import commit_of
@@ -30,6 +29,7 @@ from smtrain.core.protocol.log_lines import (
 )
 from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
 from smtrain.plane.origins import known
+from smtrain.stages import STAGES
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 

@@ -16,7 +16,6 @@ from typing import Any
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.follower import PACES
 from smtrain.client.launch import names
-from smtrain.client.launch.request import CHECKPOINTS
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import digest
 from smtrain.core.config.stage_file import TUNED
@@ -24,6 +23,7 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.text import Say
 from smtrain.core.tracking.settings import VARIABLE
+from smtrain.stages.train import CHECKPOINTS
 from smtrain.tools.tune.space import Axis
 from smtrain.tools.tune.trials import Status, Trial
 

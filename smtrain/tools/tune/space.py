@@ -13,17 +13,17 @@ from itertools import product
 from typing import Any
 
 from smtrain.client.planner.resolve import load_config
-from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config import JobConfig
 from smtrain.core.config.annotations import section_in
 from smtrain.core.config.error_messages import key_meant
 from smtrain.core.config.section import kinds
 from smtrain.core.errors import ConfigError
+from smtrain.stages import keys_of, stage_named, stages_before
 
 Values = dict[str, str]
 """Texts by key: `{"train.lr": "3e-05"}`."""
 
 _RANGE = re.compile(r"(?P<log>log:)?(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
-_SHARED: tuple[Stage, ...] = ("fetch", "prepare", "convert")
 _SECTIONS = ("train", "parallel")
 _CORNERS = 256
 """So many combinations of the ends are looked at before anything starts; where there are more, one key at a time."""
@@ -162,13 +162,13 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
             other = with_values(config, values)
         except ConfigError as error:
             raise ConfigError([f"--over: with {told}: {fault}" for fault in error.faults]) from None
-        for stage in _SHARED:
-            if other.for_stage(stage) != config.for_stage(stage):
+        for stage in stages_before("train"):
+            if stage_named(stage).shared and keys_of(other, stage) != keys_of(config, stage):
                 raise ConfigError(
                     [f"--over: {told} changes what stage {stage} makes, which all trials share; "
                      "tune other keys, and give these a value in the config"]
                 )  # fmt: skip
-        changed = set(_differences(config.for_stage("train"), other.for_stage("train")))
+        changed = set(_differences(keys_of(config, "train"), keys_of(other, "train")))
         if others := sorted(changed - set(values)):
             raise ConfigError(
                 [f"--over: {told} also changes {', '.join(others)}; tune other keys, and give these a value "

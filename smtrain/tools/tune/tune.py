@@ -12,7 +12,7 @@ import yaml
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.launch import launch
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.cost import HOUR, Prices, own_prices
 from smtrain.client.planner.plan import plan
@@ -28,6 +28,7 @@ from smtrain.core.files import home
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public
 from smtrain.core.text import Say
+from smtrain.stages import stage_named, stages_before, stages_of
 from smtrain.tools.tune import managed
 from smtrain.tools.tune.loop import TrialLoop, TuningLimits, lent
 from smtrain.tools.tune.search import search_of
@@ -83,7 +84,7 @@ def tune(
     search = search_of(axes, limits.max_jobs, config.train.seed) if place.name != "aws" else None
     if out is not None and Path(out).is_file():
         raise ConfigError([f"out: {out} is a file; name a folder"])
-    earlier = [stage for stage in stages_of(config, place.name) if stage in ("fetch", "prepare", "convert", "compile")]
+    earlier = [stage for stage in stages_of(config, place.name) if stage in stages_before("train")]
     if check:
         before(Chain(config, place), [*earlier, "train"], say)
     for stage in earlier:
@@ -93,7 +94,7 @@ def tune(
     if search is None:
         name, trials = _on_aws(chain, axes, objective, limits, say)
     else:
-        shared: list[Stage] = [stage for stage in earlier if stage != "compile"]
+        shared: list[Stage] = [stage for stage in earlier if stage_named(stage).shared]
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
         trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
@@ -165,7 +166,7 @@ def _limits(
             "$SMTRAIN_HOME/prices.toml, or leave the budget out"
         )
     one = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
-    once = sum(planned.get(stage, 0.0) for stage in ("prepare", "convert", "compile"))
+    once = sum(planned.get(stage, 0.0) for stage in stages_before("train"))
     total = once + count * one
     if total > budget:
         fitting = int((budget - once) // one) if budget > once else 0

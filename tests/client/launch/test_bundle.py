@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 from smtrain.client.launch.bundle import build_bundle, bundle_files
-from smtrain.core.config import STAGES
+from smtrain.stages import STAGES
 from tests import warm
 
 REPO = Path(__file__).resolve().parents[3]

@@ -18,10 +18,11 @@ import smtrain
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch import graphs
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.protocol.uris import split_uri
+from smtrain.stages import stages_of
 
 PATH = f"{Path(__file__).parent / 'neuron'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 LIBRARY = importlib.util.find_spec("neuronx_distributed") is not None

@@ -16,6 +16,7 @@ from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.git_tag import tagged
 from smtrain.client.launch.stages import Chain
 from smtrain.core.git import TAG, committed
+from smtrain.stages import keys_of
 from tests.cli.test_cli import smtrain as command
 
 
@@ -61,7 +62,7 @@ def test_the_tag_changes_no_stage_and_one_of_the_users_stays(raw: dict[str, Any]
     config = smtrain.load_config(raw)
     with_tag = tagged(config, repository)
     assert with_tag.tags[TAG] == committed(repository)
-    assert with_tag.for_stage("train") == config.for_stage("train")
+    assert keys_of(with_tag, "train") == keys_of(config, "train")
     place = target_of(config)
     assert Chain(with_tag, place, look=False).base_name("train") == Chain(config, place, look=False).base_name("train")
     mine = smtrain.load_config(raw | {"tags": {TAG: "mine"}})

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.launch.stages import stages_of
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model import modelscope
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.stages import stages_of
 from tests.client.launch.modelscope import NEW, OLD, ModelScope
 
 TOKEN = "ms-" + "0123456789abcdef" * 2

@@ -15,10 +15,10 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.iam.services import Beside, asked_for, of_the_role
 from smtrain.client.jobs.job import Job
 from smtrain.client.planner.resolve import load_config
-from smtrain.core.config import STAGES
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.plane.server.validation import fault_of
+from smtrain.stages import STAGES
 from tests import tiers
 from tests.client.iam.wire import ACCOUNT, HERE, Call, allows, held, recorded, told
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import smtrain
-from smtrain.client.launch.stages import stages_of
-from smtrain.core.config import STAGES
+from smtrain.stages import STAGES, stages_of
 
 AWS: dict[str, Any] = {
     "target": "aws",

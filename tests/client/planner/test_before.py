@@ -14,6 +14,7 @@ from smtrain.cli.price_check import planned
 from smtrain.client.launch.request import create_training_job
 from smtrain.client.planner import plan_tag
 from smtrain.core.errors import JobError
+from smtrain.stages import keys_of
 from tests.client.planner.test_plan import raw
 
 
@@ -61,7 +62,7 @@ def test_an_unknown_price_counts_as_above_the_limit(capsys: pytest.CaptureFixtur
 
 def test_the_plan_goes_with_the_request_and_changes_nothing_of_the_job() -> None:
     before, after = config(), planned(config(), "aws", ask=False, show=False)
-    assert before.for_stage("train") == after.for_stage("train")
+    assert keys_of(before, "train") == keys_of(after, "train")
     request = create_training_job(after, "train", "job", {}, "s3://b/code/", "s3://b/config/")
     told = plan_tag.read(request["Tags"])
     plan = smtrain.plan(raw())

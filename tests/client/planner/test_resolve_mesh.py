@@ -10,6 +10,7 @@ import pytest
 import smtrain
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
+from smtrain.stages import keys_of
 from tests.client.planner.test_plan import raw
 
 
@@ -66,7 +67,7 @@ def test_a_largest_batch_is_no_part_of_what_a_job_is_and_no_batch_passes_it() ->
         config, set_=[f"train.global_batch_size={config.train.global_batch_size}", "train.max_global_batch_size=null"],
         target="aws",
     )  # fmt: skip
-    assert same.for_stage("train") == config.for_stage("train")
+    assert keys_of(same, "train") == keys_of(config, "train")
     with pytest.raises(ConfigError, match=r"train\.global_batch_size: 128 is above train\.max_global_batch_size = 64"):
         smtrain.load_config(config, set_=["train.global_batch_size=128"], target="aws")
     with pytest.raises(ConfigError, match="global batch of at most 1 "):

@@ -10,8 +10,8 @@ import pytest
 import smtrain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.stages import host_gib, machine_for, need, volume_for
-from smtrain.core.config import STAGES
 from smtrain.core.facts import table
+from smtrain.stages import STAGES
 
 LARGE = Path(__file__).parents[3] / "examples/llama-2-70b-trn1.yaml"
 GIB = 2**30

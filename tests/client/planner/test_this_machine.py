@@ -11,6 +11,7 @@ import smtrain
 from smtrain.client.planner import probing, this_machine
 from smtrain.core import machine
 from smtrain.core.config.machine import MachineEntry
+from smtrain.stages import keys_of
 
 pytestmark = pytest.mark.usefixtures("measured")
 
@@ -63,7 +64,7 @@ def test_plan_check_and_launch_give_one_answer(local_home: Any, monkeypatch: pyt
     (machines,) = [f for f in smtrain.check(GIVEN, stage="train").findings if f.check == "machine"]
     assert machines.text.startswith("training here starts 1 x 1 = 1 processes")
     config = smtrain.load_config(GIVEN)
-    assert config.for_stage("train")["compute"]["processes_per_instance"] == 1
+    assert keys_of(config, "train")["compute"]["processes_per_instance"] == 1
     assert smtrain.load_config(config, target="aws").world_size == 32, "chosen, not given"
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import smtrain
 from smtrain.client.backends.choose import target_of
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.check import look
 from smtrain.core.facts import table
+from smtrain.stages import stages_of
 from tests.tiers import examples
 
 TRIES = int(os.environ.get("SMTRAIN_DEFAULTS", examples(60)))

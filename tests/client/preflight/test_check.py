@@ -16,11 +16,12 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch.stages import Chain, stages_of
+from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.check import CHECKS, before, look
 from smtrain.client.preflight.limits import violations
 from smtrain.plane.client import ensure_running
+from smtrain.stages import stages_of
 from tests.client.preflight.account import Account, Answer
 
 ROLE = "arn:aws:iam::123456789012:role/training"

@@ -12,7 +12,7 @@ import botocore.session
 
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.sdk import build, installed
-from smtrain.core.config import STAGES
+from smtrain.stages import STAGES
 
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in both).
 SDK = installed()

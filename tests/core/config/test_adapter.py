@@ -9,6 +9,7 @@ import pytest
 
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError
+from smtrain.stages import keys_of
 
 
 def faults(raw: dict[str, Any], adapter: Any, **sections: Any) -> list[str]:
@@ -77,12 +78,12 @@ def test_engine_nxd_trains_adapters_and_needs_no_masters_of_a_base_in_bf16(raw: 
 
 def test_stages_of_runs_without_an_adapter_keep_their_identity(raw: dict[str, Any]) -> None:
     config = load_config(raw)
-    assert "adapter" not in config.for_stage("train")["train"]
-    assert "export" not in config.for_stage("export")
+    assert "adapter" not in keys_of(config, "train")["train"]
+    assert "export" not in keys_of(config, "export")
     one, other = (load_config(raw, train={"adapter": {}}, export={"merge": merge}) for merge in (False, True))
-    assert one.for_stage("train") == other.for_stage("train")
-    assert one.for_stage("export") != other.for_stage("export")
-    assert other.for_stage("export")["export"] == {"merge": True}
+    assert keys_of(one, "train") == keys_of(other, "train")
+    assert keys_of(one, "export") != keys_of(other, "export")
+    assert keys_of(other, "export")["export"] == {"merge": True}
 
 
 def test_targets_of_a_model_that_is_there(raw: dict[str, Any], tmp_path: Path) -> None:

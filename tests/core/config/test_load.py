@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smtrain import ConfigError, JobConfig, load_config
-from smtrain.core.config import STAGES
 from smtrain.core.config.units import seconds, spell
+from smtrain.stages import STAGES, keys_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -229,15 +229,15 @@ def test_a_config_is_frozen_and_its_round_trip_is_itself(raw: dict[str, Any]) ->
 
 def test_weights_elsewhere_change_what_reads_them_alone(raw: dict[str, Any]) -> None:
     plain, named = load_config(raw), load_config(raw, model={"weights": "s3://bucket/iter_0000100"})
-    same = [stage for stage in STAGES if plain.for_stage(stage) == named.for_stage(stage)]
+    same = [stage for stage in STAGES if keys_of(plain, stage) == keys_of(named, stage)]
     assert set(STAGES) - {*same} == {"fetch", "convert", "train"}
 
 
 def test_an_unchanged_stage_keeps_its_identity(raw: dict[str, Any]) -> None:
     one, other = load_config(raw), load_config(raw, train={"lr": 9e-4}, parallel={"tp": 1})
-    assert one.for_stage("prepare") == other.for_stage("prepare")
-    assert one.for_stage("convert") != other.for_stage("convert")
-    assert one.for_stage("train") != other.for_stage("train")
+    assert keys_of(one, "prepare") == keys_of(other, "prepare")
+    assert keys_of(one, "convert") != keys_of(other, "convert")
+    assert keys_of(one, "train") != keys_of(other, "train")
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
@@ -277,8 +277,8 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
         load_config({**raw, "data": {"sources": [{"path": path, "weight": 1}, {"path": path, "weight": w}]}})
         for w in (1, 2)
     ]
-    assert made[0].for_stage("prepare") == made[1].for_stage("prepare")
-    assert made[0].for_stage("train") != made[1].for_stage("train")
+    assert keys_of(made[0], "prepare") == keys_of(made[1], "prepare")
+    assert keys_of(made[0], "train") != keys_of(made[1], "train")
     assert made[1].data.weights == [1, 2]
 
 
@@ -321,9 +321,9 @@ def test_the_document_mask_is_training_s_and_the_objective_is_both_stages_(raw: 
     plain, masked, sft = (
         load_config(raw, **more) for more in ({}, {"data": {"document_mask": True}}, {"train": {"objective": "sft"}})
     )
-    assert masked.for_stage("prepare") == plain.for_stage("prepare")
-    assert masked.for_stage("train") != plain.for_stage("train")
-    assert sft.for_stage("prepare") != plain.for_stage("prepare")
+    assert keys_of(masked, "prepare") == keys_of(plain, "prepare")
+    assert keys_of(masked, "train") != keys_of(plain, "train")
+    assert keys_of(sft, "prepare") != keys_of(plain, "prepare")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ import pytest
 
 from smtrain import ConfigError, load_config
 from smtrain.core.config.validation import parts
+from smtrain.stages import keys_of
 
 
 def faults(raw: dict[str, Any], validation: Any, **train: Any) -> list[str]:
@@ -49,9 +50,9 @@ def test_the_best_checkpoint_is_exported_where_one_is_kept(raw: dict[str, Any]) 
             load_config(raw, train={"validation": validation}, export=best)
     kept = {"validation": {"fraction": 0.1, "keep_best": True}, "save_interval": 100}
     newest, lowest = (load_config(raw, train=kept, export=export) for export in ({}, best))
-    assert lowest.for_stage("export")["export"] == best
-    assert "export" not in newest.for_stage("export")
-    assert newest.for_stage("train") == lowest.for_stage("train")
+    assert keys_of(lowest, "export")["export"] == best
+    assert "export" not in keys_of(newest, "export")
+    assert keys_of(newest, "train") == keys_of(lowest, "train")
     with pytest.raises(ConfigError, match=r"export\.checkpoint: best is read from the checkpoints of engine native"):
         load_config(raw, train={**kept, "engine": "nxd"}, export=best)
     load_config(raw, train={**kept, "engine": "nxd", "adapter": {}}, export=best)
@@ -59,16 +60,16 @@ def test_the_best_checkpoint_is_exported_where_one_is_kept(raw: dict[str, Any]) 
 
 def test_what_is_held_out_decides_the_prepared_data_and_nothing_else_does(raw: dict[str, Any]) -> None:
     plain = load_config(raw)
-    assert "validation" not in plain.for_stage("train")["train"]
+    assert "validation" not in keys_of(plain, "train")["train"]
 
     def loaded(**validation: Any) -> Any:
         return load_config({**raw, "train": {**raw.get("train", {}), "validation": validation}})
 
     tenth, often = loaded(fraction=0.1), loaded(fraction=0.1, interval=1, batches=2)
-    assert plain.for_stage("prepare") != tenth.for_stage("prepare") == often.for_stage("prepare")
-    assert tenth.for_stage("train") != often.for_stage("train")
+    assert keys_of(plain, "prepare") != keys_of(tenth, "prepare") == keys_of(often, "prepare")
+    assert keys_of(tenth, "train") != keys_of(often, "train")
     for stage in ("convert", "export", "generate", "compile"):
-        assert plain.for_stage(stage) == often.for_stage(stage)
+        assert keys_of(plain, stage) == keys_of(often, stage)
 
 
 def test_a_path_is_relative_to_its_file(raw: dict[str, Any], tmp_path: Path) -> None:

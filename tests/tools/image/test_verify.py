@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.config import STAGES
 from smtrain.core.errors import LocalError
 from smtrain.plane.docker import BORROWS, local_image
 from smtrain.plane.server.containers import scratch_image
 from smtrain.plane.server.containers.scratch_image import make
+from smtrain.stages import STAGES
 from smtrain.tools.image import verify
 from tests import docker
 

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from smtrain.cli.dispatch import call
-from smtrain.client.launch.request import _metrics
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, DataError
+from smtrain.stages import keys_of, stage_named
 from smtrain.worker.data.read.unread import UnreadText
 from smtrain.worker.evaluation import harness, report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
@@ -343,7 +343,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     told = JobConfig.model_validate(
         {"model": {"path": "s3://unused"}, "evaluate": {"tasks": ["mmlu"], "data": "s3://unused", "limit": 3}}
     )
-    (shell.root / "input/data/config/config.json").write_text(json.dumps(told.for_stage("evaluate")))
+    (shell.root / "input/data/config/config.json").write_text(json.dumps(keys_of(told, "evaluate")))
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     kept |= {"SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
     script = REPO / "entrypoints/evaluate.py"
@@ -357,7 +357,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     made = json.loads((shell.root / "model/evaluation.json").read_text())
     assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6
     line = next(line for line in done.stdout.splitlines() if line.startswith("evaluation mmlu="))
-    request = _metrics(told, "evaluate")
+    request = stage_named("evaluate").metrics(told)
     assert request == ("mmlu", "mmlu_base")
     for name in request:
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)

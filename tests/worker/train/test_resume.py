@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import SmtrainError
 from smtrain.core.protocol.container import Container
+from smtrain.stages import keys_of
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import NAME, Manifest
 from smtrain.worker.data.prepare.prepare import prepare
@@ -49,7 +50,7 @@ class Run:
             **sections,
             "train": {**TRAIN, **(train or {})},
         }
-        config = JobConfig.model_validate(JobConfig.model_validate(told).for_stage("train"))
+        config = JobConfig.model_validate(keys_of(JobConfig.model_validate(told), "train"))
         self._capsys.readouterr()
         handler = signal.getsignal(signal.SIGTERM)
         try:

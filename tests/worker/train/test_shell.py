@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from smtrain.core.config import JobConfig, Stage
+from smtrain.stages import keys_of
 from tests import warm
 
 REPO = Path(__file__).resolve().parents[3]
@@ -45,7 +46,7 @@ class Shell:
         told = {key: {**CONFIG.get(key, {}), **changes.get(key, {})} for key in {**CONFIG, **changes}}
         folder = self.root / "input/data/config"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(JobConfig.model_validate(told).for_stage(stage)))
+        (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(told), stage)))
         (self.root / "output").mkdir(exist_ok=True)
         (self.root / "output/failure").unlink(missing_ok=True)
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}

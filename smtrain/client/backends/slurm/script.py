@@ -17,9 +17,7 @@ from smtrain.client.backends.slurm.environment import kept
 from smtrain.client.backends.slurm.layout import HISTORY, REQUEST, RESERVE, STOP, WORDS, WORDS_LOG, path_of
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.slurm_options import Exported, is_export, options_of
-
-# Of these a next attempt goes on where the last one was left; any other stage would begin anew at each time limit.
-_GO_ON = ("prepare", "train")
+from smtrain.stages import stage_named
 
 
 def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
@@ -31,8 +29,8 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         "job": job,
         "stage": stage,
         "bundle": f"{path_of(channels['code'])}bundle.tar.gz",
-        "restarts": str(cluster.restarts if stage in _GO_ON else 0),
-        "goes_on": "yes" if stage in _GO_ON else "",
+        "restarts": str(cluster.restarts if stage_named(stage).resumable else 0),
+        "goes_on": "yes" if stage_named(stage).resumable else "",
     }
     given = {key: path_of(value) for key, value in request["Environment"].items()}
     named = dict(Exported.of(cluster.sbatch).values)
@@ -83,7 +81,7 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
 
 def on_cpus(stage: str) -> bool:
     """True for a stage that needs no accelerator."""
-    return stage not in ("compile", "train")
+    return not stage_named(stage).accelerated
 
 
 def asked_for(stage: str, cluster: Cluster) -> list[str]:

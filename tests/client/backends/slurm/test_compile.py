@@ -12,8 +12,8 @@ import pytest
 import smtrain
 from smtrain.client.backends.choose import target_of
 from smtrain.client.launch import graphs
-from smtrain.client.launch.stages import stages_of
 from smtrain.client.planner.resolve import load_config
+from smtrain.stages import stages_of
 from tests.client.backends.slurm.conftest import Bench
 from tests.client.launch.test_compile import PATH
 

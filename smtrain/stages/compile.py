@@ -1,0 +1,42 @@
+"""Stage compile: the graphs of a training run, compiled before the cluster is paid for (engine nxd)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import TRACED_STEPS
+from smtrain.stages.base import Inputs, JobStage
+from smtrain.stages.train import data_of, train_keys
+
+
+class CompileStage(JobStage):
+    """Reads data and model; leaves Neuron graphs in `<output>/neuron-cache/<key>` and compilation.json."""
+
+    name = "compile"
+    after = "convert"
+    accelerated = True
+    shared = False
+
+    def needed(self, config: JobConfig, target: str) -> bool:
+        return config.compute.compile_ahead and target != "local"  # this machine has no compiler
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        kept = train_keys(config, "name", "model.path", "data.sources", "data.document_mask")
+        # No weight changes a graph, and no graph of a step depends on validation.
+        kept["model"]["init"], kept["train"]["steps"] = "scratch", TRACED_STEPS
+        kept["train"].pop("validation", None)
+        return kept
+
+    def identity(self, chain: Inputs) -> object:
+        return chain.graphs
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        model = chain.model(self.name)
+        return {"data": data_of(chain, self.name), "model": model}
+
+    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+        return ("graphs", "compiled", "failed", "cached")
+
+
+STAGE = CompileStage()

@@ -1,0 +1,43 @@
+"""Stage convert: a model's weights to the shards of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.precision import width
+from smtrain.stages.base import (
+    Inputs,
+    JobStage,
+    StageNeed,
+    conversion_memory,
+    moving_seconds,
+    selected,
+    weights_of,
+    with_weights,
+)
+
+
+class ConvertStage(JobStage):
+    """Reads the model; leaves shards in the NxD layout for (tp, pp) and manifest.json."""
+
+    name = "convert"
+    after = "prepare"
+
+    def needed(self, config: JobConfig, target: str) -> bool:
+        return config.model.init != "scratch"
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        return with_weights(config, selected(config, "model.path", "parallel.tp", "parallel.pp"))
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        return {"model": chain.model(self.name)} | weights_of(chain.config)
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        weights = float(shape.parameters() * width(config.train.precision))
+        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 2))
+
+
+STAGE = ConvertStage()

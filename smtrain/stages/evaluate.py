@@ -1,0 +1,52 @@
+"""Stage evaluate: benchmarks of the exported model, and of the model before training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.precision import width
+from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected
+from smtrain.stages.generate import loaded_memory
+
+
+class EvaluateStage(JobStage):
+    """Reads the exported model, the base model and the tasks' data; leaves evaluation.json."""
+
+    name = "evaluate"
+    after = "generate"
+    upstream = ("export",)
+    shared = False
+
+    def needed(self, config: JobConfig, target: str) -> bool:
+        return bool(config.evaluate.tasks)
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        return selected(config, "model.path", "evaluate")
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        config, base = chain.config, chain.model(self.name)
+        if not config.evaluate.tasks:
+            raise ConfigError(["evaluate.tasks: names no task; give some, such as [mmlu], for the stage evaluate"])
+        channels = {"model": chain.need(self.name, "export")}
+        if (config.evaluate.base or keeps_adapter(config)) and config.model.init == "weights":
+            channels["base"] = base
+        if config.evaluate.data:
+            channels["tasks"] = f"{config.evaluate.data.rstrip('/')}/"
+        return channels
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        weights = float(shape.parameters() * width(config.train.precision))
+        # One model after the other; the number of questions is not known here.
+        seconds = moving_seconds(config, weights, assumed, 2 if config.evaluate.base else 1)
+        merged = weights if config.train.adapter is not None else 0.0
+        return StageNeed(loaded_memory(config, shape), merged, seconds)
+
+    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+        return tuple(name for task in config.evaluate.tasks for name in (task, f"{task}_base"))
+
+
+STAGE = EvaluateStage()

@@ -1,0 +1,45 @@
+"""Stage export: a checkpoint to a standard Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.precision import width
+from smtrain.stages.base import (
+    Inputs,
+    JobStage,
+    StageNeed,
+    checkpoint_uri,
+    conversion_memory,
+    moving_seconds,
+    selected,
+    weights_of,
+    with_export,
+)
+
+
+class ExportStage(JobStage):
+    """Reads the run's checkpoints and the model's folder; leaves a Hugging Face folder."""
+
+    name = "export"
+    after = "train"
+    upstream = ("train",)
+    shared = False
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        return with_export(config, selected(config, "model.path"))
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        config = chain.config
+        channels = {"checkpoint": checkpoint_uri(config), "model": chain.model(self.name)}
+        return channels | (weights_of(config) if config.train.adapter else {})
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        weights = float(shape.parameters() * width(config.train.precision))
+        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 2))
+
+
+STAGE = ExportStage()

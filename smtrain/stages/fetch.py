@@ -1,0 +1,38 @@
+"""Stage fetch: a model of a hub to its folder in S3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.precision import width
+from smtrain.core.protocol.uris import HUBS
+from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_memory, moving_seconds, selected, with_weights
+
+
+class FetchStage(JobStage):
+    """Reads a hub, with a token by its name; leaves the model's folder."""
+
+    name = "fetch"
+
+    def needed(self, config: JobConfig, target: str) -> bool:
+        return config.model.path.startswith(HUBS)
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        return with_weights(config, selected(config, "model.path", "model.token"))
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        path = chain.config.model.path
+        if not path.startswith(HUBS):
+            raise ConfigError([f"model.path: {path} is not on a hub; there is nothing to fetch"])
+        return {}
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        weights = float(shape.parameters() * width(config.train.precision))
+        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 1))
+
+
+STAGE = FetchStage()

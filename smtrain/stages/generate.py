@@ -1,0 +1,46 @@
+"""Stage generate: texts of the exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import PROCESS, cache_bytes
+from smtrain.core.model.precision import width
+from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected, with_export
+
+
+def loaded_memory(config: JobConfig, shape: ModelShape) -> float:
+    """Bytes of memory of a process that holds all weights, and keys and values of one text."""
+    each = width(config.train.precision)
+    return PROCESS + shape.parameters() * each + cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
+
+
+class GenerateStage(JobStage):
+    """Reads the exported model; leaves generation.json."""
+
+    name = "generate"
+    after = "export"
+    upstream = ("export",)
+    shared = False
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        return with_export(config, selected(config, "model.path", "generate", "train.objective"))
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        base = chain.model(self.name)
+        channels = {"model": chain.need(self.name, "export")}
+        return channels | ({"base": base} if keeps_adapter(chain.config) else {})
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        weights = float(shape.parameters() * width(config.train.precision))
+        tokens = len(config.generate.prompts) * config.generate.max_new_tokens
+        # Every token reads all weights once.
+        seconds = moving_seconds(config, weights, assumed, 1) + tokens * weights / (assumed["generate_gb_per_s"] * 1e9)
+        merged = weights if config.train.adapter is not None else 0.0
+        return StageNeed(loaded_memory(config, shape), merged, seconds)
+
+
+STAGE = GenerateStage()

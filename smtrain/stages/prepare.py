@@ -1,0 +1,69 @@
+"""Stage prepare: text to packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import VALIDATION_CHANNEL, text_channels
+from smtrain.core.errors import ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import GIB, PROCESS
+from smtrain.stages.base import CHECKPOINT_PATH, START_S, Inputs, JobStage, StageNeed, parts_uri, selected
+
+
+class PrepareStage(JobStage):
+    """Reads text and the model's tokenizer; leaves Megatron's indexed dataset and manifest.json."""
+
+    name = "prepare"
+    after = "fetch"
+    resumable = True
+
+    def needed(self, config: JobConfig, target: str) -> bool:
+        return not config.data.prepared
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        kept = selected(config, "model.path", "model.token", "data", "train.seq_len", "train.objective")
+        data = kept["data"]
+        # Weights are the loader's, another mixture of the same tokens, and so is the mask. The bytes are the same for
+        # any number of machines.
+        data["sources"] = [{"path": source["path"]} for source in data["sources"]]
+        for key in ("document_mask", "machines", "spot"):
+            del data[key]
+        for key in ("encoding", "columns", "filters", "near_duplicates", "pii", "phone_region"):
+            if not data[key]:  # a default has no part in a job's name
+                del data[key]
+        if config.train.validation and config.train.validation.chosen:
+            kept["train"]["validation"] = config.train.validation.chosen
+        return kept
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        config, model = chain.config, chain.model(self.name)
+        sources = config.data.all_sources
+        if not sources:
+            raise ConfigError(["data.path: is missing; the prepare stage needs text"])
+        channels = {name: source.path for name, source in zip(text_channels(config), sources, strict=True)}
+        if config.train.validation and config.train.validation.path:
+            channels[VALIDATION_CHANNEL] = config.train.validation.path
+        return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
+
+    def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
+        return StageNeed(PROCESS + 4 * GIB, 0.0, START_S)
+
+    def machines(self, config: JobConfig) -> int:
+        return config.data.machines
+
+    def spot(self, config: JobConfig) -> bool:
+        return self.distributed(config) and config.data.spot
+
+    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+        return ("mb_per_s",) if self.distributed(config) else ()  # of each machine
+
+    def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
+        # SageMaker syncs this folder while the job runs, so that a further attempt resumes from it.
+        parts = parts_uri(config, request["TrainingJobName"])
+        request["CheckpointConfig"] = {"S3Uri": parts, "LocalPath": CHECKPOINT_PATH}
+
+
+STAGE = PrepareStage()

@@ -1,0 +1,125 @@
+"""Stage train: the training run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smtrain.core.config import JobConfig
+from smtrain.core.protocol.log_lines import MACHINE_NUMBERS
+from smtrain.core.tracking.settings import VARIABLE, variable
+from smtrain.stages.base import (
+    CHECKPOINT_PATH,
+    Inputs,
+    JobStage,
+    checkpoint_uri,
+    run_uri,
+    selected,
+    weights_of,
+    with_weights,
+)
+
+CHECKPOINTS = "SMTRAIN_CHECKPOINTS"
+"""Variable of a job that names its checkpoint prefix."""
+TENSORBOARD_PATH = "/opt/ml/output/tensorboard"
+
+
+def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
+    """The keys of a stage that builds the model on the training mesh: `keys`, section train, and the machines."""
+    kept = selected(config, *keys, "parallel", "train")
+    train = kept["train"]
+    for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
+        del train[key]
+    # A default has no part in a job's name.
+    defaults = {"validation": None, "adapter": None, "compile": False, "deterministic": True}
+    for key, usual in defaults.items():
+        if key in train and train[key] is usual:
+            del train[key]
+    kept["parallel"]["dp"] = config.dp
+    kept["compute"] = {
+        "instance_count": config.compute.instance_count,
+        "instance_type": config.compute.instance_type,
+        "processes_per_instance": config.processes_per_instance,
+    }
+    return kept
+
+
+def data_of(chain: Inputs, stage: str) -> str:
+    """s3:// prefix of the prepared data, which stage prepare may have written."""
+    prepared = chain.config.data.prepared
+    return f"{prepared.rstrip('/')}/" if prepared else chain.need(stage, "prepare")
+
+
+class TrainStage(JobStage):
+    """Reads data, model and shards; leaves checkpoints in the run's prefix, metrics.jsonl and TensorBoard files."""
+
+    name = "train"
+    after = "compile"
+    upstream = ("prepare",)
+    accelerated = True
+    resumable = True
+    shared = False
+
+    def keys(self, config: JobConfig) -> dict[str, Any]:
+        kept = with_weights(
+            config,
+            train_keys(config, "name", "model.path", "model.init", "data.sources", "data.document_mask", "checkpoint"),
+        )
+        for key, default in (("verify", "full"), ("step", None)):  # a default has no part in a job's name
+            if kept["checkpoint"][key] == default:
+                del kept["checkpoint"][key]
+        return kept
+
+    def inputs(self, chain: Inputs) -> dict[str, str]:
+        model, data = chain.model(self.name), data_of(chain, self.name)
+        shards = chain.output("convert") if chain.has("convert") else None
+        return {"data": data, "model": model} | ({"shards": shards} if shards else weights_of(chain.config))
+
+    def machines(self, config: JobConfig) -> int:
+        return config.compute.instance_count
+
+    def distributed(self, config: JobConfig) -> bool:
+        return True
+
+    def spot(self, config: JobConfig) -> bool:
+        return config.compute.spot
+
+    def metrics(self, config: JobConfig) -> tuple[str, ...]:
+        names: tuple[str, ...] = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
+        if config.train.validation:
+            names += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
+        return names + (MACHINE_NUMBERS if config.track.machines else ())
+
+    def shown(self, config: JobConfig) -> dict[str, Any]:
+        parallel, train = config.parallel, config.train
+        return {
+            "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
+            "processes_per_instance": config.processes_per_instance,
+            "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
+            "lr": train.lr, "precision": train.precision,
+        }  # fmt: skip
+
+    def extend(self, config: JobConfig, request: dict[str, Any]) -> None:
+        compute, resources = config.compute, request["ResourceConfig"]
+        request["CheckpointConfig"] = {"S3Uri": checkpoint_uri(config), "LocalPath": CHECKPOINT_PATH}
+        if not config.network.isolation:
+            # SageMaker does not tell a container where its checkpoints go, and so neither what has arrived there.
+            request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
+        if compute.instance_group:
+            group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}
+            resources["InstanceGroups"] = [{**group, "InstanceGroupName": compute.instance_group}]
+        if tracked := variable(config.track):
+            request["Environment"] = {VARIABLE: tracked} | request["Environment"]
+        if config.track.tensorboard == "live":
+            request["TensorBoardOutputConfig"] = {
+                "LocalPath": TENSORBOARD_PATH,
+                "S3OutputPath": f"{run_uri(config)}tensorboard",
+            }
+        if compute.training_plan:
+            resources["TrainingPlanArn"] = compute.training_plan
+        if compute.infra_check:
+            request["InfraCheckConfig"] = {"EnableInfraCheck": True}
+        if compute.keep_alive:
+            resources["KeepAlivePeriodInSeconds"] = compute.keep_alive
+
+
+STAGE = TrainStage()
