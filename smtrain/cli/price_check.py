@@ -7,6 +7,7 @@ import sys
 import typer
 
 from smtrain.client.planner import plan_tag
+from smtrain.client.planner.resolve import with_tags
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.images import unpatched
@@ -71,4 +72,4 @@ def planned(
             raise JobError("not started")
     if plan is None:
         return config
-    return config.model_copy(update={"tags": {**config.tags, plan_tag.TAG: plan_tag.write(plan)}})
+    return with_tags(config, **{plan_tag.TAG: plan_tag.write(plan)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from smtrain.client.planner.resolve import with_tags
 from smtrain.core.config import JobConfig
 from smtrain.core.git import TAG, committed
 
@@ -16,4 +17,4 @@ def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
     """The config with the commit among the tags of its jobs; as it is where there is none, or it has such a tag."""
     if TAG in config.tags or (found := committed(folder)) is None:
         return config
-    return config.model_copy(update={"tags": {**config.tags, TAG: found}})
+    return with_tags(config, **{TAG: found})

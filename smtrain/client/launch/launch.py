@@ -250,7 +250,7 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
 
 def _look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """Refuse what cannot work; imported when it is asked for, as it has a module for each thing looked at."""
-    from smtrain.client.preflight.check import before
+    from smtrain.client.preflight.checks import before
 
     before(chain, stages, say)
 

@@ -20,7 +20,7 @@ from smtrain.client.launch.names import checked
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.check import before
+from smtrain.client.preflight.checks import before
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source

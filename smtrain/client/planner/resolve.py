@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from smtrain.client.planner.fallback import fallback_faults
 from smtrain.client.planner.machines import named_shape
@@ -20,6 +21,9 @@ from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.public import public
+
+_LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
+"""Configs that were loaded, by id: meshes are searched and faults looked for once, not in every call that takes one."""
 
 
 @public
@@ -49,7 +53,23 @@ def load_config(
         >>> config.train.steps, config.train.lr
         (20, 0.0003)
     """
+    if (loaded := _as_loaded(source, set_, sections)) and target in (None, loaded.target):
+        return loaded
     return _whole(draft(source, set_=set_, target=target, **sections))
+
+
+def with_tags(config: JobConfig, **tags: str) -> JobConfig:
+    """A loaded config with more tags for its jobs; tags change nothing else, so it counts as loaded too."""
+    copy = config.model_copy(update={"tags": {**config.tags, **tags}})
+    if _LOADED.get(id(config)) is config:
+        _LOADED[id(copy)] = copy
+    return copy
+
+
+def _as_loaded(source: Source | None, set_: Sequence[str], sections: dict[str, Any]) -> JobConfig | None:
+    """The source, if it is a config that `load_config` returned and nothing is to be changed in it; else None."""
+    same = isinstance(source, JobConfig) and _LOADED.get(id(source)) is source and not set_ and not sections
+    return source if same and isinstance(source, JobConfig) else None
 
 
 def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
@@ -64,6 +84,7 @@ def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
             faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
     if faults or config is None:
         raise ConfigError([hide(" ".join(fault.splitlines())) for fault in faults])
+    _LOADED[id(config)] = config
     return config
 
 
@@ -94,7 +115,7 @@ def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
 def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
     """The target of a plan that names none: the config's own cluster; this machine, if the config says so and names no
     instance type; else AWS, also for what is tried here first. `for_machines`: the plan is one of instances."""
-    config = draft(source, set_=set_, **sections).config
+    config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
     if config is not None and config.target == "slurm":
         return "slurm"
     said = config is not None and "target" in config.model_fields_set
@@ -122,6 +143,8 @@ def subject(
         raise ConfigError([f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"])
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
+    if (loaded := _as_loaded(source, set_, sections)) and target == loaded.target:
+        return loaded, shape_of(loaded)
     try:
         config = _whole(draft(source, set_=set_, target=target, **sections), shape_alone=bool(model))
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """What is looked at before a job is paid for: every fault in one pass, each with its remedy."""
 
-from smtrain.client.preflight.check import check
+from smtrain.client.preflight.checks import check
 from smtrain.client.preflight.findings import Finding, Level, Report
 
 __all__ = ["Finding", "Level", "Report", "check"]

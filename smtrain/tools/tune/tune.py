@@ -17,7 +17,7 @@ from smtrain.client.launch.wheels import travelling
 from smtrain.client.planner.cost import HOUR, Prices, own_prices
 from smtrain.client.planner.plan import plan
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.check import before
+from smtrain.client.preflight.checks import before
 from smtrain.core import text
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source

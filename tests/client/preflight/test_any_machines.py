@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.stages import Chain
-from smtrain.client.preflight.check import look
+from smtrain.client.preflight.checks import look
 from smtrain.core.facts import table
 from smtrain.stages import stages_of
 from tests.tiers import examples

@@ -11,7 +11,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.iam.services import Beside
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.check import CHECKS, look
+from smtrain.client.preflight.checks import CHECKS, look
 from tests.client.preflight.account import Account, Answer
 from tests.client.preflight.test_check import ROLE, allowing, role
 

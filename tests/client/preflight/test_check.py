@@ -18,7 +18,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.check import CHECKS, before, look
+from smtrain.client.preflight.checks import CHECKS, before, look
 from smtrain.client.preflight.limits import violations
 from smtrain.plane.client import ensure_running
 from smtrain.stages import stages_of
@@ -535,13 +535,13 @@ import json, sys
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.launch.stages import Chain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.preflight import check
+from smtrain.client.preflight import checks
 from smtrain.client.preflight.findings import Finding
 
 chain = Chain(load_config(json.loads(sys.argv[1])), Target("aws", "us-east-1"))
 assert "boto3" not in sys.modules
-api.CHECKS = {"x": lambda context: iter([Finding("x", "ok" if "boto3" in sys.modules else "fault", "")])}
-assert api.look(chain, ["prepare"]).ok
+checks.CHECKS = {"x": lambda context: iter([Finding("x", "ok" if "boto3" in sys.modules else "fault", "")])}
+assert checks.look(chain, ["prepare"]).ok
 """
 
 
@@ -597,7 +597,7 @@ def test_without_a_role_everything_else_is_looked_at_all_the_same(
     bare = {**aws, "compute": {k: v for k, v in aws["compute"].items() if k != "role"}}
     none = {**FINE, "service-quotas.ListServiceQuotas": listed(quota(f"{TYPE} for training job usage", 0))}
     monkeypatch.setattr(
-        "smtrain.client.preflight.check.target_of", lambda *_: Account("us-east-1", none, Target("local").s3)
+        "smtrain.client.preflight.checks.target_of", lambda *_: Account("us-east-1", none, Target("local").s3)
     )
     found = smtrain.check(bare)
     assert [f.check for f in found.faults] == ["config", "quotas"]

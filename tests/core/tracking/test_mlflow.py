@@ -15,8 +15,8 @@ from smtrain.core.config import JobConfig
 from smtrain.core.tracking.buffer import Buffered, TrackedStep
 from smtrain.core.tracking.mlflow import MlflowTracker
 from smtrain.core.tracking.settings import Tracked
-from tests.core.extras import need
 from tests.core.tracking.server import client_of, mlflow_server
+from tests.extras import need
 from tests.ports import free_port
 
 need("mlflow")

@@ -13,8 +13,8 @@ import smtrain
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from tests.client.follow.test_tensorboard import read
-from tests.core.extras import need
 from tests.core.tracking.server import client_of, mlflow_server
+from tests.extras import need
 from tests.ports import free_port
 from tests.shared_run import SharedRun
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import smtrain
 from smtrain.tools.chat.widget import Widget, said
-from tests.core.extras import need
 from tests.core.model.test_generate import make
+from tests.extras import need
 from tests.tools.chat.test_chat import GREEDY
 from tests.worker.generation.test_generating import TEMPLATE
 

@@ -22,11 +22,11 @@ ROOT = Path(__file__).parents[3]
 _ONE_AT_A_TIME = """
 import threading
 from smtrain.worker.data.prepare import prepare_options
-listing, find = threading.Lock(), asked_text.find_files
+listing, find = threading.Lock(), prepare_options.find_files
 def found(*given):
     with listing:  # machines are processes; the progress bars of datasets are not for threads
         return find(*given)
-asked_text.find_files = found
+prepare_options.find_files = found
 """
 _SCRIPT = f"""{_ONE_AT_A_TIME}
 import hashlib, json, sys

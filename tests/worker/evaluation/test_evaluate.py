@@ -31,8 +31,8 @@ from smtrain.worker.evaluation.mmlu import subjects_in, write_tasks
 from smtrain.worker.evaluation.progress import HarnessProgress
 from smtrain.worker.evaluation.request import Asked
 from tests import warm
-from tests.core.extras import need
 from tests.core.model.test_generate import make
+from tests.extras import need
 from tests.worker.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
 from tests.worker.train.test_shell import REPO, Shell
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, SeenDocuments
 from smtrain.worker.data.clean.near import SeenSignatures, band_keys, shingles
 from smtrain.worker.data.prepare.prepare import prepare
-from tests.core.extras import need
+from tests.extras import need
 from tests.tiers import examples
 
 need("rensa")

@@ -16,7 +16,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.worker.data.clean.refiner import refining
 from smtrain.worker.data.prepare.prepare import prepare
-from tests.core.extras import need
+from tests.extras import need
 from tests.tiers import examples
 
 need("phonenumbers")

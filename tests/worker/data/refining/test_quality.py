@@ -18,7 +18,7 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
-from tests.core.extras import need
+from tests.extras import need
 from tests.worker.data.cluster.hosts import ends_after, on_machines, until_done
 from tests.worker.data.cluster.test_machines import digest
 
