@@ -28,7 +28,7 @@ FOLDERS = ("smtrain", "entrypoints", "tests", "scripts")
 ALL = ("pyproject.toml", "setup.py", "scripts/setup", "scripts/packages", "tests/conftest.py")
 """Files that any test may depend on."""
 STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate", "forking", "rendezvous")
-STARTS = {"smtrain.client.launch.create": ["launch"], "entrypoints.launch": STAGES}
+STARTS = {"smtrain.client.launch.one_job": ["launch"], "entrypoints.launch": STAGES}
 """Scripts of entrypoints/ that a module starts by a name made at run time."""
 PAGES = "tests/docs/test_pages.py"
 

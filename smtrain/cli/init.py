@@ -41,7 +41,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for what no option says: the model, the text, and where to train."""
-    from smtrain.client.launch.instance_types import type_faults
+    from smtrain.client.launch.inputs import type_faults
     from smtrain.core.config.sample import Machines, values
     from smtrain.core.errors import ConfigError
 

@@ -36,8 +36,8 @@ def launch(
 ) -> None:
     """Start one stage of a config and follow it."""
     from smtrain.cli.price_check import planned, say_unpatched
-    from smtrain.client.launch.git_tag import tagged
     from smtrain.client.launch.launch import launch as launch_stage
+    from smtrain.client.launch.launch import tagged
     from smtrain.client.planner.resolve import load_config
 
     options.only_with(upload, dry_run)
@@ -80,12 +80,12 @@ def list_uploads(config: JobConfig, stages: Sequence[Stage], target: TargetName 
 def print_requests(config: JobConfig, stages: Sequence[Stage], target: TargetName | None, *, upload: bool) -> None:
     """What these stages would send: the requests as JSON, or a cluster's scripts; with what they read uploaded."""
     from smtrain.client.backends.choose import target_of
-    from smtrain.client.launch import uploads
+    from smtrain.client.launch import one_job
     from smtrain.client.launch.stages import Chain
 
     chain = Chain(config, target_of(config, target), look=False)
     plans = [chain.plan(stage) for stage in stages]
     if upload:
         for plan in plans:
-            uploads.upload(chain, plan, partial(say, error=True))
+            one_job.upload(chain, plan, partial(say, error=True))
     say(chain.target.preview([plan.request for plan in plans]), whole=True)

@@ -45,7 +45,7 @@ def run(
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.cli.price_check import planned
     from smtrain.client.backends.choose import target_of
-    from smtrain.client.launch.git_tag import tagged
+    from smtrain.client.launch.launch import tagged
     from smtrain.client.planner.resolve import load_config
     from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all

@@ -45,7 +45,7 @@ def tune(
 ) -> None:  # fmt: skip
     """Train a config several times with other values; the table shows which are best, best.yaml has them."""
     from smtrain.cli.price_check import say_unpatched
-    from smtrain.client.launch.git_tag import tagged
+    from smtrain.client.launch.launch import tagged
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.errors import ConfigError
     from smtrain.tools.tune import tune

@@ -23,7 +23,7 @@ FILES = {
     "smtrain/cli/plan.py": "def app():\n    from smtrain.client.planner.plan import plan\n    plan()\n",
     "smtrain/cli/logs.py": "import typer\n\napp = typer.Typer()\n\n@app.command()\ndef logs():\n    follow()\n\n"
     "def follow():\n    pass\n",
-    "smtrain/client/launch/create.py": "def create():\n    pass\n",
+    "smtrain/client/launch/one_job.py": "def create():\n    pass\n",
     "smtrain/core/facts/prices.toml": "",
     "smtrain/core/facts/read.py": "def prices():\n    return load('prices')\n\ndef load(name):\n    return name\n",
     "entrypoints/launch.py": "def main():\n    pass\n",
@@ -41,7 +41,7 @@ FILES = {
     "tests/plane/test_training_api.py": "def test_api(plane):\n    pass\n\ndef test_pure():\n    pass\n",
     "tests/cli/test_cli.py": "from smtrain.cli import main\n\ndef test_plan():\n    main(['plan'])\n\n"
     "def test_logs():\n    main(['logs'])\n",
-    "tests/client/launch/test_run.py": "from smtrain.client.launch.create import create\n\n"
+    "tests/client/launch/test_run.py": "from smtrain.client.launch.one_job import create\n\n"
     "def test_run():\n    create()\n",
     "tests/core/facts/test_prices.py": "from smtrain.core.facts.read import prices\n\n"
     "def test_prices():\n    prices()\n",

@@ -8,7 +8,9 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from smtrain.client.backends.base import Body, JobPlace, size_of
@@ -18,8 +20,7 @@ from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_
 from smtrain.client.backends.sagemaker.s3 import listed
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.backends.sagemaker.uploads import send
-from smtrain.client.launch.instance_types import type_faults
-from smtrain.client.launch.model_files import is_model_file, is_weights_file
+from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks import shape_faults
 from smtrain.core.config.checks_hub import gated_faults
@@ -28,10 +29,41 @@ from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts import instance
 from smtrain.core.facts.filesystems import is_mounted
+from smtrain.core.model.hf_folder import is_checkpoint_file
+from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, split_uri
 from smtrain.core.text import Say
 from smtrain.plane.origins import note
+
+# Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
+_MODEL_FILES = (
+    "*.safetensors", "*.bin", "*.index.json",
+    "config.json", "*_config.json", "params.json", "manifest.json", "smtrain.json", "source.json",
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "*.model", "*.tiktoken", "*.bpe", "*.vocab", "encoder.json", "tekken.json",
+    "chat_template*.json", "*.jinja", "*.py",
+    "readme*", "license", "license.*", "license-*", "notice", "notice.*", "use_policy*", "copying",
+)  # fmt: skip
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file, named relative to the folder, is part of a model. Hidden files and folders never are."""
+    if is_checkpoint_file(name):
+        return True
+    path = PurePosixPath(name)
+    if any(part.startswith(".") for part in path.parts):
+        return False
+    return any(fnmatchcase(path.name.lower(), pattern) for pattern in _MODEL_FILES)
+
+
+def is_weights_file(name: str) -> bool:
+    """Whether a file goes along from a folder that is named for its weights: all but the optimizer's own files."""
+    *folders, last = PurePosixPath(name).parts
+    hidden = any(part.startswith(".") for part in folders) or (last.startswith(".") and last != ".metadata")
+    return not hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}
+
 
 _PARTS = {"model": is_model_file, "weights": is_weights_file}
 """What of such an input's folder goes along."""
@@ -253,3 +285,24 @@ def _make_bucket(target: Target, bucket: str) -> None:
         raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri")
     place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
     target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
+
+
+def type_faults(config: JobConfig) -> list[str]:
+    """A sentence for every type of a config that there is not."""
+    compute = config.compute
+    named = [("instance_type", compute.instance_type), ("cpu_instance_type", compute.cpu_instance_type)]
+    named += [("fallback_instance_types", kind) for kind in compute.fallback_instance_types]
+    default = type(compute).model_fields["cpu_instance_type"].default  # not looked for: that costs 0.3 s
+    known = (default, *config.machines)
+    doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind not in known]
+    return [
+        f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
+        f"{nearest(kind, sorted(_known()), cutoff=0.0)}? (if it is new, update boto3)"
+        for key, kind in doubtful
+        if kind not in _known()
+    ]
+
+
+@cache
+def _known() -> frozenset[str]:
+    return frozenset(described("sagemaker").shape_for("TrainingInstanceType").enum)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import target_of
@@ -12,16 +13,17 @@ from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs, notify, queued
 from smtrain.client.launch.one_job import standing, submit
-from smtrain.client.launch.request_view import Request
+from smtrain.client.launch.request import Request
 from smtrain.client.launch.run import Run, StageResult
 from smtrain.client.launch.stages import Chain, StagePlan
-from smtrain.client.planner.resolve import load_config
+from smtrain.client.planner.resolve import load_config, with_tags
 from smtrain.core import text
-from smtrain.core.config import Stage
+from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.git import TAG, committed
 from smtrain.core.interrupts import Interrupted, gently
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.public import public
@@ -272,3 +274,10 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
             if isinstance(event, Line):
                 on_line(event)
     job.check()
+
+
+def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
+    """The config with the commit among the tags of its jobs; as it is where there is none, or it has such a tag."""
+    if TAG in config.tags or (found := committed(folder)) is None:
+        return config
+    return with_tags(config, **{TAG: found})

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.choose import cluster, sagemaker
 from smtrain.client.backends.sagemaker.backoff import Backoff
 from smtrain.client.backends.sagemaker.quotas import Refusal
+from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import pools
-from smtrain.client.launch.create import create
+from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.ownership import claim
+from smtrain.client.launch.pools import LOOK, waiting
 from smtrain.client.launch.stages import Chain, StagePlan
-from smtrain.client.launch.uploads import upload
-from smtrain.client.launch.waiting import LOOK, waiting
+from smtrain.client.launch.wheels import travelling
 from smtrain.client.sdk.lost_answer import answer_was_lost
+from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
@@ -219,3 +221,29 @@ def _sleep(seconds: float, say: Say) -> None:
     except KeyboardInterrupt:
         say("stopped waiting; no job is running, and the same command waits again")
         raise
+
+
+def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
+    """Send the request once: through the SageMaker SDK that `compute.sdk` means, else through boto3.
+
+    Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
+    quota error from a fault of the request.
+    """
+    from smtrain.client.sdk import chosen, submit
+
+    if generation := chosen(target, config):
+        submit(generation, target, request)
+    else:
+        target.sagemaker.create_training_job(**request)
+
+
+def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
+    """Upload the code and the inputs of a stage; what is there already is left. Raises `JobError` where that fails."""
+    if chain.target.queues:
+        place = cluster(chain.target)
+        for one in plan.uploads:
+            place.put(one.uri, one.files, say)
+        return
+    target = sagemaker(chain.target)
+    upload_all(target, list(plan.uploads), say)
+    upload_all(target, travelling(plan.request, target, say), say)

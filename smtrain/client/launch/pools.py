@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from smtrain.client.backends.sagemaker.backoff import Backoff
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch.waiting import LOOK
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.facts.warm_pools import agreement, first_difference
 from smtrain.core.text import Say
 
@@ -120,3 +121,14 @@ def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
             told: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
             if told.get("WarmPoolStatus"):
                 yield told
+
+
+# Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.
+PACE: dict[TargetName, tuple[float, float]] = {"aws": (60.0, 900.0), "local": (0.5, 5.0), "slurm": (0.5, 5.0)}
+LOOK: dict[TargetName, float] = {"aws": 10.0, "local": 0.2, "slurm": 2.0}
+"""Seconds between two looks at a job that waits for its machines."""
+
+
+def waiting(seconds: float, target: TargetName, clock: Callable[[], float] = time.monotonic) -> Backoff:
+    """Pauses between attempts to get machines, from now on and for so many seconds."""
+    return Backoff(seconds, *PACE[target], clock)

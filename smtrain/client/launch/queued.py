@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from smtrain.client.backends.choose import cluster
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs
+from smtrain.client.launch.one_job import upload
 from smtrain.client.launch.stages import Chain, StagePlan
-from smtrain.client.launch.uploads import upload
 from smtrain.core.config.schema import Stage
 from smtrain.core.errors import JobError
 from smtrain.core.text import Say

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from smtrain.client.launch.environment import environment
@@ -13,7 +15,8 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import family
 from smtrain.core.facts.filesystems import data_source
 from smtrain.core.facts.images import image_uri, training_image
-from smtrain.core.protocol.requests import HERE
+from smtrain.core.protocol.requests import HERE, machines_of
+from smtrain.core.text import clean
 from smtrain.plane.hosts import TAG, LocalHosts
 from smtrain.stages import stage_named
 from smtrain.stages.base import jobs_uri
@@ -141,3 +144,24 @@ def _channel(name: str, uri: str, mode: str) -> dict[str, Any]:
         return {"ChannelName": name, "DataSource": {"FileSystemDataSource": mounted}, "InputMode": "File"}
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
+
+
+class Request(dict[str, Any]):
+    """CreateTrainingJob's arguments. `json.dumps` and `boto3` take it like any dict."""
+
+    @property
+    def headline(self) -> str:
+        """Its job, machines and time limit in a line."""
+        limit = self["StoppingCondition"]["MaxRuntimeInSeconds"] / 3600
+        return f"{self['TrainingJobName']} on {machines_of(self)}, at most {limit:g} h"
+
+    def __repr__(self) -> str:
+        return f"<request of {self.headline}; json.dumps shows its {len(self)} fields>"
+
+    def _repr_html_(self) -> str:
+        """The headline, which opens to all of it."""
+        text = clean(json.dumps(self, indent=2))
+        return (
+            f"<details><summary>{escape(clean(self.headline))}</summary>"
+            f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere">{escape(text)}</pre></details>'
+        )

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch.model_files import is_model_file, is_weights_file
+from smtrain.client.launch.inputs import is_model_file, is_weights_file
 from smtrain.worker.checkpoint.open import open_weights
 from tests.worker.checkpoint.folders import same, weights_of
 

@@ -13,7 +13,7 @@ import yaml
 
 import smtrain
 from smtrain.client.backends.choose import target_of
-from smtrain.client.launch.git_tag import tagged
+from smtrain.client.launch.launch import tagged
 from smtrain.client.launch.stages import Chain
 from smtrain.core.git import TAG, committed
 from smtrain.stages import keys_of

@@ -12,7 +12,7 @@ from botocore.session import Session
 from botocore.validate import ParamValidator
 
 import smtrain
-from smtrain.client.launch.request_view import Request
+from smtrain.client.launch.request import Request
 
 
 def test_it_shows_itself_in_a_line_and_opens_in_a_notebook(raw: dict[str, Any]) -> None:

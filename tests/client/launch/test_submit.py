@@ -21,7 +21,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
-from smtrain.client.launch.waiting import PACE, waiting
+from smtrain.client.launch.pools import PACE, waiting
 from smtrain.client.sdk.lost_answer import answer_was_lost
 from smtrain.plane.testing.switches import Plane
 
@@ -57,7 +57,7 @@ def with_compute(config: dict[str, Any], **compute: Any) -> dict[str, Any]:
 def single_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """botocore gives up at once, as after twelve attempts."""
     monkeypatch.setattr(
-        "smtrain.client.backends.sagemaker.target.retrying", lambda _: Config(retries={"total_max_attempts": 1})
+        "smtrain.client.backends.sagemaker.clients.retrying", lambda _: Config(retries={"total_max_attempts": 1})
     )
 
 

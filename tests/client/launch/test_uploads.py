@@ -17,8 +17,7 @@ import yaml
 from smtrain.client.backends.sagemaker import uploads
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.backends.sagemaker.uploads import owner, send
-from smtrain.client.launch.inputs import Upload, _content_addressed, described_uploads, upload_all
-from smtrain.client.launch.model_files import is_model_file
+from smtrain.client.launch.inputs import Upload, _content_addressed, described_uploads, is_model_file, upload_all
 from smtrain.core.errors import JobError
 from tests.typed import typed
 

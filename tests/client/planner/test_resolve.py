@@ -11,6 +11,7 @@ import smtrain
 from smtrain import cli
 from smtrain.client.planner import resolve
 from smtrain.client.planner.resolve import load_config, with_tags
+from smtrain.core.config.load import draft
 from smtrain.core.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -22,7 +23,6 @@ ON_AWS = ("compute.role=arn:aws:iam::123456789012:role/r", "output.s3_uri=s3://m
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """One entry for each time that a config is drafted from its sources."""
     made: list[object] = []
-    draft = resolve.draft
 
     def counted(*args: Any, **keywords: Any) -> object:
         made.append(args)

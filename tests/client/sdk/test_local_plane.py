@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch.create import create
+from smtrain.client.launch.one_job import create
 from smtrain.client.launch.stages import Chain
 from smtrain.client.sdk import build
 from tests import as_told

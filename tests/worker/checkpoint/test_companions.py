@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from smtrain.client.launch.model_files import is_model_file
+from smtrain.client.launch.inputs import is_model_file
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import folder_of, wanted
 from smtrain.core.model.layout import Layout
