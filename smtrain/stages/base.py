@@ -17,7 +17,7 @@ START_S = 300.0
 
 
 class Inputs(Protocol):
-    """What the stage of a chain reads from (`client.launch.stages.Chain`)."""
+    """The chain that a stage belongs to (`client.launch.stages.Chain`): its config and the other stages' outputs."""
 
     config: JobConfig
 

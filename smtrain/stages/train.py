@@ -102,7 +102,7 @@ class TrainStage(JobStage):
         compute, resources = config.compute, request["ResourceConfig"]
         request["CheckpointConfig"] = {"S3Uri": checkpoint_uri(config), "LocalPath": CHECKPOINT_PATH}
         if not config.network.isolation:
-            # SageMaker does not tell a container where its checkpoints go, and so neither what has arrived there.
+            # SageMaker does not tell a container its checkpoint prefix, which it needs to see what has arrived there.
             request["Environment"] = {CHECKPOINTS: checkpoint_uri(config)} | request["Environment"]
         if compute.instance_group:
             group = {key: resources.pop(key) for key in ("InstanceType", "InstanceCount")}

@@ -100,7 +100,7 @@ def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_pa
     (error,) = [output for output in outputs if output.output_type == "error"]
     assert len(error.traceback) == 1, error.traceback
     assert len(error.traceback[0].splitlines()) == 1
-    assert "goes on, and the same call comes back to it" in error.traceback[0]
+    assert "keeps running; the same call joins it again" in error.traceback[0]
     assert not [output for output in outputs if "Traceback" in output.get("text", "")]
     assert kernel("1 + 1")[0].data["text/plain"] == "2"
 

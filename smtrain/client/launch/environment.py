@@ -26,7 +26,7 @@ def environment(
 ) -> dict[str, str]:
     """Environment variables of a stage's containers; `config.output.s3_uri` is filled in.
 
-    `described` is the model's config.json where it can be read; it names the cache of compiled graphs.
+    `described` is the model's config.json if it can be read; it names the cache of compiled graphs.
     """
     found = {"PYTHONUNBUFFERED": "1"}
     row = None if is_here(config) else instance(config.compute.instance_type)
@@ -45,7 +45,7 @@ def environment(
 
 
 def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
-    """Of a GPU job: what NCCL logs, and EFA where the type has it (docs/gpus.md).
+    """Variables of a GPU job: NCCL's log level, and EFA if the type has it (docs/gpus.md).
 
     NCCL_SOCKET_IFNAME is the launcher's: only the container knows its interface.
     """
@@ -77,7 +77,7 @@ def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cor
 
 
 def _compile_cache(config: JobConfig) -> str | None:
-    """The next machine's graphs: the warm pool's own folder where there is one, else S3 (engine nxd: always S3).
+    """The next machine's graphs: the warm pool's own folder if it has one, else S3 (engine nxd: always S3).
 
     Never below the checkpoints, which SageMaker would sync with every graph in them. A container without a network
     keeps the compiler's own default on its disk.

@@ -25,7 +25,7 @@ def estimator(
     source: Source | None = None, *, stage: Stage = "train", target: TargetName | None = None,
     set_: Sequence[str] = (), say: Callable[[str], None] = text.say, **sections: Any,
 ) -> Any:  # fmt: skip
-    """What the installed SageMaker SDK calls its PyTorch job: the request of `smtrain.request` as an object.
+    """The PyTorch job of the installed SageMaker SDK: the request of `smtrain.request` as an object.
 
     Alter it first if you like: it sends what its attributes say, after uploading what the target lacks. Nothing is
     uploaded or started here.

@@ -1,4 +1,4 @@
-"""Compiled graphs of engine nxd: where in S3 a config's are, and whether they are there.
+"""Compiled graphs of engine nxd: their prefix in S3, and whether all of them exist.
 
 Neuron's own cache finds a graph by compiler version, flags and the graph itself, so what is said here never decides
 what a job runs, only what is compiled when.
@@ -18,7 +18,7 @@ from smtrain.core.text import Say
 from smtrain.version import __version__
 
 VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
-# Keys of a model's config.json that change with whoever saved it.
+# Keys of a model's config.json that depend on the program that saved it, not on the model.
 _NOISE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
@@ -30,7 +30,7 @@ def cache_root(config: JobConfig) -> str:
 def cache_uri(
     config: JobConfig, image: str, environment: Mapping[str, str], described: Mapping[str, Any] | None
 ) -> str:
-    """Where in S3 this config's graphs are: one folder for all that changes a graph.
+    """The S3 prefix of this config's graphs: one folder for all that changes a graph.
 
     That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length, micro-batches,
     precision, recomputation, adapter, and our own version. A model whose config.json (`described`) cannot be read from
@@ -62,7 +62,7 @@ def cache_uri(
 
 
 def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
-    """The cache that stage compile fills; raises `ConfigError` where the config leaves it nothing to do."""
+    """The cache that stage compile fills; raises `ConfigError` if there is nothing to compile."""
     uri, own = environment.get(VARIABLE), config.compute.environment
     if config.train.engine != "nxd":
         fault = (
@@ -87,7 +87,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
 
 
 def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
-    """What the job that compiled all graphs of a cache left to say so; None where there is no such word."""
+    """The marker of the job that compiled this cache; None if there is none."""
     try:
         told = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
     except (JobError, ValueError):

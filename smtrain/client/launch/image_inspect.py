@@ -23,7 +23,7 @@ _seen: dict[str, Contents] = {}
 
 @dataclass(frozen=True)
 class Contents:
-    """What a container of an image finds."""
+    """Contents of an image, as a container of it sees them."""
 
     python: str
     """Version of `python3`."""
@@ -43,9 +43,9 @@ class Contents:
 
 
 def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
-    """What a local image has; without an engine nothing is imported, and no faults are found.
+    """Look into a local image; without an engine nothing is imported, and no faults are found.
 
-    Raises `LocalError` where no container of it runs, or it has no Python 3.10.
+    Raises `LocalError` if no container of it runs, or if it has no Python 3.10.
     """
     name = image.tags[0] if image.tags else image.short_id
     status, said, _ = run(client, image, ["python3", f"{FOLDER}/image_probe.py", *filter(None, [engine])])
@@ -57,9 +57,9 @@ def look(client: Any, image: Any, engine: str | None = "native") -> Contents:
 
 
 def of_hosts(request: dict[str, Any]) -> Contents | None:
-    """What the containers of a local job find, looked at once; None where its hosts are sandboxes.
+    """Look into the image of a local job's containers, once; None if its hosts are sandboxes.
 
-    Raises `LocalError` where containers are asked for and cannot be had, or the image has no Python.
+    Raises `LocalError` if containers are requested and cannot be started, or if the image has no Python.
     """
     run_in = read(request.get("Tags") or []).run_in
     if run_in not in ("docker", "auto"):

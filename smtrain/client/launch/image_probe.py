@@ -1,7 +1,7 @@
-"""What an image has, told from inside: `python3 image_probe.py [ENGINE]` prints one line of JSON. Standard library
+"""Report the contents of an image from inside: `python3 image_probe.py [ENGINE]` prints JSON. Standard library
 only.
 
-It lies beside the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there; with an engine it
+It lies next to the code of a job (`smtrain/`, `entrypoints/`), and asks what a job would find there; with an engine it
 imports all that its stages import, which takes a while.
 """
 
@@ -76,7 +76,7 @@ def look(engine: str | None) -> dict[str, Any]:
     from smtrain.core.protocol.data_packages import WORDS
 
     lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
-    # What travels with the code elsewhere, where it is installed: it may lack what it needs.
+    # A library that travels with the code elsewhere; installed here, its own requirements may be missing.
     names = {line.partition("==")[0] for stage in STAGES for line in launch.wanted(lists["wheels"], stage)}
     travelled = [name.replace("-", "_") for name in sorted(names) if importlib.util.find_spec(name.replace("-", "_"))]
     return {

@@ -66,7 +66,7 @@ def is_weights_file(name: str) -> bool:
 
 
 _PARTS = {"model": is_model_file, "weights": is_weights_file}
-"""What of such an input's folder goes along."""
+"""Files of an input's folder that are uploaded, by channel; all files of any other."""
 SMALL = 512 << 10  # bytes; what is larger is looked for before it is sent
 
 
@@ -77,9 +77,9 @@ class Upload:
     uri: str
     files: tuple[tuple[str, Body], ...]
     sha256: tuple[str, ...] = ()
-    """Of each file that the prefix is named after (hex); empty where the files are bytes."""
+    """SHA-256 (hex) of each file that the prefix is named after; empty if the files are bytes."""
     left_out: tuple[str, ...] = ()
-    """Files beside a model that are no part of one."""
+    """Files next to a model that are not part of it."""
     origin: str = ""
     """The path or demo:// URI that a config names it by; empty for bytes."""
 
@@ -91,7 +91,7 @@ class Resolved:
     config: JobConfig
     uploads: tuple[Upload, ...]
     described: dict[str, Any] | None = None
-    """The model's config.json, where the model is on this machine."""
+    """The model's config.json, if the model is on this machine."""
 
 
 def resolve(config: JobConfig, target: JobPlace) -> Resolved:
@@ -176,7 +176,7 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
     """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content.
 
-    A bucket of ours that is missing is made. Raises `JobError` where it may not be used.
+    Makes SageMaker's default bucket if it is missing. Raises `JobError` if it may not be used.
     """
     from botocore.exceptions import ClientError
 
@@ -202,7 +202,8 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
 
 
 def described_uploads(uploads: Sequence[Upload]) -> list[str]:
-    """A line for every file of some uploads, below their prefixes, and one for what is left out beside a model."""
+    """A line for every file of some uploads, below their prefixes, and one for files next to a model that are left
+    out."""
     lines: list[str] = []
     for upload in dict.fromkeys(uploads):
         size = sum(size_of(body) for _, body in upload.files)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 AFTER_RUN: list[Callable[[Chain, Say], None]] = []
 """Called when all stages of a run have ended well (tools/run.py)."""
-_SAME_CALL = "interrupted: what has been started goes on, and the same call comes back to it"
+_SAME_CALL = "interrupted: what has been started keeps running; the same call joins it again"
 
 
 @public
@@ -77,9 +77,9 @@ def launch(
 ) -> Job:  # fmt: skip
     """Start one stage of a config and return its job.
 
-    A stage that runs already is joined, one that is done is returned as it is. Where AWS has no machines,
-    `compute.capacity_wait` and `compute.fallback_instance_types` say how long to wait and with what to go on. Ctrl-C
-    leaves the job running.
+    A stage that runs already is joined; one that is done is returned as it is. If AWS has no machines,
+    `compute.capacity_wait` and `compute.fallback_instance_types` decide how long to wait and which types to try next.
+    Ctrl-C leaves the job running.
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
@@ -94,7 +94,7 @@ def launch(
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:
-        The job, which may still run where `wait` is False or Ctrl-C was pressed (`job.known_running`).
+        The job, which may still run if `wait` is False or Ctrl-C was pressed (`job.known_running`).
 
     Raises:
         ConfigError: The config is wrong.
@@ -133,8 +133,8 @@ def run(
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
     With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
-    interrupted goes on. Ctrl-C leaves the job of the moment running and ends the call with KeyboardInterrupt, in a
-    notebook without a traceback; the same call later goes on with it.
+    interrupted is resumed. Ctrl-C leaves the current job running and ends the call with KeyboardInterrupt (in a
+    notebook without a traceback); the same call joins that job again.
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
@@ -145,7 +145,8 @@ def run(
         say: Called with each line.
         on_line: Called with each line of the log, in place of `say`.
         view: How to follow: which lines, a panel or not.
-        wait: False: return once all stages are queued, which a Slurm cluster alone can do; they go on by themselves.
+        wait: False: return once all stages are queued, which only a Slurm cluster can do; it runs them without the
+        client.
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:
@@ -223,7 +224,7 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
         raise ConfigError(
             [
                 f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: "
-                f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to go on from the newest"
+                f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to resume from the newest"
             ]
         )
 
@@ -232,7 +233,7 @@ def _queue(
     chain: Chain, stages: Sequence[Stage], done: Run, say: Say, on_line: Callable[[Line], None] | None,
     view: View | None, *, again: bool, wait: bool,
 ) -> None:  # fmt: skip
-    """Submit all stages at once, and follow them one after the other where somebody waits."""
+    """Submit all stages at once; if `wait`, follow them one after the other."""
     for stage, job in queued.submit_chain(chain, stages, say, again=again).items():
         started, skipped = time.monotonic(), job.known_done
         if wait and not skipped:
@@ -267,8 +268,8 @@ def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:
 def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: View | None) -> None:
     if on_line is None:
         if not _shown(job, say, view, keep=False):
-            say("the same call goes on with this stage and those after it")
-            raise Interrupted(f"interrupted: {job.name} goes on, and the same call comes back to it")
+            say("the same call resumes with this stage")
+            raise Interrupted(f"interrupted: {job.name} keeps running; the same call joins it again")
     else:
         for event in job.events():
             if isinstance(event, Line):
@@ -277,7 +278,7 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
 
 
 def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
-    """The config with the commit among the tags of its jobs; as it is where there is none, or it has such a tag."""
+    """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if it has such a tag."""
     if TAG in config.tags or (found := committed(folder)) is None:
         return config
     return with_tags(config, **{TAG: found})

@@ -1,4 +1,4 @@
-"""What is named after a run beside its jobs: tuning jobs, an endpoint with its parts, a package group, a pipeline."""
+"""Names made from a run's name: tuning jobs, an endpoint with its parts, a package group, a pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smtrain.core.errors import ConfigError
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _KINDS = {"endpoint": ("an endpoint", 63), "group": ("a model package group", 63), "pipeline": ("a pipeline", 256)}
-"""What has a name, and its most characters (the service's model)."""
+"""Kinds of names, and their most characters (the service's model)."""
 _TUNING = 32  # characters of a tuning job's name
 _MARK = 8  # characters of a digest, which ends a name
 
@@ -19,7 +19,7 @@ def tuning_name(run: str, mark: str) -> str:
 
 
 def tunings(run: str) -> str:
-    """What the names of all tuning jobs of a run, and of their trials, look like."""
+    """Pattern of the names of all tuning jobs of a run and of their trials."""
     return f"{_front(run, _TUNING)}-*"
 
 
@@ -38,7 +38,7 @@ def part_name(endpoint: str, mark: str) -> str:
 
 
 def parts(endpoint: str) -> str:
-    """What the names of all these look like."""
+    """Pattern of all these names."""
     return f"{endpoint[:54]}-*"
 
 

@@ -1,6 +1,6 @@
 """Tell somebody that a run has ended: a command and a webhook from here; on AWS an EventBridge rule, from nowhere.
 
-Whoever is told never changes what becomes of the run: what cannot be told is said and left.
+A notification never changes the outcome of the run: if one fails, a line says so.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _STATUS: dict[Occasion, str] = {"finished": "Completed", "failed": "Failed", "st
 
 @dataclass(frozen=True)
 class RunEvent:
-    """What is told, as JSON."""
+    """The notification as JSON."""
 
     run: str
     what: Occasion
     stage: Stage
     job: str
     reason: str
-    """Why it failed; empty otherwise."""
+    """The reason of a failure; else empty."""
     text: str
     """All of it in a sentence. Chats show a field of this name."""
     at: float
@@ -46,9 +46,9 @@ class RunEvent:
 
 
 def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """What tells of the end is there before anything begins.
+    """Make sure before anything starts that the end can be notified.
 
-    Raises `ConfigError` or `JobError` for what would tell nobody.
+    Raises `ConfigError` or `JobError` for a notification that would reach no one.
     """
     if chain.config.notify.webhook_env:
         _url(chain.config.notify.webhook_env)
@@ -58,7 +58,7 @@ def ready(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
 
 @contextmanager
 def told_of(chain: Chain, stage: Stage, job: Job, say: Say) -> Iterator[None]:
-    """Where the job ends badly, whoever is to know is told before the error goes on."""
+    """Notify before the error of a job that ends badly is raised further."""
     try:
         yield
     except JobError as error:
@@ -73,7 +73,7 @@ def finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
 
 
 def event_of(run: str, stage: Stage, job: Job, error: Exception | None) -> RunEvent:
-    """What became of a run: `error` is what following its job ended with, None where the run has finished."""
+    """The outcome of a run: `error` is the exception that following its job raised; None if the run has finished."""
     what: Occasion = "finished"
     if error is not None:
         what = "stopped" if job.status == "Stopped" else "failed"
@@ -95,7 +95,7 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
             if done.returncode:
                 say(f"notify.command: {asked.command[0]} ended with status {done.returncode}")
         except (OSError, subprocess.TimeoutExpired) as error:
-            say(f"notify.command: {asked.command[0]} told nobody ({first_line(error)})")
+            say(f"notify.command: {asked.command[0]} failed ({first_line(error)})")
     if asked.webhook_env:
         request = urllib.request.Request(  # noqa: S310  the scheme was looked at
             _url(asked.webhook_env), data=body, headers={"Content-Type": "application/json"}
@@ -104,7 +104,7 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
             with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
                 pass
         except (OSError, ValueError) as error:
-            # Never the URL: whoever has a chat's webhook may write to it.
+            # Never the URL: anyone who has a chat's webhook may write to it.
             say(f"notify.webhook_env: the URL in {asked.webhook_env} refused the message ({type(error).__name__})")
 
 
@@ -117,7 +117,7 @@ def _url(variable: str) -> str:
 
 
 def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say) -> None:
-    """On AWS, the rule that tells the topic whoever follows. Raises `JobError` where it cannot be made."""
+    """Make the EventBridge rule that notifies the topic on AWS. Raises `JobError` if it cannot be made."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     if config.notify.sns is None:

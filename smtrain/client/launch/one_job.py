@@ -1,7 +1,7 @@
-"""From a stage's plan to a job that has machines: once and not twice, and with patience where that is asked for.
+"""From a stage's plan to a job that has machines: exactly once, and with retries if the config asks for them.
 
 A job's name says what it does, so a name that is taken is the same work: of an earlier call, of another process, or of
-a call of ours whose answer was lost. It is joined, not done twice. Where AWS has no machines, or a quota holds no more,
+a call of ours whose answer was lost. It is joined, not done twice. If AWS has no machines, or a quota is exhausted,
 the stage is tried again as `compute.capacity_wait`, `compute.fallback_instance_types` and `compute.quota_wait` say.
 """
 
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> Job:
     """The job that does a plan's work: one that runs already, or a new one, whose inputs are uploaded first.
 
-    With `again` a new one is made although another runs. Returns once the request is taken; where capacity is waited
-    for, once the job has machines. Raises `JobError` where that cannot be had. Ctrl-C says what it leaves behind.
+    With `again` a new one is made although another runs. Returns once the request is accepted or, if
+    capacity is waited for, once the job has machines. Raises `JobError` if neither can be had. Ctrl-C names the job
+    that it leaves.
     """
     if plan.running and not again:
         say(f"{plan.running.name} is running already; joining it")
@@ -149,7 +150,7 @@ class _Attempt:
                 return self._job(name)
 
     def _let_go(self) -> None:
-        """The checkpoints are nobody's again: there will be no job of the name they were taken for."""
+        """Give the checkpoints back: there will be no job of the name that they were claimed for."""
         if self.fence:
             self.fence.release()
 
@@ -159,7 +160,7 @@ class _Attempt:
         return job
 
     def _taken(self, name: str, error: ClientError) -> Job | None:
-        """The job to join when a name is in use; None where the next name is to be tried."""
+        """The job to join if a name is in use; None if the next name is to be tried."""
         job = Job(name, self.target)
         if answer_was_lost(error, job.describe()):
             return job
@@ -171,7 +172,7 @@ class _Attempt:
         return None
 
     def _made(self, name: str, error: Exception) -> Job:
-        """The job that a call without a proper answer made all the same; raises `JobError` where it made none."""
+        """The job that a call without a proper answer created; raises `JobError` if it created none."""
         job = Job(name, self.target)
         try:
             job.describe()
@@ -181,7 +182,7 @@ class _Attempt:
         return job
 
     def _await_quota(self, refusal: Refusal) -> None:
-        """Wait a while for instances in use; raises `JobError` where that was not asked for, or took too long."""
+        """Wait for instances in use; raises `JobError` if no waiting was requested, or if it took too long."""
         name = self.request["TrainingJobName"]
         pause = self.patience.pause()
         if pause is None:
@@ -238,7 +239,8 @@ def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
 
 
 def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
-    """Upload the code and the inputs of a stage; what is there already is left. Raises `JobError` where that fails."""
+    """Upload the code and the inputs of a stage; files that are there already are skipped. Raises `JobError` if that
+    fails."""
     if chain.target.queues:
         place = cluster(chain.target)
         for one in plan.uploads:

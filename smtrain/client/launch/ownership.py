@@ -15,7 +15,7 @@ DAY = 86400.0
 
 
 def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
-    """Take the run's checkpoints for a job. Raises `JobError`, naming the owner, where another job has them."""
+    """Take the run's checkpoints for a job. Raises `JobError` with the owner's name if another job has them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     uri, fence = checkpoint_uri(config), _fence(target, config, owner_of(config, request))
@@ -32,7 +32,7 @@ def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
 
 
 def look(target: Target, config: JobConfig, job: str) -> None:
-    """Raise `OwnerError` where another job than this one has the run's checkpoints; ClientError as S3."""
+    """Raise `OwnerError` if another job than this one has the run's checkpoints; ClientError as S3."""
     _fence(target, config, Owner(job)).look()
 
 
@@ -41,7 +41,7 @@ def _fence(target: Target, config: JobConfig, me: Owner) -> Fence:
 
 
 def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
-    """Who the job of a train request will be. Its role is of the account that it runs in."""
+    """The owner record of a train request's job, whose account is its role's."""
     limits = request["StoppingCondition"]
     retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
     longest = limits.get("MaxWaitTimeInSeconds") or limits["MaxRuntimeInSeconds"] * (1 + retries)

@@ -13,7 +13,7 @@ def options(python: str, machine: str) -> list[str]:
 
 
 def run(command: str, *arguments: str, seconds: int) -> str:
-    """What a command of pip's prints. Raises OSError with pip's reason, or after `seconds` without an end."""
+    """Run a pip command and return its output. Raises OSError with pip's reason, or after `seconds` without an end."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pip", command, "-q", "--disable-pip-version-check", "--no-input", *arguments],

@@ -110,7 +110,7 @@ def definition_of(config: JobConfig, plans: Sequence[StagePlan]) -> dict[str, An
             "Arguments": arguments,
             "CacheConfig": {"Enabled": True, "ExpireAfter": CACHED_FOR},
         }
-        if steps:  # also where nothing is read of it: export reads the run's checkpoints, not train's output
+        if steps:  # even if the step reads none of its output: export reads the run's checkpoints
             step["DependsOn"] = [steps[-1]["Name"]]
         if config.compute.capacity_wait:
             step["RetryPolicies"] = [

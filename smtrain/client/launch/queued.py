@@ -1,7 +1,7 @@
-"""Places with a queue of their own: a whole chain is submitted at once, each stage behind the one before.
+"""Backends with a queue of their own: a whole chain is submitted at once, each stage after the one before.
 
 A stage is planned before those that it reads from have run, since a job's name says where its result will lie. Nothing
-waits here: where there are no machines, the queue waits, and the client may be gone.
+waits here: if there are no machines, the queue waits, and the client may be gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def submit(
     chain: Chain, plan: StagePlan, say: Say, *, again: bool = False, after: str | None = None
 ) -> tuple[Job, str | None]:
     """The job that does a plan's work, and its ID in the queue: one that is there already, or a new one, whose inputs
-    are copied first. Raises `JobError` where the queue refuses it."""
+    are copied first. Raises `JobError` if the queue refuses it."""
     place = cluster(chain.target)
     if plan.running and not again:
         return plan.running, place.queued_id(plan.running.name)

@@ -38,7 +38,7 @@ def create_training_job(
 
     `config` is resolved (region, role, URIs filled in), `inputs` maps channel names to s3:// prefixes, `code_uri` and
     `config_uri` are the prefixes of the bundle and of the stage's config file, `described` is the model's config.json
-    where it can be read.
+    if it can be read.
     """
     compute, kind = config.compute, stage_named(stage)
     image = image_of(config)
@@ -109,9 +109,9 @@ def create_training_job(
 
 
 def image_of(config: JobConfig) -> str:
-    """The container image of every stage, in which the engine can train on the machines where these are AWS's.
+    """The container image of every stage, in which the engine can train on AWS's machines.
 
-    Raises `ConfigError` where no such image is known.
+    Raises `ConfigError` if no such image is known.
     """
     compute, region = config.compute, config.compute.region or ""
     if config.target == "local" and config.local.image:
@@ -122,7 +122,7 @@ def image_of(config: JobConfig) -> str:
 
 
 def local_hosts(config: JobConfig) -> LocalHosts:
-    """What the control plane is told of its hosts; nothing for the sandbox, which is what it makes by itself."""
+    """The options of local hosts for the control plane; empty for the sandbox, its default."""
     local = config.local
     if local.run_in == "sandbox" and not {"run_in"} & local.model_fields_set:
         return LocalHosts()

@@ -1,4 +1,4 @@
-"""What became of a run: its stages, its losses, its model, its text."""
+"""The result of a run: its stages, its losses, its model, its texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageResult:
-    """What became of one stage of a run."""
+    """The result of one stage of a run."""
 
     stage: Stage
     job: Job
@@ -71,7 +71,7 @@ class Run:
         return self.job("export").output
 
     def summary(self, folder: str | Path | None = None) -> str:
-        """The result of the run in lines: loss, time, the model's place, and commands that go on from it.
+        """The result of the run in lines: loss, time, the model's place, and commands to use it.
 
         `folder` is where the model was copied to, if it was.
         """
@@ -114,6 +114,6 @@ class Run:
 
     @property
     def texts(self) -> list[dict[str, str]]:
-        """What the model made of each prompt: prompt and completion."""
+        """Prompt and completion of each generated text."""
         texts: list[dict[str, str]] = json.loads(self.job("generate").read("generation.json"))
         return texts

@@ -1,4 +1,4 @@
-"""How stages hang together: what each reads, what it is called, and whether it has been done already."""
+"""The chain of a config's stages: what each reads, its job's name, and whether it has been done already."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Chain:
         """`look=False` (dry run) asks the target nothing and takes every stage for its first attempt."""
         self.given, self.target, self.look = config, target, look
         self.promised: dict[Stage, str] = {}
-        """Jobs that are on their way to do a stage, where a stage may be planned before they have ended."""
+        """Jobs that will do a stage, for backends on which a stage is planned before they have ended."""
         self.lent: dict[Stage, str] = {}
         """s3:// prefixes of what another run's stages have left, which this one reads in place of its own."""
         self.resolved: Resolved = resolve(config, target)
@@ -75,7 +75,7 @@ class Chain:
     def plan(self, stage: Stage) -> StagePlan:
         """Everything needed to submit the stage.
 
-        Raises `JobError` where a stage that it reads from has not been done.
+        Raises `JobError` if a stage that it reads from has not been done.
         """
         described = stage_named(stage)
         inputs = described.inputs(self)
@@ -107,7 +107,7 @@ class Chain:
         )
 
     def output(self, stage: Stage) -> str | None:
-        """Where the stage's finished job left its result; None where it has not been done."""
+        """s3:// prefix of the result of the stage's finished job; None if it has not been done."""
         if stage in self.lent:
             return self.lent[stage]
         base = self.base_name(stage)
@@ -126,7 +126,7 @@ class Chain:
 
     @cached_property
     def graphs(self) -> str:
-        """s3:// URI of the cache that stage compile fills; raises `ConfigError` where it has nothing to do."""
+        """s3:// URI of the cache that stage compile fills; raises `ConfigError` if it has nothing to do."""
         made = environment(self.config, "compile", image_of(self.config), self.resolved.described)
         return graphs.compilable(self.config, made)
 

@@ -1,7 +1,7 @@
-"""What a job's image lacks, as wheels that travel with the code: downloaded once, pinned by hash, kept by content.
+"""Wheels for libraries that a job's image lacks: downloaded once, pinned by hash, kept by content.
 
 The container installs them without a network (entrypoints/launch.py). They make stages faster, and none needs them:
-where they cannot be had here, the job goes without.
+if they cannot be downloaded here, the job runs without them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
 
 
 def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
-    """The upload that belongs beside the code of a request: what its stage wants.
+    """The upload that belongs next to the code of a request: the wheels that its stage wants.
 
     On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
     """
@@ -93,14 +93,14 @@ def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
 
 
 def folder_of(image: str, inside: Contents | None = None) -> Path:
-    """Where this machine keeps the wheels for an image, by the content of the lock file; it may not be there yet."""
+    """The folder of an image's wheels on this machine, by the content of the lock file; it may not exist yet."""
     releases, machine = _kind(image, inside)
     kind = f"{'-'.join(releases)}-{machine}"
     return home() / "wheels" / f"{hashlib.sha256(lock_file().read_bytes()).hexdigest()[:16]}-{kind}"
 
 
 def fetch(image: str, inside: Contents | None = None) -> list[Path]:
-    """The wheels for an image, downloaded by pip where they are not here yet. Raises OSError with pip's reason."""
+    """The wheels for an image, downloaded by pip if they are not here yet. Raises OSError with pip's reason."""
     folder = folder_of(image, inside)
     releases, machine = _kind(image, inside)
     if not folder.is_dir():

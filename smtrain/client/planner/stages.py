@@ -1,4 +1,4 @@
-"""What the stages on CPU machines need: memory, disk and time; and the machine that a stage gets by its size."""
+"""Memory, disk and time of the stages on CPU machines, and the machine that a stage gets for its size."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from smtrain.stages.base import StageNeed
 USABLE = 0.9
 """Share of a host's memory that a container gets."""
 REST_GB = 20
-"""Of a disk: the image's layers and logs."""
+"""GB of a disk for the image's layers and logs."""
 
 
 def shape_for(config: JobConfig, described: Mapping[str, Any] | None) -> ModelShape | None:
-    """The shape of the model that a stage works on; None where nothing is known about it."""
+    """The shape of the model that a stage works on; None if nothing is known about it."""
     try:
         if described:
             return ModelShape.from_config(described)
@@ -34,7 +34,7 @@ def need(
     config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None,
     assumptions: Mapping[str, float] | None = None,
 ) -> StageNeed | None:  # fmt: skip
-    """What a stage takes; None for a stage that trains, and for a model that nothing is known about."""
+    """Resources of a stage; None for a stage on accelerators, and for an unknown model."""
     described_stage = stage_named(stage)
     shape = None if described_stage.accelerated else shape_for(config, described)
     if shape is None:
@@ -43,7 +43,7 @@ def need(
 
 
 def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> str:
-    """Instance type of a stage: the config's, or, where it names none for CPU stages, the first that holds it."""
+    """Instance type of a stage: the config's or, if it names none for CPU stages, the first that holds it."""
     compute = config.compute
     if stage_named(stage).accelerated:
         return compute.instance_type
@@ -56,7 +56,7 @@ def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | 
 
 
 def volume_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> int:
-    """Disk of a stage's machines in GiB: the config's, or, where it names none, at least what the stage writes."""
+    """Disk of a stage's machines in GiB: the config's or, if it names none, at least what the stage writes."""
     compute = config.compute
     wanted = need(config, stage, described)
     if "volume_gb" in compute.model_fields_set or wanted is None:
@@ -70,7 +70,7 @@ def volume_needed(wanted: StageNeed) -> float:
 
 
 def host_gib(instance_type: str) -> float | None:
-    """Memory of a host of this type; None where no table has it."""
+    """Memory of a host of this type; None if no table has it."""
     cpu: dict[str, dict[str, float]] = table("instances")["cpu"]
     row = cpu.get(instance_type) or instance(instance_type)
     return row.get("host_gib") if row else None

@@ -15,10 +15,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to whoever brings
+    """Serves the files of `model` as model `name`, those of `data` as a data set of that name, to every request with
     `token` (None: to all).
 
-    `busy` requests for parts of files are told to come again at once. With `moves` whoever asks for the head is told
+    `busy` requests for parts of files are told to come again at once. With `moves` a request for the head is told
     another commit each time, of the same files; `read` are the commits that files were asked of.
     """
 

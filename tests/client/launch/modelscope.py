@@ -15,7 +15,7 @@ OLD, NEW = "a" * 40, "b" * 40
 
 
 class ModelScope:
-    """Serves the files of a folder to whoever brings `token` (None: to all). Weights come from a second address.
+    """Serves the files of a folder to every request with `token` (None: to all). Weights come from a second address.
 
     `breaks` answers with part of a file end before all of it has come, and `other` names a file that arrives with
     other bytes than listed.

@@ -1,4 +1,4 @@
-"""Where a job is that was only named."""
+"""Resolve the backend of a job that was only named."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def names(uri: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def prepared(local_home: Path, trained_inputs: dict[str, Path]) -> str:
-    """What the runs read, prepared once."""
+    """Inputs of the runs, prepared once."""
     return smtrain.launch(config(trained_inputs, "text"), stage="prepare", say=_silent).output
 
 

@@ -1,4 +1,4 @@
-"""Downloads replace nothing unasked, skip what is the same, and change nothing where they refuse."""
+"""Downloads replace nothing unasked, skip what is the same, and change nothing if they refuse."""
 
 from __future__ import annotations
 

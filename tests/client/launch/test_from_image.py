@@ -50,7 +50,7 @@ def test_a_job_from_a_pulled_image_installs_nothing(base: dict[str, Any], own_re
             smtrain.JobError, match=rf"image {name} is not on this machine.*`smtrain image pull {name}`"
         ):
             smtrain.launch(base, stage="prepare", local=hosts, say=lambda _: None)
-        asked = CliRunner().invoke(app, ["pull", name])  # without a terminal nobody can agree
+        asked = CliRunner().invoke(app, ["pull", name])  # without a terminal no one can agree
         assert " kB to fetch, some " in str(asked.exception)
         with pytest.raises(ImageNotFound):
             client.images.get(name)
@@ -87,7 +87,7 @@ def lean() -> Iterator[str]:
 
 
 def site() -> Path:
-    """Where this Python has its packages."""
+    """The folder of this Python's packages."""
     return Path(pytest.__file__).parents[2]
 
 

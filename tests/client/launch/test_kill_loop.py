@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("SMTRAIN_KILL_LOOP", "3" if tiers.full() else "1"))
 SEED = int(os.environ.get("SMTRAIN_KILL_LOOP_SEED", "1"))
-# Nobody stops a run whose client is killed: on a busy machine it goes some way before the next client follows it.
+# A run whose client is killed keeps running: on a busy machine it makes steps before the next client follows it.
 STEPS = 30 + 7 * KILLS if tiers.full() else 16
 HOSTS = 2 if tiers.full() else 1
 KEEP = 2
@@ -104,7 +104,7 @@ class Client:
         self.text: list[str] = []
 
     def until_step(self, more: int) -> bool:
-        """Read until the `more`-th step of this attempt; False where it ended before."""
+        """Read until the `more`-th step of this attempt; False if it ended before."""
         assert self.process.stdout
         seen = 0
         for line in self.process.stdout:
@@ -122,7 +122,7 @@ class Client:
 
 
 def damage(target: Target, prefix: str, chance: random.Random) -> str | None:
-    """Change one file of the newest whole checkpoint, where an older whole one is there to go on from."""
+    """Change one file of the newest whole checkpoint, if an older whole one exists to resume from."""
     whole = [step for step in saved_steps(target, prefix) if step.whole]
     if len(whole) < 2:
         return None
@@ -194,7 +194,7 @@ def test_killed_at_random_it_ends_bit_for_bit(
             continue
         os.kill(chance.choice(found), signal.SIGKILL)
         kills[target] += 1
-        client.end(180)  # nobody waits for ever
+        client.end(180)  # no wait is endless
         ensure_running(home)
         if target != "client":
             wait_until_ended(job, 120)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 20
 RANKS = 2 if tiers.full() else 1
-"""Of each of two hosts."""
+"""Seconds of each of two hosts."""
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_killed_between_steps_the_same_command_goes_on_bit_for_bit(whole: smtrai
     again = smtrain.launch(other, say=lambda _: None)
     assert again.name == f"{job.name}-2"
     after = losses(again)
-    assert min(after) > 4, "it began anew instead of going on"
+    assert min(after) > 4, "it started again instead of resuming"
     assert min(after) <= max(before) + 1
     assert max(after) == STEPS
     assert {step: expected[step] for step in after} == after
@@ -226,7 +226,7 @@ def test_spot_machines_taken_back_twice_it_ends_bit_for_bit(whole: smtrain.Run, 
     assert {record["step"] for record in job.records} == set(range(1, STEPS + 1))
     expected, last = losses(whole.job("train")), losses(job)
     assert 0 < saved[1] < saved[2] < STEPS
-    assert min(last) == saved[2] + 1, "the last attempt goes on from what the one before saved"
+    assert min(last) == saved[2] + 1, "the last attempt resumes from what the one before saved"
     assert {step: expected[step] for step in last} == last
 
 

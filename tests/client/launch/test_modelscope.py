@@ -52,7 +52,7 @@ def site(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelSco
 
 @pytest.fixture
 def fetched(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Do stage fetch, and say where the model lies then."""
+    """Run stage fetch and return the prefix of the model."""
     monkeypatch.syspath_prepend(str(entrypoints_folder()))
     monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path / "fetched"))
     module = importlib.import_module("fetch")

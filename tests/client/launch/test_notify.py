@@ -1,4 +1,4 @@
-"""Whoever is to know of a run's end is told once, with the reason; the rule on AWS says the same of the jobs."""
+"""The end of a run is notified once, with the reason; the rule on AWS says the same of the jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def config(local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path) ->
 
 
 class Posts(list[dict[str, Any]]):
-    """What came, and where it is to be sent."""
+    """Notifications that arrived, and the address to send them to."""
 
     url = ""
 
@@ -100,7 +100,7 @@ def test_only_what_is_asked_for_is_told_and_who_does_not_listen_changes_nothing(
     prepared(config | {"notify": config["notify"] | {"on": ["failed"]}})
     assert not (tmp_path / "event.json").exists()
     said = prepared(config | {"name": f"{config['name']}-b", "notify": {"command": ["/no/such/program"]}})
-    assert any("notify.command: /no/such/program told nobody" in line for line in said)
+    assert any("notify.command: /no/such/program failed" in line for line in said)
 
 
 def test_a_webhook_that_is_not_there_is_said_before_anything_starts(config: dict[str, Any]) -> None:

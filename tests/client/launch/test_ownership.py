@@ -194,7 +194,7 @@ def test_an_owner_whom_nobody_can_ask_for_keeps_them_until_its_lease_or_its_limi
 
 def test_a_record_that_cannot_be_read_blocks_with_a_sentence(prefix: str, jobs: Jobs) -> None:
     bucket, _, key = ownership.owner_uri(prefix).removeprefix("s3://").partition("/")
-    assert key.endswith("/checkpoints.owner.json"), "beside the prefix, not in it"
+    assert key.endswith("/checkpoints.owner.json"), "next to the prefix, not in it"
     for body in (b"", b"[]", b'{"format": "other"}', b"\xff"):
         Target("local").s3.put_object(Bucket=bucket, Key=key, Body=body)
         with pytest.raises(JobError, match=r"checkpoints\.owner\.json cannot be read .* delete it once no job"):

@@ -115,7 +115,7 @@ def test_what_cannot_be_is_a_sentence(config: Config) -> None:
 @pytest.mark.slow
 @pytest.mark.full  # the gate looks at the references in the definition
 def test_its_steps_run_as_jobs_of_the_services_own_names(config: Config) -> None:
-    """What the service does with it: fill in references, name the jobs, create them one after the other.
+    """Do what the service does: fill in references, name the jobs, create them one after the other.
 
     The gate runs two steps, of which one reads what the other left.
     """

@@ -1,4 +1,4 @@
-"""A prepare job that is stopped on the way: the next attempt, on a machine of its own, goes on where it was."""
+"""A prepare job that is stopped midway: the next attempt, on another machine, resumes it."""
 
 from __future__ import annotations
 

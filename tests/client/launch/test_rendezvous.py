@@ -1,4 +1,4 @@
-"""Where the ranks of a job of this machine meet, no other machine can reach."""
+"""The rendezvous of a local job's ranks cannot be reached from another machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run prints with --upload can be sent by hand, as everything that it reads is there."""
+"""A request that a dry run prints with --upload can be sent by hand: everything that it reads is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads: by part and gone on with, each part checked, nothing abandoned, nothing but the model, of one content."""
+"""Uploads: in parts that are resumed and checked, nothing abandoned, nothing but the model, of one content."""
 
 from __future__ import annotations
 

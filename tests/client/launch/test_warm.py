@@ -106,7 +106,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def called(how: str, environment: dict[str, str], folder: Path) -> tuple[Any, list[str], str]:
-    """What the launcher is told (pid and exit status), and what the script wrote."""
+    """The launcher's report (pid and exit status), and the script's output."""
     command = [*UNSHARE, sys.executable, "-c", CLIENT, str(folder / "script.py"), how]
     done = subprocess.run(command, env=environment, cwd=folder, input="typed", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What an image lacks, as wheels that travel with the code."""
+"""Wheels for libraries that an image lacks travel with the code."""
 
 from __future__ import annotations
 
