@@ -28,20 +28,22 @@ def environment(
 
     `described` is the model's config.json if it can be read; it names the cache of compiled graphs.
     """
-    found = {"PYTHONUNBUFFERED": "1"}
+    variables = {"PYTHONUNBUFFERED": "1"}
     row = None if is_here(config) else instance(config.compute.instance_type)
     if not stage_named(stage).accelerated:
         row = None
     if row and is_gpu(config.compute.instance_type):
-        found |= _nccl(row)
+        variables |= _nccl(row)
     elif row:
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
-            found |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-        found |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
+            variables |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+        variables |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
         if config.train.engine == "nxd" and not config.network.isolation:
-            found[graphs.VARIABLE] = graphs.cache_uri(config, image, found | config.compute.environment, described)
-    return found | config.compute.environment
+            variables[graphs.VARIABLE] = graphs.cache_uri(
+                config, image, variables | config.compute.environment, described
+            )
+    return variables | config.compute.environment
 
 
 def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
@@ -49,26 +51,26 @@ def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
 
     NCCL_SOCKET_IFNAME is the launcher's: only the container knows its interface.
     """
-    found = {"NCCL_DEBUG": "WARN"}
+    variables = {"NCCL_DEBUG": "WARN"}
     if row["efa"]:
-        found |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
+        variables |= {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
     if row.get("rdma"):
-        found["FI_EFA_USE_DEVICE_RDMA"] = "1"
-    return found
+        variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
+    return variables
 
 
 def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cores: int) -> dict[str, str]:
     pipeline = config.parallel.pp > 1
-    found = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
+    variables = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
     if logical_cores > 1:
         # Physical cores behind each logical one; the compiler's --lnc must be the same.
-        found["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
+        variables["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
     if cache := _compile_cache(config):
-        found[graphs.VARIABLE] = cache
+        variables[graphs.VARIABLE] = cache
     if release is None or release >= (2, 31, 0):
-        return found  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
+        return variables  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
     # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
-    return found | {
+    return variables | {
         "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "7" if pipeline else "3",

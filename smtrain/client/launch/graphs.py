@@ -43,7 +43,7 @@ def cache_uri(
         for name, value in environment.items()
         if name.startswith(("NEURON_", "XLA_")) and not name.startswith("NEURON_RT_") and name != VARIABLE
     }
-    told = {
+    identity = {
         "version": __version__,
         "image": image,
         "flags": set_here,
@@ -57,8 +57,8 @@ def cache_uri(
         ),
     }  # fmt: skip
     if train.adapter is not None:
-        told["adapter"] = train.adapter.model_dump(mode="json")
-    return f"{cache_root(config)}{digest(told)[:16]}"
+        identity["adapter"] = train.adapter.model_dump(mode="json")
+    return f"{cache_root(config)}{digest(identity)[:16]}"
 
 
 def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
@@ -89,10 +89,10 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
 def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
     """The marker of the job that compiled this cache; None if there is none."""
     try:
-        told = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
+        marker = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
     except (JobError, ValueError):
         return None
-    return told if isinstance(told, dict) and {"graphs", "job"} <= told.keys() else None
+    return marker if isinstance(marker, dict) and {"graphs", "job"} <= marker.keys() else None
 
 
 def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], say: Say) -> None:
@@ -100,8 +100,8 @@ def announce(target: JobPlace, config: JobConfig, request: Mapping[str, Any], sa
     uri = request["Environment"].get(VARIABLE, "")
     if config.train.engine != "nxd" or not uri.startswith(cache_root(config)):
         return
-    if told := held(target, uri):
-        say(f"graphs: all {told['graphs']} were compiled by {told['job']} ({uri})")
+    if marker := held(target, uri):
+        say(f"graphs: all {marker['graphs']} were compiled by {marker['job']} ({uri})")
     else:
         say(
             "graphs: not compiled ahead, so all instances wait for the compiler in the first steps; "

@@ -64,8 +64,8 @@ def imports(engine: str, more: list[str]) -> dict[str, str]:
 
 def packages() -> dict[str, str]:
     """Installed distributions, by name as an index spells it, with their versions."""
-    found = ((one.metadata["Name"], one.version) for one in metadata.distributions())
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found if name}
+    installed = ((one.metadata["Name"], one.version) for one in metadata.distributions())
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in installed if name}
 
 
 def look(engine: str | None) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
 
     model_path = _materialised(config.model.path)
     described = _described(model_path) if isinstance(model_path, Path) else None
-    found = [] if described is None else [text for _, text in shape_faults(config, described)]
-    if found := [*found, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
-        raise ConfigError(found)
+    faults = [] if described is None else [text for _, text in shape_faults(config, described)]
+    if faults := [*faults, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
+        raise ConfigError(faults)
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(
@@ -233,8 +233,8 @@ def _materialised(path: str) -> Path | str:
     if path.startswith("demo://"):
         from smtrain.core.demo import materialise
 
-        found: Path = materialise(path)
-        return found
+        folder: Path = materialise(path)
+        return folder
     return path if path.startswith(("s3://", *HUBS, "file://")) else Path(path)
 
 
@@ -253,10 +253,10 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
         root = Path(os.path.commonpath([p.parent for p in matched])) if matched else path
         files = [(p.relative_to(root).as_posix(), p) for p in matched]
     else:
-        found = (p for p in path.rglob("*") if p.is_file())
+        inside = (p for p in path.rglob("*") if p.is_file())
         files = sorted(
             (p.relative_to(path).as_posix(), p)
-            for p in found
+            for p in inside
             if not any(part.startswith(".") for part in p.relative_to(path).parts)
             or (part is not None and part(p.relative_to(path).as_posix()))
         )
@@ -275,10 +275,10 @@ def file_sha256(path: Path) -> str:
     with path.open("rb") as content:
         if hasattr(hashlib, "file_digest"):
             return hashlib.file_digest(content, "sha256").hexdigest()
-        found = hashlib.sha256()  # Python 3.10
+        hashed = hashlib.sha256()  # Python 3.10
         while block := content.read(1 << 20):
-            found.update(block)
-        return found.hexdigest()
+            hashed.update(block)
+        return hashed.hexdigest()
 
 
 def _make_bucket(target: Target, bucket: str) -> None:

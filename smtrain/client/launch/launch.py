@@ -211,7 +211,9 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
         return
     try:
         held = [
-            int(found.name.rpartition("_")[2]) for found in saved_steps(chain.target, chain.checkpoints) if found.whole
+            int(checkpoint.name.rpartition("_")[2])
+            for checkpoint in saved_steps(chain.target, chain.checkpoints)
+            if checkpoint.whole
         ]
     except JobError:  # this caller may not list them; the job may
         return
@@ -279,6 +281,6 @@ def _follow(job: Job, say: Say, on_line: Callable[[Line], None] | None, view: Vi
 
 def tagged(config: JobConfig, folder: Path | None = None) -> JobConfig:
     """The config with the folder's commit as a tag of its jobs; unchanged without a commit, or if it has such a tag."""
-    if TAG in config.tags or (found := committed(folder)) is None:
+    if TAG in config.tags or (commit := committed(folder)) is None:
         return config
-    return with_tags(config, **{TAG: found})
+    return with_tags(config, **{TAG: commit})

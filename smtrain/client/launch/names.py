@@ -27,8 +27,8 @@ def checked(kind: str, given: str, key: str = "") -> str:
     """The name of an endpoint, group or pipeline. Raises `ConfigError`, of `key`, for what cannot be one."""
     what, longest = _KINDS[kind]
     if not _NAME.fullmatch(given) or len(given) > longest:
-        told = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
-        raise ConfigError([f"{key or kind}: {told}"])
+        sentence = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
+        raise ConfigError([f"{key or kind}: {sentence}"])
     return given
 
 

@@ -78,8 +78,8 @@ def event_of(run: str, stage: Stage, job: Job, error: Exception | None) -> RunEv
     if error is not None:
         what = "stopped" if job.status == "Stopped" else "failed"
     reason = clean(first_line(error)) if error else ""
-    told = {"finished": f"run {run} has finished", "failed": f"{job.name} failed: {reason}"}
-    return RunEvent(run, what, stage, job.name, reason, told.get(what, f"{job.name} was stopped"), time.time())
+    sentences = {"finished": f"run {run} has finished", "failed": f"{job.name} failed: {reason}"}
+    return RunEvent(run, what, stage, job.name, reason, sentences.get(what, f"{job.name} was stopped"), time.time())
 
 
 def tell(config: JobConfig, event: RunEvent, say: Say) -> None:

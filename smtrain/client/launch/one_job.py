@@ -133,13 +133,13 @@ class _Attempt:
                 raise JobError(f"{name} was refused: {error}") from None
             except ClientError as error:
                 code = error.response.get("Error", {}).get("Code")
-                told = error.response.get("ResponseMetadata", {})
+                answer = error.response.get("ResponseMetadata", {})
                 if code == "ResourceInUse":
                     if job := self._taken(name, error):
                         return job
                 elif code == "ResourceLimitExceeded":
                     self._await_quota(Refusal(self.target, error.response["Error"]["Message"]))
-                elif told.get("HTTPStatusCode", 400) >= 500:
+                elif answer.get("HTTPStatusCode", 400) >= 500:
                     return self._made(name, error)
                 else:
                     self._let_go()
@@ -200,14 +200,14 @@ def _has_machines(job: Job, say: Say) -> bool:
     every = 30 * LOOK[job.target.name]
     try:
         while True:
-            told = job.look()
+            description = job.look()
             if job.known_status in ENDED:
-                return not str(told.get("FailureReason", "")).startswith("CapacityError")
-            if told["SecondaryStatus"] not in ("Starting", "Pending", "LaunchingMLInstances"):
+                return not str(description.get("FailureReason", "")).startswith("CapacityError")
+            if description["SecondaryStatus"] not in ("Starting", "Pending", "LaunchingMLInstances"):
                 return True
             if time.monotonic() - said >= every:
                 said = time.monotonic()
-                say(f"{job.name}: {told['SecondaryStatus']} for {spell(said - began)}, waiting for machines")
+                say(f"{job.name}: {description['SecondaryStatus']} for {spell(said - began)}, waiting for machines")
             time.sleep(LOOK[job.target.name])
     except KeyboardInterrupt:
         where = f"{job.name} --target {job.target.name}"

@@ -45,22 +45,22 @@ def available(target: Target) -> list[Pool]:
     from smtrain.client.planner.cost import Prices, own_prices
 
     prices = Prices(own_prices())
-    found = []
-    for told in _with_status(target, "Available"):
-        resources, status = told["ResourceConfig"], told["WarmPoolStatus"]
+    pools = []
+    for description in _with_status(target, "Available"):
+        resources, status = description["ResourceConfig"], description["WarmPoolStatus"]
         if status["Status"] != "Available":
             continue
         kind, count = resources["InstanceType"], int(resources["InstanceCount"])
         price = prices.find(kind, "on_demand", target.region_name())
-        ended = told.get("TrainingEndTime") or told["LastModifiedTime"]
-        found.append(
+        ended = description.get("TrainingEndTime") or description["LastModifiedTime"]
+        pools.append(
             Pool(
-                told["TrainingJobName"], kind, count, status.get("ResourceRetainedBillableTimeInSeconds", 0),
+                description["TrainingJobName"], kind, count, status.get("ResourceRetainedBillableTimeInSeconds", 0),
                 ended + timedelta(seconds=resources.get("KeepAlivePeriodInSeconds", 0)),
-                price.dollars_per_hour * count if price else None, told,
+                price.dollars_per_hour * count if price else None, description,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda pool: pool.until, reverse=True)
+    return sorted(pools, key=lambda pool: pool.until, reverse=True)
 
 
 def release(target: Target, job: str) -> None:
@@ -105,8 +105,8 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
 
 def _await_end(target: Target, job: str, deadline: float) -> None:
     while time.monotonic() < deadline:
-        told = target.sagemaker.describe_training_job(TrainingJobName=job)
-        if told.get("WarmPoolStatus", {}).get("Status") != "InUse":
+        description = target.sagemaker.describe_training_job(TrainingJobName=job)
+        if description.get("WarmPoolStatus", {}).get("Status") != "InUse":
             return
         time.sleep(min(LOOK[target.name], max(0.0, deadline - time.monotonic())))
 
@@ -118,9 +118,9 @@ def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
     )
     for page in pages:
         for row in page["TrainingJobSummaries"]:
-            told: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
-            if told.get("WarmPoolStatus"):
-                yield told
+            description: dict[str, Any] = target.sagemaker.describe_training_job(TrainingJobName=row["TrainingJobName"])
+            if description.get("WarmPoolStatus"):
+                yield description
 
 
 # Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.

@@ -148,20 +148,20 @@ class Chain:
 
     def need(self, stage: Stage, other: Stage) -> str:
         """The output of stage `other`, which `stage` reads. Raises `JobError` if it has not been done."""
-        found = self.output(other)
-        if found is None:
+        output = self.output(other)
+        if output is None:
             raise JobError(
                 f"stage {stage} reads what {other} writes, and no finished {self.base_name(other)} was found; "
                 f"launch stage {other} first, or `smtrain run` the whole chain"
             )
-        return found
+        return output
 
     def _compiled(self, known: list[Job]) -> list[Job]:
         """The job of another run that filled this very cache, if one did."""
-        told = graphs.held(self.target, self.graphs)
-        if told is None or told["job"] in [job.name for job in known]:
+        marker = graphs.held(self.target, self.graphs)
+        if marker is None or marker["job"] in [job.name for job in known]:
             return []
-        job = Job(told["job"], self.target)
+        job = Job(marker["job"], self.target)
         job.known_status = "Completed"
         return [job]
 

@@ -68,8 +68,8 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
 def names(stage: str | None = None) -> list[str]:
     """The libraries of the lock file; of one stage, those whose comment names it."""
     text = lock_file().read_text("utf-8").replace("\\\n", " ")
-    found = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
-    return [name for name, stages in found if stage is None or stage in stages.split()]
+    lines = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
+    return [name for name, stages in lines if stage is None or stage in stages.split()]
 
 
 def lock_file() -> Path:
@@ -81,8 +81,8 @@ def pythons(image: str) -> list[str]:
     all."""
     if row := gpu_row(image):
         return [row["python"].replace(".", "")]
-    told = _PYTHON.search(image.rpartition(":")[2])
-    return [f"3{told[1]}"] if told else list(table("images")["contents"]["pythons"])
+    release = _PYTHON.search(image.rpartition(":")[2])
+    return [f"3{release[1]}"] if release else list(table("images")["contents"]["pythons"])
 
 
 def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
