@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PROCESS
+from smtrain.core.model.precision import width
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 START_S = 300.0
@@ -162,14 +163,20 @@ def keeps_adapter(config: JobConfig) -> bool:
     return config.train.adapter is not None and not config.export.merge
 
 
-def moving_seconds(config: JobConfig, weights: float, assumed: Mapping[str, float], times: int) -> float:
-    """Seconds of a stage that copies all weights from or to S3 so many times."""
+def weights_bytes(config: JobConfig, shape: ModelShape) -> float:
+    """Bytes of the model's weights in the precision of training."""
+    return float(shape.parameters() * width(config.train.precision))
+
+
+def moving_seconds(weights: float, assumed: Mapping[str, float], times: int) -> float:
+    """Seconds of a stage that copies `weights` bytes from or to S3 so many times, with the start of its machine."""
     return START_S + times * weights / (assumed["s3_gb_per_s"] * 1e9)
 
 
-def conversion_memory(shape: ModelShape) -> float:
-    """Bytes of memory of a conversion: a few of the largest tensors in fp32."""
-    return PROCESS + 4 * 4.0 * shape.largest
+def conversion_need(config: JobConfig, shape: ModelShape, assumed: Mapping[str, float], times: int) -> StageNeed:
+    """Resources of a stage that copies all weights `times` times and holds a few of the largest tensors in fp32."""
+    weights = weights_bytes(config, shape)
+    return StageNeed(PROCESS + 4 * 4.0 * shape.largest, weights, moving_seconds(weights, assumed, times))
 
 
 def run_uri(config: JobConfig) -> str:

@@ -7,13 +7,11 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.precision import width
 from smtrain.stages.base import (
     Inputs,
     JobStage,
     StageNeed,
-    conversion_memory,
-    moving_seconds,
+    conversion_need,
     selected,
     weights_of,
     with_weights,
@@ -36,8 +34,7 @@ class ConvertStage(JobStage):
         return {"model": chain.model(self.name)} | weights_of(chain.config)
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        weights = float(shape.parameters() * width(config.train.precision))
-        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 2))
+        return conversion_need(config, shape, assumed, times=2)
 
 
 STAGE = ConvertStage()

@@ -8,8 +8,7 @@ from typing import Any
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.precision import width
-from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected
+from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected, weights_bytes
 from smtrain.stages.generate import loaded_memory
 
 
@@ -39,9 +38,9 @@ class EvaluateStage(JobStage):
         return channels
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        weights = float(shape.parameters() * width(config.train.precision))
+        weights = weights_bytes(config, shape)
         # One model after the other; the number of questions is not known here.
-        seconds = moving_seconds(config, weights, assumed, 2 if config.evaluate.base else 1)
+        seconds = moving_seconds(weights, assumed, 2 if config.evaluate.base else 1)
         merged = weights if config.train.adapter is not None else 0.0
         return StageNeed(loaded_memory(config, shape), merged, seconds)
 

@@ -7,14 +7,12 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.precision import width
 from smtrain.stages.base import (
     Inputs,
     JobStage,
     StageNeed,
     checkpoint_uri,
-    conversion_memory,
-    moving_seconds,
+    conversion_need,
     selected,
     weights_of,
     with_export,
@@ -38,8 +36,7 @@ class ExportStage(JobStage):
         return channels | (weights_of(config) if config.train.adapter else {})
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        weights = float(shape.parameters() * width(config.train.precision))
-        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 2))
+        return conversion_need(config, shape, assumed, times=2)
 
 
 STAGE = ExportStage()

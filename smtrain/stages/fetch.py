@@ -8,9 +8,8 @@ from typing import Any
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.precision import width
 from smtrain.core.protocol.uris import HUBS
-from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_memory, moving_seconds, selected, with_weights
+from smtrain.stages.base import Inputs, JobStage, StageNeed, conversion_need, selected, with_weights
 
 
 class FetchStage(JobStage):
@@ -31,8 +30,7 @@ class FetchStage(JobStage):
         return {}
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        weights = float(shape.parameters() * width(config.train.precision))
-        return StageNeed(conversion_memory(shape), weights, moving_seconds(config, weights, assumed, 1))
+        return conversion_need(config, shape, assumed, times=1)
 
 
 STAGE = FetchStage()

@@ -9,13 +9,22 @@ from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import PROCESS, cache_bytes
 from smtrain.core.model.precision import width
-from smtrain.stages.base import Inputs, JobStage, StageNeed, keeps_adapter, moving_seconds, selected, with_export
+from smtrain.stages.base import (
+    Inputs,
+    JobStage,
+    StageNeed,
+    keeps_adapter,
+    moving_seconds,
+    selected,
+    weights_bytes,
+    with_export,
+)
 
 
 def loaded_memory(config: JobConfig, shape: ModelShape) -> float:
     """Bytes of memory of a process that holds all weights, and keys and values of one text."""
     each = width(config.train.precision)
-    return PROCESS + shape.parameters() * each + cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
+    return PROCESS + weights_bytes(config, shape) + cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
 
 
 class GenerateStage(JobStage):
@@ -35,10 +44,10 @@ class GenerateStage(JobStage):
         return channels | ({"base": base} if keeps_adapter(chain.config) else {})
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:
-        weights = float(shape.parameters() * width(config.train.precision))
+        weights = weights_bytes(config, shape)
         tokens = len(config.generate.prompts) * config.generate.max_new_tokens
         # Every token reads all weights once.
-        seconds = moving_seconds(config, weights, assumed, 1) + tokens * weights / (assumed["generate_gb_per_s"] * 1e9)
+        seconds = moving_seconds(weights, assumed, 1) + tokens * weights / (assumed["generate_gb_per_s"] * 1e9)
         merged = weights if config.train.adapter is not None else 0.0
         return StageNeed(loaded_memory(config, shape), merged, seconds)
 
