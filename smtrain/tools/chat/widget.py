@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import present
+from smtrain.core.pages.page import render
 
 if TYPE_CHECKING:
     from smtrain.tools.chat.conversation import Chat
 
-_TEXT = "white-space:pre-wrap;margin:.2em 0"
 HOW = "a conversation: <code>talk.ask(TEXT)</code> answers; with the package ipywidgets there is a box to type in here"
 
 
@@ -29,19 +29,13 @@ def show(chat: Chat) -> None:
 
 
 def said(chat: Chat, running: dict[str, str] | None = None, question: str = "") -> str:
-    """The conversation as HTML; of two models side by side. `running` is the answer in hand, by who gives it."""
-    columns = []
+    """The conversation as HTML, two models side by side. `running` is the unfinished answer of each model."""
+    columns = {}
     for name, messages in chat.by_name().items():
-        lines = [f"<b>{escape(name)}</b>"] if name else []
-        shown = [*messages]
+        columns[name] = [(message["role"], message["content"]) for message in messages]
         if running is not None:
-            shown += [{"role": "user", "content": question}, {"role": "assistant", "content": running.get(name, "")}]
-        for message in shown:
-            grey = "color:#777;" if message["role"] != "assistant" else ""
-            lines.append(f'<div style="{grey}{_TEXT}">{escape(message["content"])}</div>')
-        columns.append(f'<td style="text-align:left;vertical-align:top">{"".join(lines)}</td>')
-    style = "width:100%;table-layout:fixed"
-    return f'<table class="tex2jax_ignore mathjax_ignore" style="{style}"><tr>{"".join(columns)}</tr></table>'
+            columns[name] += [("user", question), ("assistant", running.get(name, ""))]
+    return render("chat.html", columns=columns.items())
 
 
 class Widget:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import DataError
 from smtrain.core.extras import missing
+from smtrain.core.pages.page import image, render
 from smtrain.core.text import clean
-from smtrain.core.web_page import document, image, wide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,11 +21,6 @@ _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
 _WIDTH = 9.0
 _SHOWN = {"broad": _WIDTH, "narrow": 4.6}
 """Widths of the pictures of a page in inches; the page shows the one that its reader's screen has room for."""
-_STYLE = """
-figure{background:#fff;border-radius:4px;margin:1em 0}figure svg{margin:0 auto}table{width:auto}td{white-space:nowrap}
-.narrow{display:none}@media(max-width:40rem){.broad{display:none}.narrow{display:block}}
-"""
-_CELL = "padding:.2em .8em"
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
 
 
@@ -84,23 +78,20 @@ def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str)
 
 
 def page(comparison: Comparison, *, whole: bool = True) -> str:
-    """HTML with the verdict, the numbers and the picture in it; `whole` is a document, else a part of one."""
-    told = comparison.to_dict()
+    """HTML with the verdict, the numbers and the picture: a document if `whole`, else a part of one for a notebook."""
+    summary = comparison.to_dict()
     columns = ("name", "steps", "last_step", "last_loss", "tokens_per_s", "tokens_per_dollar")
-    head = "".join(f"<th style='text-align:left;{_CELL}'>{column.replace('_', ' ')}</th>" for column in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td style='{_CELL}'>{escape(_cell(row[column]))}</td>" for column in columns) + "</tr>"
-        for row in (told["baseline"], *told["compared"])
-    )
-    verdicts = "".join(f"<p><b>{escape(clean(pair.verdict))}</b></p>" for pair in comparison.pairs)
-    verdicts += "".join(f"<p>{escape(clean(told))}</p>" for told in comparison.changes)
-    table = f"<table><tr>{head}</tr>{rows}</table>"
+    table: dict[str, Any] = {
+        "head": [column.replace("_", " ") for column in columns],
+        "rows": [[_cell(row[column]) for column in columns] for row in (summary["baseline"], *summary["compared"])],
+    }
     if not whole:
-        drawn = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
-        return f"{verdicts}{drawn}<div style='overflow-x:auto'>{table}</div>"
-    title = escape(clean(" against ".join(one.name for one in comparison.series)))
-    pictures = "".join(f"<figure class={name}>{_svg(comparison, width)}</figure>" for name, width in _SHOWN.items())
-    return document(title, f"<h1>{title}</h1>{verdicts}{pictures}{wide(table)}", _STYLE, "smtrain compare")
+        picture = image(_svg(comparison, _WIDTH), "the curves and their difference", 900)
+        return render("comparison.html", comparison=comparison, picture=picture, **table)
+    title = " against ".join(one.name for one in comparison.series)
+    pictures = [(css, _svg(comparison, width)) for css, width in _SHOWN.items()]
+    generator = "smtrain compare"
+    return render("compare.html", title=title, generator=generator, comparison=comparison, pictures=pictures, **table)
 
 
 def _svg(comparison: Comparison, width: float) -> str:
@@ -127,5 +118,5 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     if not isinstance(value, float):
-        return clean(str(value))
+        return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

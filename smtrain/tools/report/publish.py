@@ -16,7 +16,7 @@ from smtrain.core.text import Say
 from smtrain.core.tracking.mlflow import MlflowTracker
 from smtrain.core.tracking.open import EXPERIMENT
 from smtrain.tools.report.gather import RunAccount, gather
-from smtrain.tools.report.page import config_text, page
+from smtrain.tools.report.report import config_text, page
 from smtrain.worker.evaluation.report import main_rows
 
 

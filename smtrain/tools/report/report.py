@@ -1,28 +1,45 @@
-"""`smtrain.report`: a run's page, written to a file."""
+"""`smtrain.report`: a run on one HTML page."""
 
 from __future__ import annotations
 
-import os
+import datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from smtrain.client.follow.failure import NO_FAILURE
+from smtrain.client.follow.machines import NAMES, written
 from smtrain.client.jobs.job import Job
+from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.files import write_atomically
+from smtrain.core.pages.charts import chart
+from smtrain.core.pages.page import Cell, number, render
 from smtrain.core.public import public
-from smtrain.tools.report.gather import gather
-from smtrain.tools.report.page import GENERATOR, failed, page
+from smtrain.plane.hosts import read
+from smtrain.tools.report.gather import JobAccount, RunAccount, gather
+from smtrain.tools.report.installed import commands
+from smtrain.tools.report.waste import Portion, portions
+from smtrain.version import __version__
+from smtrain.worker.evaluation.report import sentences
 
-_MARK = f'<meta name="generator" content="{GENERATOR}">'
+_GENERATOR = "smtrain report"
+_MARK = f'<meta name="generator" content="{_GENERATOR}">'
+_WAITING = ("Starting", "Pending", "LaunchingMLInstances")
+_PLACES = {"local": "this machine", "slurm": "a Slurm cluster"}
 
 
 @public
 def report(
     run: str, out: str | Path | None = None, *, target: TargetName | None = None, overwrite: bool = False
 ) -> Path:
-    """Write a run's report: one HTML page that fetches nothing from anywhere.
+    """Write a run's report: one HTML page that fetches nothing.
 
-    It has what ran, the curves, validation, evaluation, the cost by stage and what of it paid for no step, the
-    environment, and the config that runs it again. A report that is there is replaced.
+    It has what ran, the curves, validation, evaluation, the cost by stage and the share that paid for no step, the
+    environment, and the config that runs it again. An existing report is replaced.
 
     Args:
         run: The run's name, or the name or ARN of one of its jobs.
@@ -43,25 +60,230 @@ def report(
     """
     if out is not None and (not str(out).strip() or Path(out).is_dir()):
         raise ConfigError([f"out: {str(out)!r} is not a file name; give one such as report.html"])
-    found = gather(run, target)
-    file = Path(out) if out is not None else Path(f"{found.name}.html")
+    account = gather(run, target)
+    file = Path(out) if out is not None else Path(f"{account.name}.html")
     refuse_other(file, overwrite)
-    why = [str(Job(job.name, found.target).explain()) for job in failed(found)]
-    text = page(found, why)
-    beside = file.with_name(f".{file.name}.part")
-    try:
-        beside.write_text(text, "utf-8")
-        os.replace(beside, file)
-    finally:
-        beside.unlink(missing_ok=True)
+    last = {job.stage: job for job in account.jobs}
+    failed = [job for job in last.values() if job.status in ENDED and job.status not in NO_FAILURE]
+    write_atomically(file, page(account, [str(Job(job.name, account.target).explain()) for job in failed]))
     return file
 
 
 def refuse_other(file: Path, overwrite: bool) -> None:
-    """Raise `ConfigError` where a file is there that is no report of ours."""
+    """Raise `ConfigError` if the file exists and is no report of ours."""
     if overwrite or not file.exists():
         return
     with file.open("rb") as content:
         head = content.read(4096)
     if _MARK.encode() not in head:
         raise ConfigError([f"{file}: exists and is not a report; name another file, or use --overwrite"])
+
+
+def page(run: RunAccount, failures: Sequence[str] = ()) -> str:
+    """The whole document. `failures` say why jobs of the run failed, one text each."""
+    records = run.records
+    judged = [record for record in records if "val_loss" in record]
+    state, tone = _state(run)
+    marks = [(step, f"learning rate {old} to {new} from step {step:.0f}") for step, old, new in run.rate_changes]
+    return render(
+        "report.html",
+        hide_secrets=True,
+        title=f"{run.name}: report",
+        generator=_GENERATOR,
+        run=run,
+        place=_PLACES.get(run.target.name) or f"AWS, {run.target.region_name()}",
+        state=state,
+        tone=tone,
+        facts=_facts(run, records),
+        failures=failures,
+        jobs=[_job(job) for job in run.jobs],
+        marks=marks,
+        charts=_charts(records, marks),
+        waits=[record["data_wait"] for record in records if "data_wait" in record],
+        machines=_machines(run),
+        best=min(judged, key=lambda record: record["val_loss"], default=None),
+        validated=_validation(judged),
+        evaluated=[_evaluation(row) for row in run.evaluation["results"]] if run.evaluation else [],
+        sentences=sentences(run.evaluation) if run.evaluation else [],
+        cost=_cost(run),
+        environment=_environment(run),
+        config=config_text(run),
+        commands=[
+            *([f"# the config's folder was at git commit {run.commit}"] if run.commit else []),
+            *commands(), "smtrain check run.yaml", "smtrain run run.yaml",
+        ],
+        version=__version__,
+        now=datetime.datetime.now(datetime.timezone.utc),
+    )  # fmt: skip
+
+
+def _state(run: RunAccount) -> tuple[str, str]:
+    """The run's state, and the CSS class of its tone."""
+    if any(job.status not in ENDED for job in run.jobs):
+        return "running", ""
+    status = run.jobs[-1].status
+    state = "done" if status == "Completed" else status.lower()
+    return state, {"done": "good", "stopped": "warn"}.get(state, "bad")
+
+
+def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[str, str, str]]:
+    """(name, value, what follows the value) of the numbers below the title."""
+    facts = []
+    losses = [record["loss"] for record in records if "loss" in record]
+    judged = [(record["val_loss"], record["step"]) for record in records if "val_loss" in record]
+    if records:
+        of = f" of {records[-1]['of']:.0f}" if "of" in records[-1] else ""
+        facts.append(("step", f"{records[-1]['step']:.0f}{of}", ""))
+    if losses:
+        facts.append(("loss", f"{losses[-1]:.4f}", f" (from {losses[0]:.4f})"))
+    if judged:
+        lowest, best = min(judged)
+        facts.append(("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
+    total, cost = _total(run.jobs), run.jobs[-1].cost
+    if total is not None or not cost.owned:
+        facts.append(("cost", _dollars(total), "" if cost.billed else " if on AWS"))
+    return facts
+
+
+def _job(job: JobAccount) -> list[Cell | str]:
+    tone = "good" if job.status == "Completed" else "bad" if job.status == "Failed" else ""
+    free = job.cost.owned and job.cost.dollars is None
+    return [
+        job.stage, Cell(job.name, "one"), Cell(job.status, tone=tone), Cell(job.cost.machines, "one"),
+        number(f"{job.created:%m-%d %H:%M}"), number(spell(job.seconds)),
+        number("-" if free else _dollars(job.cost.dollars)),
+    ]  # fmt: skip
+
+
+def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, str]]) -> list[str]:
+    def of(key: str) -> list[tuple[float, float]]:
+        return [(record["step"], record[key]) for record in records if key in record]
+
+    drawn = [
+        chart("loss, nats per token", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks),
+        chart("gradient norm", of("grad_norm"), log=True, marks=marks),
+        chart("learning rate", of("lr"), marks=marks),
+        chart("tokens per second", of("tokens_per_s"), marks=marks),
+    ]
+    return [each for each in drawn if each]
+
+
+def _machines(run: RunAccount) -> tuple[list[str], list[list[Cell]]] | None:
+    """Head and rows, one a host: the mean of the job, and the highest minute if it is far above."""
+    known = [key for key in NAMES if any(key in record for host in run.machines.values() for record in host)]
+    rows = []
+    for host, records in run.machines.items():
+        cells = []
+        for key in known:
+            values = [record[key] for record in records if key in record]
+            mean, high = (sum(values) / len(values), max(values)) if values else (0.0, 0.0)
+            above = f"up to {written(key, high)}" if high > 1.1 * mean and high > 0.1 else ""
+            cells.append(number(written(key, mean) if values else "", above))
+        rows.append([Cell(host, "one"), *cells])
+    return (["host", *(f"> {NAMES[key]}" for key in known)], rows) if rows else None
+
+
+def _validation(judged: Sequence[dict[str, float]]) -> list[list[Cell]]:
+    """At most 12 rows, spread over all validations."""
+    shown = judged if len(judged) <= 12 else [judged[i * (len(judged) - 1) // 11] for i in range(12)]
+    return [
+        [
+            number(f"{record['step']:.0f}"), number(f"{record['val_loss']:.4f}"),
+            number(f"{record['val_ppl']:,.2f}" if "val_ppl" in record else ""),
+            number(f"{record['val_accuracy']:.1%}" if "val_accuracy" in record else ""),
+        ]
+        for record in shown
+    ]  # fmt: skip
+
+
+def _evaluation(row: dict[str, Any]) -> list[Cell | str]:
+    return [
+        str(row["task"]), str(row["metric"]), number(f"{row['n']:,}"), number(_measure(row.get("before") or {})),
+        number(_measure(row["after"])), str(row.get("verdict", "")),
+    ]  # fmt: skip
+
+
+def _cost(run: RunAccount) -> dict[str, Any] | None:
+    """The section on costs; None for a machine of the user's own without a price."""
+    last = run.jobs[-1].cost
+    if last.owned and _total(run.jobs) is None:
+        return None
+    billed = portions(run.jobs)
+    known = [portion for portion in billed if portion.dollars is not None]
+    spent = sum(portion.dollars or 0.0 for portion in known)
+    lost = sum(portion.dollars or 0.0 for portion in known if portion.wasted)
+    waiting = sum(
+        (change["EndTime"] - change["StartTime"]).total_seconds()
+        for job in run.jobs
+        for change in job.told.get("SecondaryStatusTransitions", [])
+        if change["Status"] in _WAITING and change.get("EndTime")
+    )
+    lead = f"{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step; " if spent else ""
+    return {
+        "portions": billed,
+        "known": known,
+        "spent": spent,
+        "lead": f"{lead}{spell(waiting)} of waiting for machines were not billed.",
+        "rows": [_portion(portion, spent) for portion in billed],
+        "prices": sorted({str(price) for job in run.jobs for price in job.cost.prices}),
+        "billed": last.billed,
+    }
+
+
+def _portion(portion: Portion, spent: float) -> list[Cell | str]:
+    return [
+        portion.stage, Cell(portion.what, tone="warn" if portion.wasted else ""), number(spell(portion.seconds)),
+        number(_dollars(portion.dollars)), number(f"{(portion.dollars or 0) / spent:.1%}" if spent else ""),
+    ]  # fmt: skip
+
+
+def _environment(run: RunAccount) -> list[tuple[str, str]]:
+    job = run.last("train") or run.jobs[-1]
+    told, local = job.told, run.target.name == "local"
+    if _in_container(run, job):
+        rows = [("image", told["AlgorithmSpecification"]["TrainingImage"])]
+    else:
+        rows = [("ran", "as processes, in no container")]
+    rows.append(("machines", job.cost.machines))
+    rows += [(name, text) for name, text in (("git commit", run.commit), ("software", run.software)) if text]
+    mesh = {key: told.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
+    if any(mesh.values()):
+        rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
+    # A place in the S3 of this machine says nothing to a reader elsewhere.
+    own = f"s3://{run.target.default_bucket()}/" if local else "\0"
+    rows += [
+        (key, value)
+        for key, value in sorted(told.get("Environment", {}).items())
+        if not key.startswith("SMTRAIN_") and not value.startswith(own)
+    ]
+    for channel in [] if local else told.get("InputDataConfig", []):
+        uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "a file system")
+        rows.append((f"input {channel['ChannelName']}", uri))
+    return rows + [(f"input {path}", f"sha256 {digest}...") for path, digest in run.inputs.items()]
+
+
+def _in_container(run: RunAccount, job: JobAccount) -> bool:
+    """True if the job's image ran: not so for local jobs in the sandbox, nor on a Slurm cluster."""
+    if run.target.name == "aws":
+        return True
+    return run.target.name == "local" and read(run.target.tags(job.told)).run_in in ("docker", "auto")
+
+
+def config_text(run: RunAccount) -> str:
+    """The run's config as YAML, put together from what its jobs were told."""
+    return yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _total(jobs: Iterable[JobAccount]) -> float | None:
+    known = [job.cost.dollars for job in jobs]
+    return None if None in known else sum(dollars or 0.0 for dollars in known)
+
+
+def _measure(measure: dict[str, Any]) -> str:
+    if not measure:
+        return ""
+    return f"{measure['value']:.4f}" + (f" ± {measure['stderr']:.4f}" if measure.get("stderr") is not None else "")
+
+
+def _dollars(value: float | None) -> str:
+    return "price unknown" if value is None else f"${value:,.2f}" if value >= 0.005 or not value else f"${value:.4f}"

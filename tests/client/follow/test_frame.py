@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from smtrain.client.follow.curve import draw, svg
+from smtrain.client.follow.curve import draw
 from smtrain.client.follow.frame import frame
 from smtrain.core.errors import JobError
+from smtrain.core.pages.charts import curve
 
 RECORDS = [
     {"step": 1.0, "loss": 4.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 10.0, "mfu": 0.4, "of": 3.0},
@@ -29,12 +30,12 @@ def test_a_row_per_step() -> None:
 
 
 def test_an_svg_leaves_out_what_is_no_number() -> None:
-    root = ElementTree.fromstring(svg([(record["step"], record["loss"]) for record in RECORDS]))
+    root = ElementTree.fromstring(curve([(record["step"], record["loss"]) for record in RECORDS]))
     points = next(part for part in root if part.tag.endswith("polyline")).attrib["points"].split()
     assert points == ["48.0,8.0", "712.0,90.0"]
-    many = svg([(float(i), 1.0) for i in range(10_000)], points=50)
+    many = curve([(float(i), 1.0) for i in range(10_000)], points=50)
     assert many.count(",") < 60
-    assert svg([(1.0, 4.0)]) == ""
+    assert curve([(1.0, 4.0)]) == ""
 
 
 @pytest.mark.parametrize(("library", "call"), [("pandas", frame), ("matplotlib", lambda records: draw(records, "x"))])

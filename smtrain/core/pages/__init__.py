@@ -1,0 +1,1 @@
+"""HTML pages and their charts: jinja2 templates that escape every value, and SVG."""

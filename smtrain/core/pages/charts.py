@@ -1,0 +1,155 @@
+"""Charts as SVG: curves that take the colours of their page, and curves and bars as images for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, isfinite, log10
+
+from smtrain.core.pages.page import render
+
+Points = Sequence[tuple[float, float]]
+Marks = Sequence[tuple[float, str]]
+HELD_OUT = "#d1663d"
+_MOST = 400  # points of a curve
+_BARS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#7f7f7f")
+_BARS_LEFT, _BARS_WIDTH, _BARS_RIGHT, _BAR_ROW = 90, 560, 110, 44  # pixels
+BARS_WIDE = _BARS_LEFT + _BARS_WIDTH + _BARS_RIGHT
+
+
+@dataclass(frozen=True)
+class _Area:
+    """The area of a curve in pixels, and the values at its edges."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def at(self, x: float, y: float) -> tuple[str, str]:
+        return f"{self.left + _share(x, self.x, 0.0) * (self.right - self.left):.1f}", self.height(y)
+
+    def height(self, y: float) -> str:
+        return f"{self.bottom - _share(y, self.y, 0.5) * (self.bottom - self.top):.1f}"
+
+
+def _share(value: float, ends: tuple[float, float], flat: float) -> float:
+    low, high = ends
+    return (value - low) / (high - low) if high > low else flat
+
+
+def chart(
+    title: str, line: Points, dots: Points = (), *, dots_are: str = "", log: bool = False, marks: Marks = ()
+) -> str:
+    """A figure with a line and dots over steps, for a page; empty if the line has fewer than two points.
+
+    `marks` are steps with a text each, drawn as vertical lines. `log` draws the logarithm if all values are above 0.
+    Values that are not finite are left out.
+    """
+    line, dots = _thinned(_finite(line)), _thinned(_finite(dots))
+    if len(line) < 2:
+        return ""
+    every = [*line, *dots]
+    log = log and all(y > 0 for _, y in every)
+
+    def scaled(y: float) -> float:
+        return log10(y) if log else y
+
+    low, high = _ends(scaled(y) for _, y in every)
+    high = high if high > low else low + (abs(low) or 1.0) * 0.1
+    width, height = 420, 190  # of the drawing; the page scales it
+    area = _Area(52, 10, width - 10, height - 26, _ends(x for x, _ in every), (low, high))
+    ticks = [(area.height(y), _short(10**y if log else y)) for y in (_powers if log else _ticks)(low, high)]
+    return render(
+        "chart.html", title=title, dots_are=dots_are, width=width, height=height, area=area, ticks=ticks,
+        line=[area.at(x, scaled(y)) for x, y in line],
+        dots=[(*area.at(x, scaled(y)), f"step {x:.0f}: {y:.4g}") for x, y in dots],
+        marks=[(area.at(x, low)[0], text) for x, text in marks if area.x[0] <= x <= area.x[1]],
+    )  # fmt: skip
+
+
+def curve(losses: Points, width: int = 720, height: int = 110, points: int = _MOST, validated: Points = ()) -> str:
+    """(step, loss) pairs as an SVG of at most `points` points; empty if there are fewer than two.
+
+    `validated` are losses on held-out text, drawn as dots. `width` and `height` are pixels. Its grey can be read on
+    light and dark pages.
+    """
+    line, dots = _thinned(_finite(losses), points), _finite(validated)[-points:]
+    if len(line) < 2:
+        return ""
+    every = [*line, *dots]
+    area = _Area(48, 8, width - 8, height - 20, _ends(x for x, _ in every), _ends(y for _, y in every))
+    return render(
+        "curve.svg", width=width, height=height, area=area, line=[area.at(*point) for point in line],
+        dots=[area.at(*point) for point in dots], held_out=HELD_OUT,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of parts, as long as their sum is of `whole`; `mark` is a value at which a line is drawn."""
+
+    name: str
+    parts: Mapping[str, float]
+    whole: float
+    label: str
+    mark: float | None = None
+
+
+def bars(rows: Sequence[Bar], words: str) -> str:
+    """Bars below each other, each with the names of the parts that have room for one; empty if there is none."""
+    if not rows:
+        return ""
+    drawn = []
+    for bar in rows:
+        x, parts = float(_BARS_LEFT), []
+        for number, (part, value) in enumerate(bar.parts.items()):
+            wide, name = value / bar.whole * _BARS_WIDTH, part.replace("_", " ")
+            parts.append((x, wide, _BARS[number % len(_BARS)], name, f"{value:,.2f}"))
+            x += wide
+        mark = None if bar.mark is None else f"{_BARS_LEFT + bar.mark / bar.whole * _BARS_WIDTH:.1f}"
+        drawn.append((bar, parts, mark))
+    return render(
+        "bars.svg", bars=drawn, words=words, width=BARS_WIDE, row=_BAR_ROW, after=_BARS_LEFT + _BARS_WIDTH + 8
+    )
+
+
+def _finite(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if isfinite(y)]
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    every = list(values)
+    return min(every), max(every)
+
+
+def _thinned(points: list[tuple[float, float]], most: int = _MOST) -> list[tuple[float, float]]:
+    if len(points) <= most:
+        return points
+    return [points[i * (len(points) - 1) // (most - 1)] for i in range(most)]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Two to six round values between the two."""
+    rough = (high - low) / 4
+    unit = 10 ** floor(log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    first = -floor(-low / step)
+    return [(first + i) * step for i in range(8) if (first + i) * step <= high + step * 1e-6]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Logarithms of 1, 2 and 5 times powers of ten between the two; only whole powers if there are many."""
+    logs = [k + log10(m) for k in range(floor(low), floor(high) + 1) for m in (1, 2, 5) if low <= k + log10(m) <= high]
+    if len(logs) <= 6:
+        return logs
+    whole = [value for value in logs if abs(value - round(value)) < 1e-9]
+    return whole[:: -(-len(whole) // 6)]
+
+
+def _short(value: float) -> str:
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,63 @@
+"""Fill the templates of this folder. Every value is cleaned and escaped; the pages fetch nothing."""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from smtrain.core.text import clean
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+NO_MATH = "tex2jax_ignore mathjax_ignore"
+"""Classes that keep Jupyter from typesetting text between two dollar signs as a formula."""
+
+
+class Cell(NamedTuple):
+    """A cell of a table with a CSS class: `n` for a number, `one` for text that is not broken."""
+
+    text: str
+    css: str = ""
+    below: str = ""
+    tone: str = ""
+    """CSS class of the text alone: `good`, `bad` or `warn`."""
+
+
+def number(text: str, below: str = "") -> Cell:
+    """A cell that is aligned to the right, with a smaller second line."""
+    return Cell(text, "n", below)
+
+
+def render(template: str, /, *, hide_secrets: bool = False, **values: Any) -> Markup:
+    """Fill a template. The result is HTML that another template inserts as it is."""
+    from markupsafe import Markup  # not at import: a start of the command must not load jinja2
+
+    html = _environment(hide_secrets).get_template(f"{template}.j2").render(values, no_math=NO_MATH)
+    return Markup(html)  # noqa: S704 - the template has escaped every value
+
+
+@cache
+def _environment(hide_secrets: bool) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from smtrain.core.config.secrets import hide
+
+    def safe_text(value: object) -> object:
+        if hasattr(value, "__html__"):
+            return value
+        text = clean(str(value))
+        return hide(text) if hide_secrets else text
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, finalize=safe_text, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def image(svg: str, words: str, width: int) -> Markup:
+    """An SVG as an image of at most `width` pixels: an untrusted notebook shows SVG only inside an image."""
+    return render("image.html", data=base64.b64encode(svg.encode()).decode(), words=words, width=width)
