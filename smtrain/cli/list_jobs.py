@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from smtrain.cli import options
-from smtrain.core.text import room, say
+from smtrain.core.text import aligned, room, say
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
@@ -44,19 +44,14 @@ def list_(
     where = {"local": "here", "aws": place.region_name()}.get(place.name, str(place.name))
     rows = [_HEADINGS, *_rows(jobs, where)]
     for heading in _DISPENSABLE:
-        if sys.stdout.isatty() and sum(_widths(rows)) + 2 * (len(rows[0]) - 1) > room():
+        if sys.stdout.isatty() and max(map(len, aligned(rows))) > room():
             at = rows[0].index(heading)
             rows = [(*row[:at], *row[at + 1 :]) for row in rows]
-    widths = _widths(rows)[:-1]
-    for row in rows:
-        say("  ".join([f"{cell:{width}}" for cell, width in zip(row[:-1], widths, strict=True)] + [row[-1]]))
+    for line in aligned(rows):
+        say(line)
     if more > 0:
         many = "at least " if more == COUNTED else ""
         say(f"{many}{more} more: `--limit {len(found)}` shows them too, `--name TEXT` those whose name contains TEXT")
-
-
-def _widths(rows: list[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:

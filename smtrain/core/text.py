@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from smtrain.core import doing
@@ -67,6 +67,12 @@ def clean_values(value: object) -> object:
 def span(low: str, high: str) -> str:
     """A range of two numbers as they are shown: one where they look the same."""
     return low if low == high else f"{low} to {high}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table with left-aligned columns, not wrapped, so that a pipe gets whole rows (rich folds at 80)."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def wrapped(text: str, columns: int) -> str:

@@ -69,13 +69,7 @@ class Sides:
             rows.append((title, [_shown(getattr(side, key), form, unit) for side in self.sides]))
         rows.append(("of peak", [f"{p.mfu:.0%}" if p.fits and p.mfu is not None else "-" for p in plans]))
         rows.append(("calibrated", ["yes" if p.calibrated else "NO: up to 1.8 times off" for p in plans]))
-        widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
-        first = max(len(title) for title, _ in rows)
-        lines = [
-            "  ".join([title.ljust(first), *(c.ljust(w) for c, w in zip(cells, widths, strict=True))]).rstrip()
-            for title, cells in rows
-        ]
-        return "\n".join([*lines, *self._notes()])
+        return "\n".join([*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()])
 
     def _notes(self) -> list[str]:
         """The verdict, then whose prices and what to mind, each once."""

@@ -11,7 +11,6 @@ from smtrain.core.text import clean
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 NO_MATH = "tex2jax_ignore mathjax_ignore"
 """Classes that keep Jupyter from typesetting text between two dollar signs as a formula."""
@@ -32,17 +31,14 @@ def number(text: str, below: str = "") -> Cell:
     return Cell(text, "n", below)
 
 
-def render(template: str, /, *, hide_secrets: bool = False, **values: Any) -> Markup:
-    """Fill a template. The result is HTML that another template inserts as it is."""
-    from markupsafe import Markup  # not at import: a start of the command must not load jinja2
-
-    html = _environment(hide_secrets).get_template(f"{template}.j2").render(values, no_math=NO_MATH)
-    return Markup(html)  # noqa: S704 - the template has escaped every value
+def render(template: str, /, *, hide_secrets: bool = False, **values: Any) -> str:
+    """Fill a template. Only `| safe` in a template inserts the result into another one without escaping it again."""
+    return _environment(hide_secrets).get_template(f"{template}.j2").render(values, no_math=NO_MATH)
 
 
 @cache
 def _environment(hide_secrets: bool) -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not at import: it costs every command 50 ms
 
     from smtrain.core.config.secrets import hide
 
@@ -58,6 +54,6 @@ def _environment(hide_secrets: bool) -> Environment:
     )  # fmt: skip
 
 
-def image(svg: str, words: str, width: int) -> Markup:
+def image(svg: str, words: str, width: int) -> str:
     """An SVG as an image of at most `width` pixels: an untrusted notebook shows SVG only inside an image."""
     return render("image.html", data=base64.b64encode(svg.encode()).decode(), words=words, width=width)

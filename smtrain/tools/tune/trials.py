@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.core.errors import JobError
+from smtrain.core.text import aligned
 from smtrain.tools.tune.space import Axis, Values
 
 if TYPE_CHECKING:
@@ -104,9 +105,9 @@ class Tuning:
             value = "-" if trial.value is None else f"{trial.value:.4f}"
             mark = "*" if best and trial.number == best.number else ""
             rows.append([mark, str(trial.number), *(trial.values[k] for k in keys), value, trial.status, trial.run])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"trial {trial.number} failed: {trial.reason}" for trial in self.trials if trial.reason]
+        lines = aligned(rows) + [
+            f"trial {trial.number} failed: {trial.reason}" for trial in self.trials if trial.reason
+        ]
         return "\n".join(lines)
 
 

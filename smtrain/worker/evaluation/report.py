@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from smtrain.core.text import aligned
 from smtrain.worker.evaluation import significance
 from smtrain.worker.evaluation.harness import Measured, Score
 
@@ -78,8 +79,7 @@ def table(report: dict[str, Any]) -> str:
         tested = "p" in between
         cells += [f"{between['gained']}:{between['lost']}", _odds(between["p"])] if tested else ["", ""]
         lines.append([*cells, row.get("verdict", "").partition(":")[0]])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(aligned(lines))
 
 
 def sentences(report: dict[str, Any]) -> list[str]:
