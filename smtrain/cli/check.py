@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Optional
 
 import typer
@@ -15,25 +16,20 @@ app = options.app()
 
 @app.command()
 def check(
-    config: options.Config,
+    chosen: options.ConfigOptions,
+    services: options.ServiceOptions,
     stage: Annotated[
         Optional[options.StageOption],  # noqa: UP045
         typer.Option(help="Check this stage only; default: all stages of the config.", show_default=False),
     ] = None,
-    tune: options.WithTuning = False,
-    endpoint: options.WithEndpoint = None,
-    group: options.WithGroup = None,
-    pipeline: options.WithPipeline = None,
-    target: options.To = None,
-    set_: options.Set = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
     from smtrain.client.preflight import check as look
 
     report = look(
-        config, stage=stage.value if stage else None, tune=tune, endpoint=endpoint, group=group, pipeline=pipeline,
-        target=options.name_of(target), set_=set_ or (),
+        chosen.config, stage=stage.value if stage else None, target=chosen.target_name, set_=chosen.keys(),
+        **asdict(services),
     )  # fmt: skip
     say(json.dumps(report.to_dict(), indent=2) if as_json else report, whole=as_json)
     if not report.ok:

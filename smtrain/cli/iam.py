@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -20,30 +21,19 @@ def iam() -> None:
 
 @app.command()
 def policy(
-    config: options.Config,
+    chosen: options.ConfigOptions,
+    services: options.ServiceOptions,
     caller: Annotated[bool, typer.Option("--caller", help="Only the policy of whoever runs smtrain.")] = False,
     role: Annotated[bool, typer.Option("--role", help="Only the policy of the execution role.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
-    tune: options.WithTuning = False,
-    endpoint: options.WithEndpoint = None,
-    group: options.WithGroup = None,
-    pipeline: options.WithPipeline = None,
-    target: options.To = None,
-    set_: options.Set = None,
 ) -> None:
     """Print the policies of caller and role and the role's trust policy, for this config and nothing else."""
     from smtrain.client.iam import policies, trust_policy_of
 
-    options.on_aws(config, target, set_, "policy")
+    chosen.refuse_local("policy")
     if trust and not (caller or role):
-        say(
-            json.dumps(trust_policy_of(tune=tune, endpoint=endpoint, group=group, pipeline=pipeline), indent=2),
-            whole=True,
-        )
+        say(json.dumps(trust_policy_of(**asdict(services)), indent=2), whole=True)
         return
-    made = policies(
-        config, target=options.name_of(target), set_=set_ or (), tune=tune, endpoint=endpoint, group=group,
-        pipeline=pipeline,
-    )  # fmt: skip
-    chosen = {name: made[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
-    say(json.dumps(next(iter(chosen.values())) if len(chosen) == 1 else chosen or made, indent=2), whole=True)
+    every = policies(chosen.config, target=chosen.target_name, set_=chosen.keys(), **asdict(services))
+    named = {name: every[name] for name, wanted in (("caller", caller), ("role", role), ("trust", trust)) if wanted}
+    say(json.dumps(next(iter(named.values())) if len(named) == 1 else named or every, indent=2), whole=True)

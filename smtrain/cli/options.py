@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from functools import partial
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
 
 import typer
 
@@ -18,6 +22,7 @@ from smtrain.core.text import say
 if TYPE_CHECKING:
     from smtrain.client.follow.show import View
     from smtrain.client.jobs.job import Job
+    from smtrain.core.config import JobConfig, Stage
 
 NARROW = 54
 """Columns below which click would print help as if there were so many."""
@@ -58,7 +63,6 @@ To = Annotated[
     Optional[TargetOption],  # noqa: UP045
     typer.Option("--target", help="Overrides the config's target.", show_default=False),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, whatever it costs.")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
 Where = Annotated[
@@ -76,33 +80,11 @@ JobName = Annotated[
         metavar="JOB", help="Name of a job, or of a run: its job that runs, or its newest.", show_default=False
     ),
 ]
-Upload = Annotated[
-    bool,
-    typer.Option(
-        "--upload", help="With a dry run: upload code and inputs, so that what is printed can be sent by hand."
-    ),
-]
-ShowUploads = Annotated[
-    bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
-]
 FromStep = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
-WithTuning = Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")]
-WithEndpoint = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.", show_default=False),
-]
-WithGroup = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--group", metavar="NAME", help="Also to register versions in this group.", show_default=False),
-]
-WithPipeline = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.", show_default=False),
-]
 ServingRole = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
@@ -117,6 +99,135 @@ Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.
 Docker = Annotated[bool, typer.Option("--docker", help="Local jobs run in containers of the image (local.run_in).")]
 
 
+@dataclass(frozen=True)
+class ConfigOptions:
+    """A config, the target, and single keys set on the command line."""
+
+    config: Config
+    target: To = None
+    set_: Set = None
+
+    @property
+    def target_name(self) -> TargetName | None:
+        return name_of(self.target)
+
+    def load(self) -> JobConfig:
+        """The checked config, tagged with the git commit of its folder."""
+        from smtrain.client.launch.launch import tagged
+        from smtrain.client.planner.resolve import load_config
+
+        return tagged(load_config(self.config, set_=self.keys(), target=self.target_name))
+
+    def keys(self) -> list[str]:
+        """KEY=VALUE of every key that the command line sets."""
+        return list(self.set_ or ())
+
+    def refuse_local(self, what: str) -> None:
+        """Raise `ConfigError` if the config's jobs run on this machine, which has no `what`, and no target is given.
+
+        SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's account.
+        """
+        import os
+
+        from smtrain.client.planner.resolve import load_config
+        from smtrain.core.errors import ConfigError
+
+        unasked = self.target is None and os.environ.get("SMTRAIN_TARGET") != "local"
+        if unasked and load_config(self.config, set_=self.keys()).target == "local":
+            raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
+
+
+@dataclass(frozen=True)
+class StartOptions(ConfigOptions):
+    """Options of commands that start stages of a config."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the requests (on Slurm: the scripts).")] = False
+    upload: Annotated[
+        bool,
+        typer.Option(
+            "--upload", help="With a dry run: upload code and inputs, so that what is printed can be sent by hand."
+        ),
+    ] = False
+    show_uploads: Annotated[
+        bool, typer.Option("--show-uploads", help="List the files that would be uploaded, and send nothing.")
+    ] = False
+    again: Again = False
+    from_step: FromStep = None
+    docker: Docker = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, whatever it costs.")] = False
+    no_check: NoCheck = False
+    plain: Plain = False
+    every: Every = None
+
+    @property
+    def dry(self) -> bool:
+        """True if nothing is started."""
+        return self.dry_run or self.show_uploads
+
+    @property
+    def view(self) -> View:
+        """How the jobs are shown."""
+        from smtrain.client.follow.show import View
+
+        return View(panel=False if self.plain else None, every=seconds_of("--every", self.every))
+
+    def load(self) -> JobConfig:
+        """The checked config. Raises `ConfigError` for options that exclude each other."""
+        from smtrain.core.errors import ConfigError
+
+        if self.upload and not self.dry_run:
+            raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
+        config = super().load()
+        if self.docker and (self.target_name or config.target) == "aws":  # where every host is a container
+            raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
+        return config
+
+    def planned(self, config: JobConfig) -> JobConfig:
+        """The config with its plan among the tags, after the user has agreed to its price."""
+        from smtrain.cli.price_check import planned
+
+        return planned(config, self.target_name, ask=not (self.yes or self.dry), show=not self.dry, warn=self.dry_run)
+
+    def keys(self) -> list[str]:
+        return keys_of(self.set_, self.from_step, self.docker)
+
+    def show_dry(self, config: JobConfig, stages: Sequence[Stage]) -> None:
+        """Print what would be uploaded, or the requests; upload what they read if asked to."""
+        from smtrain.client.backends.choose import target_of
+        from smtrain.client.launch import one_job
+        from smtrain.client.launch.inputs import described_uploads
+        from smtrain.client.launch.stages import Chain
+
+        chain = Chain(config, target_of(config, self.target_name), look=False)
+        plans = [chain.plan(stage) for stage in stages]
+        if self.show_uploads:
+            for line in described_uploads([upload for plan in plans for upload in plan.uploads]):
+                say(line)
+            return
+        for plan in plans if self.upload else ():
+            one_job.upload(chain, plan, partial(say, error=True))
+        say(chain.target.preview([plan.request for plan in plans]), whole=True)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Services that a config is used with, whose permissions are checked or granted too."""
+
+    tune: Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")] = False
+    endpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.", show_default=False),
+    ] = None
+    group: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--group", metavar="NAME", help="Also to register versions in this group.", show_default=False),
+    ] = None
+    pipeline: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.", show_default=False),
+    ] = None
+
+
 def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool = False) -> list[str]:
     """The keys that options of a command override, as --set has them."""
     if docker:
@@ -128,22 +239,6 @@ def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool =
         *([] if from_step is None else [f"checkpoint.step={from_step}"]),
         *(["local.run_in=docker"] if docker else []),
     ]
-
-
-def here_alone(docker: bool, target: str) -> None:
-    """Raises `ConfigError` for --docker with jobs on AWS, where every host is a container."""
-    from smtrain.core.errors import ConfigError
-
-    if docker and target == "aws":
-        raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
-
-
-def only_with(upload: bool, dry_run: bool) -> None:
-    """Raises `ConfigError` for --upload where something is started, which uploads by itself."""
-    from smtrain.core.errors import ConfigError
-
-    if upload and not dry_run:
-        raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
 
 
 def name_of(target: TargetOption | None) -> TargetName | None:
@@ -172,21 +267,6 @@ def seconds_of(option: str, text: str | None) -> float | None:
         return float(seconds(text))
     except ValueError as error:
         raise JobError(f"{option} {text}: {error}") from None
-
-
-def on_aws(config: str, target: TargetOption | None, set_: list[str] | None, what: str) -> None:
-    """Raises `ConfigError` if a config's jobs run on this machine, which has no `what`, and no target is given.
-
-    SMTRAIN_TARGET=local asks for what AWS would need of such jobs, in the local control plane's account.
-    """
-    import os
-
-    from smtrain.client.planner.resolve import load_config
-    from smtrain.core.errors import ConfigError
-
-    unasked = target is None and os.environ.get("SMTRAIN_TARGET") != "local"
-    if unasked and load_config(config, set_=set_ or ()).target == "local":
-        raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
 
 
 FinishedJobs = Annotated[
@@ -260,19 +340,41 @@ def folder_of(option: str, text: str | None) -> str | None:
     return text
 
 
-def view_of(plain: bool, every: str | None) -> View:
-    """How `run` and `launch` show a job."""
-    from smtrain.client.follow.show import View
-
-    return View(panel=False if plain else None, every=seconds_of("--every", every))
-
-
 class App(typer.Typer):
-    """A typer app whose commands have the help of `cli.help`."""
+    """A typer app whose commands have the help of `cli.help` and may take classes of options."""
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
-        """As typer's, with examples and groups of options in the help."""
-        return super().command(name, **{"cls": Helped, **settings})
+        """As typer's. A parameter that is a dataclass becomes an option for each of its fields."""
+        register = super().command(name, **{"cls": Helped, **settings})
+        return lambda function: register(_flat(function))
+
+
+def _flat(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the fields of its dataclasses as parameters, which is what typer reads."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    if not groups:
+        return command
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        group = groups.get(parameter.name)
+        types = hints if group is None else get_type_hints(group, include_extras=True)
+        parts = [(parameter.name, parameter.default)] if group is None else [(f.name, f.default) for f in fields(group)]
+        for name, default in parts:
+            default = Parameter.empty if default is MISSING else default
+            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=types[name]))
+
+    def call(**values: Any) -> Any:
+        made = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})  # type: ignore[operator]
+            for name, group in groups.items()
+        }
+        return command(**made, **values)
+
+    call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return call
 
 
 def app(about: str = "") -> typer.Typer:

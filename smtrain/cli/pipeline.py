@@ -15,15 +15,13 @@ app = options.app()
 
 @app.command()
 def pipeline(
-    config: options.Config,
+    chosen: options.ConfigOptions,
     upsert: Annotated[bool, typer.Option("--upsert", help="Create the pipeline, or update it.")] = False,
     start: Annotated[bool, typer.Option("--start", help="Do that, and start an execution.")] = False,
     name: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="NAME", help="The pipeline's name; default: the config's.", show_default=False),
     ] = None,
-    target: options.To = None,
-    set_: options.Set = None,
     no_check: options.NoCheck = False,
 ) -> None:
     """Print the stages of a config as the definition of a SageMaker pipeline, or create it."""
@@ -31,16 +29,9 @@ def pipeline(
     from smtrain.client.launch.pipeline import pipeline as made
     from smtrain.client.planner.resolve import load_config
 
-    options.on_aws(config, target, set_, "pipeline")
-    loaded = load_config(config, set_=set_ or (), target=options.name_of(target))
+    chosen.refuse_local("pipeline")
+    loaded = load_config(chosen.config, set_=chosen.keys(), target=chosen.target_name)
     say_unpatched(loaded)
-    definition = made(
-        loaded,
-        name=name,
-        upsert=upsert,
-        start=start,
-        check=not no_check,
-        target=options.name_of(target),
-    )
+    definition = made(loaded, name=name, upsert=upsert, start=start, check=not no_check, target=chosen.target_name)
     if not (upsert or start):
         say(json.dumps(definition, indent=2), whole=True)

@@ -16,7 +16,7 @@ app = options.app()
 
 @app.command()
 def tune(
-    config: options.Config,
+    chosen: options.ConfigOptions,
     over: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -38,24 +38,21 @@ def tune(
         typer.Option(metavar="FOLDER", help="For the best config, trials and picture; default: ./NAME-tuning.",
                      show_default=False),
     ] = None,
-    target: options.To = None,
-    set_: options.Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")] = False,
     no_check: options.NoCheck = False,
 ) -> None:  # fmt: skip
     """Train a config several times with other values; the table shows which are best, best.yaml has them."""
     from smtrain.cli.price_check import say_unpatched
-    from smtrain.client.launch.launch import tagged
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.errors import ConfigError
     from smtrain.tools.tune import tune
 
     options.folder_of("--out", out)
     typed({"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"})
-    where = options.name_of(target)
+    where = chosen.target_name
     asked = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
     if dry_run:
-        loaded = load_config(config, set_=set_ or (), target=where)
+        loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
         if loaded.target != "aws":
             raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                                "--target aws"])  # fmt: skip
@@ -63,7 +60,7 @@ def tune(
         request = tune.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
         return
-    loaded = tagged(load_config(config, set_=set_ or (), target=where))
+    loaded = chosen.load()
     say_unpatched(loaded, where)
     found = tune.tune(
         loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
