@@ -9,11 +9,12 @@ from smtrain.worker.train.entry import main
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.checkpoint.convert import convert
+    from smtrain.worker.checkpoint.targets import Nxd
 
     tp, pp = config.parallel.tp, config.parallel.pp
     model = container.channel("model")
     source = container.channel("weights") if container.has_channel("weights") else model
-    convert(source, container.model_dir, tp=tp, pp=pp, config=model, overwrite=True)
+    convert(source, container.model_dir, to=Nxd(tp=tp, pp=pp), config=model, overwrite=True)
     print(f"{tp * pp} shards for tp {tp} x pp {pp}", flush=True)
 
 

@@ -11,9 +11,9 @@ from smtrain.worker.train.entry import main
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.checkpoint.huggingface.export import export
-    from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut
     from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
     from smtrain.worker.checkpoint.open import open_weights
+    from smtrain.worker.checkpoint.targets import Megatron
 
     changed = export(
         container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
@@ -24,7 +24,7 @@ def stage(config: JobConfig, container: Container) -> None:
     if changed:
         print(f"merged the adapter: {changed.tensors} tensors changed, by {changed.largest:.3g} at most", flush=True)
     if config.export.megatron:
-        write_torch_dist(open_weights(container.model_dir), container.model_dir / "megatron", MegatronCut())
+        write_torch_dist(open_weights(container.model_dir), container.model_dir / "megatron", Megatron())
     files = sorted(path.name for path in container.model_dir.iterdir())
     print(f"exported {', '.join(files)}", flush=True)
 

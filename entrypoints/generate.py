@@ -19,9 +19,10 @@ def stage(config: JobConfig, container: Container) -> None:
     asked, folder = config.generate, container.channel("model")
     if container.has_channel("base"):  # the export is an adapter
         from smtrain.worker.checkpoint.convert import convert
+        from smtrain.worker.checkpoint.targets import HuggingFace
 
         merged = Path(tempfile.mkdtemp()) / "merged"
-        convert(container.channel("base"), merged, to="hf", merge_adapter=folder)
+        convert(container.channel("base"), merged, to=HuggingFace(), merge_adapter=folder)
         folder = merged
     texts = generate(
         folder,

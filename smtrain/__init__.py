@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from smtrain.tools.serve.deploy import deploy, undeploy
     from smtrain.tools.tune.trials import Tuning
     from smtrain.tools.tune.tune import tune
-    from smtrain.worker.checkpoint.convert import convert
+    from smtrain.worker.checkpoint.convert import ReadOptions, convert
+    from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Peft
 
 
 _HOME = {
@@ -43,6 +44,13 @@ _HOME = {
     "chat": "smtrain.tools.chat.chat",
     "generate": "smtrain.tools.chat.batch",
     "convert": "smtrain.worker.checkpoint.convert",
+    "ReadOptions": "smtrain.worker.checkpoint.convert",
+    "HuggingFace": "smtrain.worker.checkpoint.targets",
+    "Nxd": "smtrain.worker.checkpoint.targets",
+    "Native": "smtrain.worker.checkpoint.targets",
+    "Megatron": "smtrain.worker.checkpoint.targets",
+    "NemoMegatron": "smtrain.worker.checkpoint.targets",
+    "Peft": "smtrain.worker.checkpoint.targets",
     "JobConfig": "smtrain.core.config",
     "load_config": "smtrain.client.planner.resolve",
     "SmtrainError": "smtrain.core.errors",
@@ -81,11 +89,18 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Finding",
+    "HuggingFace",
     "Job",
     "JobConfig",
     "JobError",
     "LocalError",
+    "Megatron",
+    "Native",
+    "NemoMegatron",
+    "Nxd",
+    "Peft",
     "Plan",
+    "ReadOptions",
     "Report",
     "Run",
     "SmtrainError",

@@ -34,13 +34,13 @@ SHAPES = {
     "1.2": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "intermediate_size": 5632},
     "2.4": {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 7168},
 }
-OURS = "import sys; from smtrain.worker.checkpoint.convert import convert; convert(sys.argv[1], sys.argv[2], {how})"
-TO_NXD = OURS.format(how='to="nxd", tp=8, pp=2, qkv="grouped"')
-TO_TORCH_DIST = OURS.format(how='to="megatron"')
-TO_TORCH = OURS.format(how='to="megatron", form="torch", tp=8, pp=2')
-TO_HF = OURS.format(how='to="hf"')
-MERGED = "import sys; from smtrain.worker.checkpoint.convert import convert; convert(*sys.argv[1::2], {how})".format(
-    how='to="hf", merge_adapter=sys.argv[2]'
+OURS = "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(sys.argv[1], sys.argv[2], {how})"
+TO_NXD = OURS.format(how='to=Nxd(tp=8, pp=2, qkv="grouped")')
+TO_TORCH_DIST = OURS.format(how="to=Megatron()")
+TO_TORCH = OURS.format(how='to=Megatron(form="torch", tp=8, pp=2)')
+TO_HF = OURS.format(how="to=HuggingFace()")
+MERGED = "import sys; from smtrain import HuggingFace, Megatron, Nxd, convert; convert(*sys.argv[1::2], {how})".format(
+    how="to=HuggingFace(), merge_adapter=sys.argv[2]"
 )
 RANK = 16
 IN_MEMORY_TO_NXD = """

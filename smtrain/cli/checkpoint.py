@@ -60,6 +60,6 @@ def _named(*paths: str) -> None:
 
 
 def _read(config: str | None) -> dict[str, Any] | None:
-    from smtrain.worker.checkpoint import convert
+    from smtrain.worker.checkpoint.huggingface.folder import read_config
 
-    return None if config is None else convert.read_beside(options.materialised(config))
+    return None if config is None else read_config(options.materialised(config))

@@ -14,22 +14,20 @@ from smtrain.core.text import say
 
 app = options.app()
 FLAGS = {
-    **{key: f"--{key}".replace("_", "-") for key in ("to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype")},
-    "form": "--format",
     **{
         key: f"--{key}".replace("_", "-")
-        for key in ("spec", "vpp", "first_stage_layers", "last_stage_layers", "release")
+        for key in (
+            "to", "tp", "pp", "qkv", "kv_order", "kv_multiplier", "dtype", "spec", "vpp", "first_stage_layers",
+            "last_stage_layers", "layers_per_stage", "release", "max_shard_size", "config", "merge_adapter",
+        )
     },
-    "layers_per_stage": "--layers-per-stage",
+    "form": "--format",
     "vocab_divisor": "--make-vocab-size-divisible-by",
-    "max_shard_size": "--max-shard-size",
-    "config": "--config",
-    "merge_adapter": "--merge-adapter",
     "source": "SRC",
-    "target": "DST",
+    "output": "DST",
     "parallel.tp": "--tp",
     "parallel.pp": "--pp",
-}
+}  # fmt: skip
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -38,7 +36,7 @@ def convert(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="Folder, s3:// URI or demo://; its kind is read from it.")
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
+    output: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3:// URI; appears when it is complete.")],
     to: Annotated[
         str, typer.Option(help="Kind to write: nxd, hf, native, megatron, nemo-megatron; of LoRA checkpoints, peft.")
     ],
@@ -98,48 +96,38 @@ def convert(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Convert weights; run it again after an interruption and it goes on where it was."""
+    """Convert weights; run it again after an interruption and it resumes."""
     import smtrain
+    from smtrain.worker.checkpoint.targets import make_target
 
     typed(FLAGS)
-    places = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
+    last_layers = _numbers("--cuts", cuts, "layer numbers with commas between, e.g. 3,7,11")
     stages = _numbers("--layers-per-stage", layers_per_stage, "numbers of layers with commas between, e.g. 16,15,17")
+    target = make_target(
+        to, tp=tp, pp=pp, cuts=last_layers, form="xser" if xser and form is None else form, qkv=qkv,
+        kv_multiplier=kv_multiplier, kv_order=kv_order, spec=spec, vpp=vpp, first_stage_layers=first_stage_layers,
+        last_stage_layers=last_stage_layers, layers_per_stage=stages, vocab_divisor=vocab_divisor, release=release,
+        dtype=dtype, max_shard_size=_bytes(max_shard_size),
+    )  # fmt: skip
     changed = smtrain.convert(
         options.materialised(source),
-        target,
-        to=to,  # type: ignore[arg-type]  # checked there
-        tp=tp,
-        pp=pp,
-        cuts=places,
-        form="xser" if xser and form is None else form,  # type: ignore[arg-type]
-        qkv=qkv,  # type: ignore[arg-type]
-        kv_multiplier=kv_multiplier,
-        kv_order=kv_order,  # type: ignore[arg-type]
-        spec=spec,  # type: ignore[arg-type]
-        vpp=vpp,
-        first_stage_layers=first_stage_layers,
-        last_stage_layers=last_stage_layers,
-        layers_per_stage=stages,
-        vocab_divisor=vocab_divisor,
-        release=release,  # type: ignore[arg-type]
-        dtype=dtype,
-        max_shard_size=_bytes(max_shard_size),
+        output,
+        to=target,
         config=options.materialised(config) if config else config,
-        masters=masters,
-        reordered_qkv=reordered_qkv,
+        read=smtrain.ReadOptions(kv_order=kv_order, masters=masters, reordered_qkv=reordered_qkv),  # type: ignore[arg-type]  # checked there
         merge_adapter=merge_adapter,
         overwrite=overwrite,
     )
     if changed:
         say(f"the adapter changed {changed.tensors} tensors, by {changed.largest:.3g} at most")
-    say(f"{target} is complete")
+    say(f"{output} is complete")
 
 
-def _numbers(flag: str, given: str | None, what: str) -> list[int] | None:
+def _numbers(flag: str, value: str | None, what: str) -> list[int] | None:
     try:
-        return None if given is None else [int(number) for number in given.split(",") if number]
+        return None if value is None else [int(number) for number in value.split(",") if number]
     except ValueError:
-        raise ConfigError([f"{flag} {given}: must be {what}"]) from None
+        raise ConfigError([f"{flag} {value}: must be {what}"]) from None
 
 
 def _bytes(size: str) -> int:

@@ -19,6 +19,7 @@ import smtrain
 from smtrain import SmtrainError
 from smtrain.client.iam import policies
 from smtrain.core.config.training import Train
+from smtrain.worker.checkpoint.targets import make_target
 from tests.cli.commands import COMMANDS, in_the_package
 from tests.cli.newcomers import GROUPED, Row, call_of, more_files
 from tests.cli.wrong_uses import Use, uses, world
@@ -138,8 +139,10 @@ NEAREST: dict[str, tuple[Callable[[], object], str]] = {
     "a stage": (lambda: smtrain.launch("run.yaml", stage="trian"), "did you mean train?"),  # type: ignore[arg-type]
     "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[arg-type]
     "a stage of request": (lambda: smtrain.request("run.yaml", stage="exprt"), "did you mean export?"),  # type: ignore[arg-type]
-    "a format": (lambda: smtrain.convert("model", "to", to="nxdd"), "did you mean nxd?"),  # type: ignore[arg-type]
+    "a format": (lambda: make_target("nxdd"), "did you mean nxd?"),
+    "a target of convert": (lambda: smtrain.convert("model", "to", to="nxd"), "takes a HuggingFace, a Nxd,"),  # type: ignore[arg-type]
     "an option of convert": (lambda: smtrain.convert("model", "to", too="nxd"), "did you mean to?"),  # type: ignore[call-arg]
+    "an option of a target": (lambda: smtrain.Nxd(tpp=2), "did you mean tp?"),  # type: ignore[call-arg]
     "a key": (lambda: smtrain.load_config("run.yaml", train={"learning_rate": 1}), "did you mean train.lr?"),
     "a section": (lambda: smtrain.load_config("run.yaml", trian={"lr": 1}), "did you mean train?"),
     "a key of a section": (lambda: Train(leraning_rate=1), "did you mean lr?"),  # type: ignore[call-arg]
@@ -207,10 +210,10 @@ API: dict[str, Callable[[], object]] = {
     "its cost": lambda: smtrain.Job("no-such-job").cost(),
     "its explanation": lambda: smtrain.Job("no-such-job").explain(),
     "a job on AWS without credentials": lambda: smtrain.Job("job", "aws").describe(),
-    "convert nothing": lambda: smtrain.convert("nowhere", "to"),
-    "convert to nothing": lambda: smtrain.convert("model", ""),
+    "convert nothing": lambda: smtrain.convert("nowhere", "to", to=smtrain.Nxd()),
+    "convert to nothing": lambda: smtrain.convert("model", "", to=smtrain.Nxd()),
     "convert to another kind": lambda: smtrain.convert("model", "to", to="gguf"),  # type: ignore[arg-type]
-    "convert below a file": lambda: smtrain.convert("model", "run.yaml/to"),
+    "convert below a file": lambda: smtrain.convert("model", "run.yaml/to", to=smtrain.Nxd()),
     "make no config": lambda: smtrain.JobConfig(),  # type: ignore[call-arg]
     "make a config of a file": lambda: smtrain.JobConfig("run.yaml"),  # type: ignore[misc, call-arg]
     "make a config with an unknown section": lambda: smtrain.JobConfig(model={"path": "m"}, trian={}),  # type: ignore[arg-type, call-arg]
@@ -242,9 +245,9 @@ API: dict[str, Callable[[], object]] = {
     "a job that is a number": lambda: smtrain.Job(3),  # type: ignore[arg-type]
     "its download to nothing": lambda: smtrain.Job("no-such-job").download(None),  # type: ignore[arg-type]
     "its events since": lambda: list(smtrain.Job("no-such-job").events(since="soon")),  # type: ignore[call-arg]
-    "convert None": lambda: smtrain.convert(None, None),  # type: ignore[arg-type]
+    "convert None": lambda: smtrain.convert(None, None, to=smtrain.Nxd()),  # type: ignore[arg-type]
     "convert by an argument that there is not": lambda: smtrain.convert("model", "to", too="nxd"),  # type: ignore[call-arg]
-    "convert to a number in words": lambda: smtrain.convert("model", "to", to="nxd", tp="two"),  # type: ignore[arg-type]
+    "convert to a number in words": lambda: smtrain.convert("model", "to", to=smtrain.Nxd(tp="two")),  # type: ignore[arg-type]
     "compare one text": lambda: smtrain.compare("a.jsonl"),  # type: ignore[arg-type]
     "chat with None": lambda: smtrain.chat(None),  # type: ignore[arg-type]
     "generate from nothing": lambda: smtrain.generate(),  # type: ignore[call-arg]

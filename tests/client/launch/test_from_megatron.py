@@ -74,7 +74,7 @@ def without_weights(inputs: dict[str, Path], folder: Path) -> Path:
 
 def test_stage_convert_reads_one_iteration(trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    smtrain.convert(trained_inputs["model"], run, to="megatron", tp=1)
+    smtrain.convert(trained_inputs["model"], run, to=smtrain.Megatron(tp=1))
     (run / "manifest.json").unlink()  # as theirs have none
     model = {"path": without_weights(trained_inputs, tmp_path / "model"), "weights": run / "iter_0000001"}
     config = {**MEGATRON, "target": "local", "model": model, "data": {"path": trained_inputs["text"]}}
@@ -101,7 +101,9 @@ def test_stage_convert_reads_one_iteration(trained_inputs: dict[str, Path], loca
 def test_a_run_starts_from_it(kind: Any, trained_inputs: dict[str, Path], local_home: Path, tmp_path: Path) -> None:
     """From one iteration of a run of Megatron's; and the example of neuronx-nemo-megatron, all in S3, here."""
     model, run = tmp_path / "model", tmp_path / "run"
-    smtrain.convert(trained_inputs["model"], run, to=kind, tp=1 if kind == "megatron" else 2)
+    smtrain.convert(
+        trained_inputs["model"], run, to=smtrain.Megatron() if kind == "megatron" else smtrain.NemoMegatron(tp=2)
+    )
     (run / "manifest.json").unlink()  # as theirs have none
     without_weights(trained_inputs, model)
     small: dict[str, Any] = {

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.summary import diff, inspect, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target, make_target
 from tests.typed import typed as smtrain
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same
 
@@ -21,8 +21,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_inspect_says_what_a_checkpoint_is(model: Path, tmp_path: Path) -> None:
-    convert(model, tmp_path / "step_7", tp=4, pp=3, dtype="bf16", cuts=[0, 1])
-    convert(tmp_path / "step_7", tmp_path / "native", to="native", tp=2, pp=2)
+    convert(model, tmp_path / "step_7", to=Nxd(tp=4, pp=3, dtype="bf16", cuts=[0, 1]))
+    convert(tmp_path / "step_7", tmp_path / "native", to=Native(tp=2, pp=2))
     about = inspect(tmp_path / "step_7")
     assert (about.kind, about.topology, about.step) == ("nxd", {"tp": 4, "pp": 3}, 7)
     assert (about.qkv, about.kv_multiplier, about.dtype) == ("grouped", 2, "bfloat16")
@@ -38,12 +38,12 @@ def test_inspect_says_what_a_checkpoint_is(model: Path, tmp_path: Path) -> None:
 def test_a_step_is_read_from_a_name_that_says_so_and_from_no_other(
     model: Path, tmp_path: Path, name: str, step: int | None
 ) -> None:
-    convert(model, tmp_path / name, tp=2)
+    convert(model, tmp_path / name, to=Nxd(tp=2))
     assert inspect(tmp_path / name).step == step
 
 
 def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) -> None:
-    convert(model, tmp_path / "nxd", tp=2, pp=2, form="xser")
+    convert(model, tmp_path / "nxd", to=Nxd(tp=2, pp=2, form="xser"))
     assert list(diff(model, tmp_path / "nxd")) == []
     weights = load_file(model / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] += 0.5
@@ -55,9 +55,9 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
     assert "bfloat16 and float32" in found[1].reason
 
 
-@pytest.mark.parametrize("how", [{"to": "hf"}, {"to": "nxd", "tp": 2}, {"to": "native", "tp": 2}])
-def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: dict[str, Any]) -> None:
-    convert(model, tmp_path / "out", **how)
+@pytest.mark.parametrize("how", [HuggingFace(), Nxd(tp=2), Native(tp=2)])
+def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: Target) -> None:
+    convert(model, tmp_path / "out", to=how)
     assert verify(tmp_path / "out") > 0
     file = max((p for p in (tmp_path / "out").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(file.read_bytes())
@@ -67,7 +67,7 @@ def test_verify_finds_one_flipped_bit(model: Path, tmp_path: Path, how: dict[str
         verify(tmp_path / "out")
     for to in ("hf", "nxd", "native"):
         with pytest.raises(CheckpointError, match=f"{file.name}"):
-            convert(tmp_path / "out", tmp_path / "none", to=to)  # type: ignore[arg-type]
+            convert(tmp_path / "out", tmp_path / "none", to=make_target(to))
         assert not (tmp_path / "none").exists()
 
 
@@ -77,21 +77,21 @@ def test_verify_needs_something_to_compare_with(model: Path) -> None:
 
 
 def test_types_are_converted_on_the_way(model: Path, tmp_path: Path) -> None:
-    convert(model, tmp_path / "out", to="hf", dtype="bf16")
+    convert(model, tmp_path / "out", to=HuggingFace(dtype="bf16"))
     wanted = {name: tensor.bfloat16() for name, tensor in random_weights(LLAMA).items()}
     assert same(load_file(tmp_path / "out/model.safetensors"), wanted)
     weights = load_file(model / "model.safetensors")
     weights["model.layers.0.mlp.up_proj.weight"] = weights["model.layers.0.mlp.up_proj.weight"].bfloat16()
     save_file(weights, model / "model.safetensors")
     with pytest.raises(CheckpointError, match="become one tensor and have different types"):
-        convert(model, tmp_path / "nxd")
+        convert(model, tmp_path / "nxd", to=Nxd())
     with pytest.raises(CheckpointError, match="all bf16, all fp32, all fp16; the source is not"):
-        convert(model, tmp_path / "native", to="native")
+        convert(model, tmp_path / "native", to=Native())
 
 
 def test_every_wrong_option_is_said_at_once(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        convert(model, tmp_path / "out", to="nxt", tp=0, dtype="int4", qkv="joined")  # type: ignore[arg-type]
+        convert(model, tmp_path / "out", to=make_target("nxt", tp=0, dtype="int4", qkv="joined"))
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["to", "qkv", "dtype", "tp"]
 
 

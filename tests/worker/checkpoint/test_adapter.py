@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.targets import HuggingFace, Nxd, Peft
 from tests.worker.engine import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # peft's and transformers'
@@ -55,7 +56,7 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
 )
 def test_merging_is_peft_s(settings: dict[str, Any], base: Path, tmp_path: Path) -> None:
     theirs = peft_adapter(base, tmp_path / "adapter", **settings).merge_and_unload().state_dict()
-    changed = convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+    changed = convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     ours, before = load_file(tmp_path / "merged" / "model.safetensors"), load_file(base / "model.safetensors")
     differing = [name for name in ours if not torch.equal(ours[name], before[name])]
     assert changed is not None
@@ -74,27 +75,27 @@ def test_merging_is_peft_s(settings: dict[str, Any], base: Path, tmp_path: Path)
 
 
 def test_in_fp32_merging_is_peft_s_to_the_last_bits(base: Path, tmp_path: Path) -> None:
-    convert(base, tmp_path / "wide", to="hf", dtype="fp32")
+    convert(base, tmp_path / "wide", to=HuggingFace(dtype="fp32"))
     theirs = peft_adapter(tmp_path / "wide", tmp_path / "adapter").merge_and_unload().state_dict()
-    convert(tmp_path / "wide", tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+    convert(tmp_path / "wide", tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     for name, values in load_file(tmp_path / "merged" / "model.safetensors").items():
         torch.testing.assert_close(values, theirs[name], rtol=1e-6, atol=1e-7)
 
 
 def test_merging_again_changes_nothing_and_an_interrupted_one_goes_on(base: Path, tmp_path: Path) -> None:
     peft_adapter(base, tmp_path / "adapter")
-    once = convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+    once = convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     file = tmp_path / "merged" / "model.safetensors"
     before = (file.stat().st_mtime_ns, file.read_bytes())
-    assert convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter") == once
+    assert convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter") == once
     assert (file.stat().st_mtime_ns, file.read_bytes()) == before
 
 
 def test_a_merge_can_be_cut_for_nxd(base: Path, tmp_path: Path) -> None:
     peft_adapter(base, tmp_path / "adapter")
-    convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
-    convert(base, tmp_path / "shards", to="nxd", tp=2, merge_adapter=tmp_path / "adapter")
-    convert(tmp_path / "shards", tmp_path / "back", to="hf", config=base)
+    convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
+    convert(base, tmp_path / "shards", to=Nxd(tp=2), merge_adapter=tmp_path / "adapter")
+    convert(tmp_path / "shards", tmp_path / "back", to=HuggingFace(), config=base)
     ours, back = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "back"))
     assert all(torch.equal(ours[name], back[name]) for name in ours)
 
@@ -121,7 +122,7 @@ def test_what_is_no_plain_lora_is_refused_by_name(key: str, value: Any, says: st
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(CheckpointError) as error:
-        convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+        convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "merged").exists()
@@ -145,7 +146,7 @@ def test_a_damaged_adapter_is_told_in_a_sentence(change: Any, says: str, base: P
     peft_adapter(base, tmp_path / "adapter")
     change(tmp_path / "adapter" / "adapter_model.safetensors")
     with pytest.raises(CheckpointError) as error:
-        convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+        convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -155,11 +156,11 @@ def test_the_form_of_older_versions_and_names_with_words_in_front_are_read(
     before: str, base: Path, tmp_path: Path
 ) -> None:
     peft_adapter(base, tmp_path / "adapter")
-    convert(base, tmp_path / "expected", to="hf", merge_adapter=tmp_path / "adapter")
+    convert(base, tmp_path / "expected", to=HuggingFace(), merge_adapter=tmp_path / "adapter")
     held = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     torch.save({before + name: tensor for name, tensor in held.items()}, tmp_path / "adapter" / "adapter_model.bin")
-    convert(base, tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter" / "adapter_config.json")
+    convert(base, tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter" / "adapter_config.json")
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "expected"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -167,13 +168,13 @@ def test_the_form_of_older_versions_and_names_with_words_in_front_are_read(
 def test_an_adapter_is_no_model_and_a_model_no_adapter(base: Path, tmp_path: Path) -> None:
     peft_adapter(base, tmp_path / "adapter")
     with pytest.raises(CheckpointError, match="--merge-adapter"):
-        convert(tmp_path / "adapter", tmp_path / "x", to="hf")
+        convert(tmp_path / "adapter", tmp_path / "x", to=HuggingFace())
     with pytest.raises(CheckpointError, match="holds no adapter"):
-        convert(base, tmp_path / "x", to="hf", merge_adapter=base)
+        convert(base, tmp_path / "x", to=HuggingFace(), merge_adapter=base)
     with pytest.raises(CheckpointError, match="run with train"):
-        convert(base, tmp_path / "x", to="peft")
+        convert(base, tmp_path / "x", to=Peft())
     with pytest.raises(ConfigError, match="to: peft"):
-        convert(base, tmp_path / "x", to="peft", merge_adapter=tmp_path / "adapter")
+        convert(base, tmp_path / "x", to=Peft(), merge_adapter=tmp_path / "adapter")
 
 
 def test_a_shared_head_is_not_merged(tmp_path: Path) -> None:
@@ -181,4 +182,4 @@ def test_a_shared_head_is_not_merged(tmp_path: Path) -> None:
     cases.transformers_model(config).save_pretrained(tmp_path / "base")
     peft_adapter(tmp_path / "base", tmp_path / "adapter", target_modules=["lm_head"])
     with pytest.raises(CheckpointError, match="shares with its embedding"):
-        convert(tmp_path / "base", tmp_path / "merged", to="hf", merge_adapter=tmp_path / "adapter")
+        convert(tmp_path / "base", tmp_path / "merged", to=HuggingFace(), merge_adapter=tmp_path / "adapter")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target
 from tests.worker.checkpoint import nnm_files
 from tests.worker.checkpoint.folders import hf_folder, random_weights, same, weights_of
 from tests.worker.checkpoint.models import MORE, configs
@@ -22,22 +23,22 @@ few = settings(max_examples=8 * MORE, deadline=None, suppress_health_check=list(
 
 
 @st.composite
-def targets(draw: st.DrawFn, config: dict[str, Any]) -> dict[str, Any]:
-    """What `convert` may be told to write of a model."""
+def targets(draw: st.DrawFn, config: dict[str, Any]) -> Target:
+    """A target that the model can be converted to."""
     shape = ModelShape.from_config(config)
     tp = draw(st.sampled_from([n for n in (1, 2, 4) if not shape.kv_heads % n]))
     even = draw(st.sampled_from([n for n in range(1, shape.layers + 1) if not shape.layers % n]))
-    mesh = {"tp": tp, "pp": draw(st.integers(1, shape.layers))}
+    mesh: dict[str, Any] = {"tp": tp, "pp": draw(st.integers(1, shape.layers))}
     divisor = draw(st.sampled_from([1, 8, 128]))
     stages = {**mesh, "pp": even, "vocab_divisor": divisor}
-    kinds: list[dict[str, Any]] = [
-        {"to": "hf", "max_shard_size": draw(st.sampled_from([3000, 5_000_000_000]))},
-        {"to": "nxd", "form": draw(st.sampled_from(["pt", "xser"])), **mesh},
-        {"to": "native", **mesh},
-        {"to": "megatron", "form": "torch_dist", **mesh, "pp": 1, "vocab_divisor": divisor},
-        {"to": "megatron", "form": "torch", "spec": draw(st.sampled_from(["te", "local"])), **stages},
-        {"to": "nemo-megatron", "form": draw(st.sampled_from(["pt", "xser"])), **stages,
-         "release": draw(st.sampled_from(["2.15", "2.21"]))},
+    kinds: list[Target] = [
+        HuggingFace(max_shard_size=draw(st.sampled_from([3000, 5_000_000_000]))),
+        Nxd(form=draw(st.sampled_from(["pt", "xser"])), **mesh),
+        Native(**mesh),
+        Megatron(form="torch_dist", tp=tp, vocab_divisor=divisor),
+        Megatron(form="torch", spec=draw(st.sampled_from(["te", "local"])), **stages),
+        NemoMegatron(form=draw(st.sampled_from(["pt", "xser"])), **stages,
+                     release=draw(st.sampled_from(["2.15", "2.21"]))),
     ]  # fmt: skip
     return draw(st.sampled_from(kinds))
 
@@ -51,7 +52,7 @@ def test_a_model_comes_back_from_a_row_of_conversions(
     dtype = data.draw(DTYPES)
     at, whole = hf_folder(root / "hf", config, dtype), random_weights(config, dtype)
     for n in range(3):
-        convert(at, root / str(n), **data.draw(targets(config)))
+        convert(at, root / str(n), to=data.draw(targets(config)))
         at = root / str(n)
         assert same(weights_of(open_weights(at)), whole)
     shutil.rmtree(root)

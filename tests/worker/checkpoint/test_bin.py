@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.targets import HuggingFace
 from tests.worker.checkpoint.folders import LLAMA, NEOX, random_weights, same, weights_of
 
 Config = dict[str, Any]
@@ -43,13 +44,13 @@ def bin_folder(folder: Path, config: Config, *, shards: int = 1, zipped: bool = 
 def test_weights_are_those_of_torch(tmp_path: Path, config: Config, shards: int, zipped: bool) -> None:
     folder = bin_folder(tmp_path / "model", config, shards=shards, zipped=zipped)
     assert same(weights_of(HFSource(folder)), random_weights(config, torch.bfloat16))
-    convert(folder, tmp_path / "out", to="hf")
+    convert(folder, tmp_path / "out", to=HuggingFace())
     assert same(load_file(tmp_path / "out/model.safetensors"), random_weights(config, torch.bfloat16))
 
 
 def test_safetensors_beside_count(tmp_path: Path) -> None:
     folder = bin_folder(tmp_path / "model", LLAMA)
-    convert(folder, tmp_path / "out", to="hf")
+    convert(folder, tmp_path / "out", to=HuggingFace())
     (tmp_path / "out/pytorch_model.bin").write_bytes(b"not read")
     assert same(weights_of(HFSource(tmp_path / "out")), random_weights(LLAMA, torch.bfloat16))
 

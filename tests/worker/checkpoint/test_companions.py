@@ -16,13 +16,14 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import folder_of, wanted
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, described
-from smtrain.worker.checkpoint.convert import Kind, convert
+from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.export import export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.worker.checkpoint.native.files import model_file, write_safetensors
 from smtrain.worker.checkpoint.native.writer import write_native
 from smtrain.worker.checkpoint.summary import diff, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Peft, make_target
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 ALONG = (
@@ -101,17 +102,17 @@ def told(said: list[str], left_out: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["hf", "nxd", "native", "megatron", "nemo-megatron"])
-def test_each_file_goes_along_or_is_named_and_comes_back(tmp_path: Path, kind: Kind) -> None:
+def test_each_file_goes_along_or_is_named_and_comes_back(tmp_path: Path, kind: str) -> None:
     model = full_folder(tmp_path / "model")
     said: list[str] = []
-    convert(model, tmp_path / "there", to=kind, say=said.append)
+    convert(model, tmp_path / "there", to=make_target(kind), say=said.append)
     where = tmp_path / "there" / ("step_00000000" if kind == "native" else "")
     along = (*ALONG, "README.md", "generation_config.json")
     assert of_the_same(where, model, along)
     assert not {name for name in files_of(where) if name in INSIDE or name in LEFT_OUT}
     assert told(said, LEFT_OUT)
     said.clear()
-    convert(tmp_path / "there", tmp_path / "back", to="hf", say=said.append)
+    convert(tmp_path / "there", tmp_path / "back", to=HuggingFace(), say=said.append)
     assert of_the_same(tmp_path / "back", model, along)
     assert not said
     assert not list(diff(tmp_path / "back", model))
@@ -120,7 +121,7 @@ def test_each_file_goes_along_or_is_named_and_comes_back(tmp_path: Path, kind: K
 
 def test_an_export_has_them_and_a_card_of_its_own(tmp_path: Path) -> None:
     model = full_folder(tmp_path / "model")
-    write_native(HFSource(model), tmp_path / "run", tp=1, pp=1)
+    write_native(HFSource(model), tmp_path / "run", Native(tp=1, pp=1))
     said: list[str] = []
     export(tmp_path / "run", model, tmp_path / "out", say=said.append)
     assert of_the_same(tmp_path / "out", model, (*ALONG, "generation_config.json"))
@@ -138,7 +139,7 @@ def test_an_adapter_and_what_it_is_merged_into_have_them(tmp_path: Path, merge: 
     assert told(said, {name: reason for name, reason in LEFT_OUT.items() if merge or name != "adapter_config.json"})
     assert (tmp_path / "out" / "adapter_config.json").exists() is not merge
     if not merge:
-        convert(tmp_path / "run", tmp_path / "peft", to="peft", config=model, say=said.append)
+        convert(tmp_path / "run", tmp_path / "peft", to=Peft(), config=model, say=said.append)
         assert of_the_same(tmp_path / "peft", model, (*ALONG, "README.md"))
 
 
@@ -147,7 +148,7 @@ def test_a_file_that_no_tokenizer_has_the_size_of_is_named(tmp_path: Path) -> No
     with (model / "film.mp4").open("wb") as file:
         file.truncate(3 << 30)
     said: list[str] = []
-    convert(model, tmp_path / "out", to="hf", say=said.append)
+    convert(model, tmp_path / "out", to=HuggingFace(), say=said.append)
     assert told(said, {"film.mp4": "3,221 MB"})
     assert any("has no tokenizer" in line and "--config" in line for line in said)
 
@@ -156,7 +157,7 @@ def test_a_linked_file_as_in_the_hubs_cache_is_copied(tmp_path: Path) -> None:
     model = hf_folder(tmp_path / "model", LLAMA)
     (tmp_path / "blob").write_text("{}")
     os.symlink(tmp_path / "blob", model / "tokenizer.json")
-    convert(model, tmp_path / "out", to="hf")
+    convert(model, tmp_path / "out", to=HuggingFace())
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
 
@@ -164,7 +165,7 @@ def test_a_linked_file_as_in_the_hubs_cache_is_copied(tmp_path: Path) -> None:
 def test_with_config_they_are_those_of_the_folder_named(tmp_path: Path) -> None:
     model = full_folder(tmp_path / "model")
     bare = hf_folder(tmp_path / "bare", LLAMA)
-    convert(bare, tmp_path / "nxd", to="nxd", config=model / "config.json")
+    convert(bare, tmp_path / "nxd", to=Nxd(), config=model / "config.json")
     assert of_the_same(tmp_path / "nxd", model, ALONG)
     assert load_file(bare / "model.safetensors").keys()
 

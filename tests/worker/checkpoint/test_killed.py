@@ -21,19 +21,21 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint import execute, staging
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.summary import diff, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, NemoMegatron, Nxd, Target
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
 full = pytest.mark.full
 CONFIG = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "vocab_size": 2000}
-HOW: dict[str, dict[str, Any]] = {
-    "nxd": {"to": "nxd", "tp": 2, "pp": 2},
-    "xser": {"to": "nxd", "tp": 2, "form": "xser"},
-    "hf": {"to": "hf"},
+HOW: dict[str, Target] = {
+    "nxd": Nxd(tp=2, pp=2),
+    "xser": Nxd(tp=2, form="xser"),
+    "hf": HuggingFace(),
+    "torch": Megatron(form="torch", pp=2),
+    "torch_dist": Megatron(),
+    "nnm": NemoMegatron(form="xser", release="2.15"),
+    "nnm-ckpt": NemoMegatron(tp=2, pp=2),
 }
-HOW |= {"torch": {"to": "megatron", "form": "torch", "pp": 2}, "torch_dist": {"to": "megatron"}}
-HOW |= {"nnm": {"to": "nemo-megatron", "form": "xser", "release": "2.15"}}
-HOW |= {"nnm-ckpt": {"to": "nemo-megatron", "tp": 2, "pp": 2}}
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 
@@ -53,9 +55,9 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
     rng = random.Random(4)
     source = hf_folder(tmp_path / "hf", CONFIG)
     began = time.monotonic()
-    convert(source, tmp_path / "first", to="nxd", tp=2, pp=2)
+    convert(source, tmp_path / "first", to=Nxd(tp=2, pp=2))
     took = time.monotonic() - began
-    warm = CONTEXT.Process(target=convert, args=(source, tmp_path / "warm"), kwargs=HOW["nxd"])
+    warm = CONTEXT.Process(target=convert, args=(source, tmp_path / "warm"), kwargs={"to": HOW["nxd"]})
     warm.start()
     warm.join()
     assert warm.exitcode == 0
@@ -66,7 +68,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
         if exists := rng.random() < 0.5:
             target.mkdir()
             (target / "mine").write_text("kept")
-        process = CONTEXT.Process(target=convert, args=(source, target), kwargs=HOW[name])
+        process = CONTEXT.Process(target=convert, args=(source, target), kwargs={"to": HOW[name]})
         process.start()
         time.sleep(rng.uniform(0, 3 * took))
         process.kill()  # SIGKILL
@@ -77,7 +79,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
         partial = target / ".partial" if exists else tmp_path / f".out{n}.partial"
         journal = partial / staging.JOURNAL
         seen["resumable"] += len(journal.read_text().splitlines()) > 1 if journal.exists() else 0
-        convert(source, target, **HOW[name])  # type: ignore[arg-type]
+        convert(source, target, to=HOW[name])
         assert whole(target, source), name
         assert not partial.exists()
         assert (target / "mine").exists() == exists
@@ -105,7 +107,7 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
 
         vars(execute)["manifest"] = no_space
     with suppress(CheckpointError):
-        convert(source, target, tp=2, overwrite=True)
+        convert(source, target, to=Nxd(tp=2), overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +129,13 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, n
     if exists == "empty":
         start.mkdir(parents=True)
     elif exists == "the same":
-        convert(source, start, tp=2)
+        convert(source, start, to=Nxd(tp=2))
     elif exists == "another's":  # its journal must go before the files that it tells of
         start.mkdir(parents=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(execute, "manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                convert(source, start, to="hf")
+                convert(source, start, to=HuggingFace())
     for moment in range(0, 200, every):
         target = tmp_path / f"out{moment}"
         if start.exists():
@@ -145,9 +147,9 @@ def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, n
             other = tmp_path / f"other{moment}"
             shutil.copytree(target, other)
             with suppress(CheckpointError):  # half of the one
-                convert(source, other, to="hf", overwrite=True)
+                convert(source, other, to=HuggingFace(), overwrite=True)
                 assert whole(other, source), moment
-        convert(source, target, tp=2, overwrite=True)
+        convert(source, target, to=Nxd(tp=2), overwrite=True)
         assert whole(target, source), moment
         if process.exitcode == 0:
             break
@@ -169,10 +171,10 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(execute, "run", stops)
     monkeypatch.setattr("smtrain.worker.checkpoint.conversion_plan.cores_here", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
-        convert(source, tmp_path / "out", tp=2, pp=2)
+        convert(source, tmp_path / "out", to=Nxd(tp=2, pp=2))
     done, total = len(calls) - 1, 2 + 1 + 8 * 3
     calls.clear()
     monkeypatch.setattr(execute, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
-    convert(source, tmp_path / "out", tp=2, pp=2)
+    convert(source, tmp_path / "out", to=Nxd(tp=2, pp=2))
     assert len(calls) == total - done
     assert whole(tmp_path / "out", source)

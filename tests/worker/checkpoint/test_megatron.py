@@ -22,6 +22,7 @@ from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Target, make_target
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 from tests.worker.checkpoint.models import MORE, configs
@@ -52,19 +53,18 @@ def test_a_model_comes_back_from_any_form_and_mesh(
     each = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
     written: Any = data.draw(st.sampled_from([("torch", "te"), ("torch", "local"), ("torch_dist", "te")]))
     form, spec = written
-    convert(
-        source, root / "mg", to="megatron", form=form, spec=spec, tp=data.draw(st.sampled_from(tps)), pp=pp,
-        layers_per_stage=each, vocab_divisor=data.draw(st.sampled_from([1, 8, 128])),
-    )  # fmt: skip
+    tp, divisor = data.draw(st.sampled_from(tps)), data.draw(st.sampled_from([1, 8, 128]))
+    to = Megatron(form=form, spec=spec, tp=tp, pp=pp, layers_per_stage=each, vocab_divisor=divisor)
+    convert(source, root / "mg", to=to)
     assert same(weights_of(open_weights(root / "mg")), weights_of(open_weights(source)))
-    convert(root / "mg", root / "again", to="hf")
+    convert(root / "mg", root / "again", to=HuggingFace())
     assert same(weights_of(open_weights(root / "again")), weights_of(open_weights(source)))
     shutil.rmtree(root)
 
 
 @pytest.mark.parametrize("config", [FOUR, TIED, QWEN3, SERIAL_NEOX, GPT2])
 def test_virtual_stages_are_dealt_round_robin(tmp_path: Path, config: dict[str, Any]) -> None:
-    convert(hf_folder(tmp_path / "hf", config), tmp_path / "mg", to="megatron", form="torch", pp=2, vpp=2, spec="local")
+    convert(hf_folder(tmp_path / "hf", config), tmp_path / "mg", to=Megatron(form="torch", pp=2, vpp=2, spec="local"))
     held = legacy(tmp_path / "mg", 0, 1)
     assert [key for key in held if key.startswith("model")] == ["model0", "model1"]
     weights = random_weights(config)
@@ -78,7 +78,7 @@ def test_virtual_stages_are_dealt_round_robin(tmp_path: Path, config: dict[str, 
 
 
 def test_names_and_rows_are_megatrons(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to="megatron", form="torch", tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to=Megatron(form="torch", tp=2, pp=2))
     first, last = legacy(tmp_path / "mg", 1, 0), legacy(tmp_path / "mg", 1, 1)
     weights = random_weights(TIED)
     q, k, v = (weights[f"model.layers.0.self_attn.{n}_proj.weight"] for n in "qkv")
@@ -102,7 +102,7 @@ def test_names_and_rows_are_megatrons(tmp_path: Path) -> None:
 def test_torch_reads_what_is_written_as_torch_dist(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
-    convert(hf_folder(tmp_path / "hf", FOUR, torch.bfloat16), tmp_path / "mg", to="megatron")
+    convert(hf_folder(tmp_path / "hf", FOUR, torch.bfloat16), tmp_path / "mg", to=Megatron())
     reader = dcp.FileSystemReader(tmp_path / "mg/iter_0000001")
     about: dict[str, Any] = reader.read_metadata().state_dict_metadata
     state = {k: torch.empty(a.size, dtype=a.properties.dtype) for k, a in about.items() if hasattr(a, "size")}
@@ -136,7 +136,7 @@ def test_what_training_left_beside_the_weights_is_passed_over(
     theirs.ModelType = ModelType  # type: ignore[attr-defined]
     monkeypatch.setattr(ModelType, "__module__", "megatron_enums")
     monkeypatch.setitem(sys.modules, "megatron_enums", theirs)
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch", tp=2)
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=Megatron(form="torch", tp=2))
 
     def change(held: dict[str, Any]) -> None:
         held["args"] = argparse.Namespace(model_type=ModelType.encoder_or_decoder, dtype=torch.bfloat16, t={1, 2})
@@ -158,7 +158,7 @@ def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> Non
     """As runs with non-homogeneous layers, or singleton local shards, save."""
     import torch.distributed.checkpoint as dcp
 
-    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to="megatron")
+    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to=Megatron())
     at = tmp_path / "mg/iter_0000001"
     about: dict[str, Any] = dcp.FileSystemReader(at).read_metadata().state_dict_metadata
     state = {k: torch.empty(a.size, dtype=a.properties.dtype) for k, a in about.items() if hasattr(a, "size")}
@@ -209,18 +209,16 @@ def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> Non
     ],
 )
 def test_what_is_not_whole_or_of_another_model_is_named(tmp_path: Path, change: Any, words: str) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch", tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=Megatron(form="torch", tp=2, pp=2))
     (tmp_path / "mg/manifest.json").unlink()  # Megatron writes none
     change(tmp_path / "mg")
     with pytest.raises(CheckpointError, match=words):
         weights_of(open_weights(tmp_path / "mg"))
 
 
-@pytest.mark.parametrize(
-    "told", [{"to": "megatron"}, {"to": "megatron", "form": "torch", "tp": 2}, {"to": "nemo-megatron", "tp": 2}]
-)
-def test_a_vocabulary_is_not_cut_by_a_damaged_config(tmp_path: Path, told: Any) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", **told)
+@pytest.mark.parametrize("to", [Megatron(), Megatron(form="torch", tp=2), NemoMegatron(tp=2)])
+def test_a_vocabulary_is_not_cut_by_a_damaged_config(tmp_path: Path, to: Target) -> None:
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=to)
     file = tmp_path / "mg/config.json"
     for size in ("4 ", "41"):  # a flipped bit; and more words than there are, of which the padding has room for some
         file.write_text(file.read_text().replace('"vocab_size": 40', f'"vocab_size": {size}'))
@@ -233,7 +231,7 @@ def test_a_vocabulary_is_not_cut_by_a_damaged_config(tmp_path: Path, told: Any) 
 
 
 def test_forms_that_are_not_read_are_named(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch")
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=Megatron(form="torch"))
     at = tmp_path / "mg/iter_0000001"
     (at / "mp_rank_00").rename(at / "mp_rank_00_000_000")
     with pytest.raises(CheckpointError, match="is a mixture of experts, which smtrain cannot read yet"):
@@ -249,7 +247,7 @@ def test_forms_that_are_not_read_are_named(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_that_differs_is_told(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to="megatron", form="torch", pp=2)
+    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to=Megatron(form="torch", pp=2))
 
     def change(held: dict[str, Any]) -> None:
         if "output_layer.weight" in held["model"]:
@@ -257,7 +255,7 @@ def test_a_tied_head_that_differs_is_told(tmp_path: Path) -> None:
 
     rewrite(tmp_path / "mg", change)
     with pytest.raises(CheckpointError, match="output layer differs"):
-        convert(tmp_path / "mg", tmp_path / "out", to="hf")
+        convert(tmp_path / "mg", tmp_path / "out", to=HuggingFace())
     assert not (tmp_path / "out").exists()
 
 
@@ -267,14 +265,14 @@ class Hostile:
 
 
 def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form="torch")
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=Megatron(form="torch"))
     rewrite(tmp_path / "mg", lambda held: held.update(args=Hostile()))
     assert same(weights_of(open_weights(tmp_path / "mg")), random_weights(FOUR))  # as nothing of args is needed
     file = tmp_path / "mg/iter_0000001/mp_rank_00/model_optim_rng.pt"
     torch.save({"model": {"decoder.final_layernorm.weight": Hostile()}}, file)
     with pytest.raises(CheckpointError, match="is not a tensor"):
         open_weights(tmp_path / "mg")
-    convert(tmp_path / "hf", tmp_path / "dist", to="megatron")
+    convert(tmp_path / "hf", tmp_path / "dist", to=Megatron())
     (tmp_path / "dist/manifest.json").unlink()
     (tmp_path / "dist/iter_0000001/.metadata").write_bytes(pickle.dumps(Hostile()))
     with pytest.raises(CheckpointError, match="no Metadata"):
@@ -296,18 +294,18 @@ def test_no_code_of_a_file_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str
 def test_what_megatron_could_not_do_is_refused(tmp_path: Path, flags: dict[str, Any], words: str) -> None:
     source = hf_folder(tmp_path / "hf", FOUR)
     with pytest.raises(ConfigError, match=words):
-        convert(source, tmp_path / "mg", to="megatron", **flags)
+        convert(source, tmp_path / "mg", to=Megatron(**flags))
     assert not (tmp_path / "mg").exists()
 
 
 @pytest.mark.parametrize("form", ["torch", "torch_dist"])
 def test_it_is_inspected_verified_and_converted_to_native(tmp_path: Path, form: Any) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to="megatron", form=form, tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "mg", to=Megatron(form=form, tp=2, pp=2))
     about = inspect(tmp_path / "mg")
     assert (about.kind, about.step) == ("megatron", 1)
     assert about.topology == ({"tp": 2, "pp": 2} if form == "torch" else {})
     assert verify(tmp_path / "mg") == len(random_weights(FOUR))
-    convert(tmp_path / "mg", tmp_path / "native", to="native", tp=2)
+    convert(tmp_path / "mg", tmp_path / "native", to=Native(tp=2))
     assert same(weights_of(open_weights(tmp_path / "native")), random_weights(FOUR))
 
 
@@ -326,7 +324,7 @@ def test_a_model_that_megatron_would_compute_otherwise_is_refused(tmp_path: Path
     model = hf_folder(tmp_path / "hf", NEOX)
     for form in ("torch", "torch_dist"):
         with pytest.raises(CheckpointError, match="no parallel residual and would compute another model"):
-            convert(model, tmp_path / "out", to="megatron", form=form)
+            convert(model, tmp_path / "out", to=Megatron(form=form))
     assert not (tmp_path / "out").exists()
 
 
@@ -342,5 +340,5 @@ def test_a_model_that_megatron_would_compute_otherwise_is_refused(tmp_path: Path
 )
 def test_an_option_without_effect_is_refused(tmp_path: Path, to: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=to, **options)
+        convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=make_target(to=to, **options))
     assert not (tmp_path / "out").exists()

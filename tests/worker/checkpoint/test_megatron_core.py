@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.targets import Megatron
 from tests.ports import free_port
 from tests.worker.checkpoint.folders import hf_folder, random_weights, same, weights_of
 
@@ -91,7 +92,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec
         for form in ("torch", "torch_dist"):
             at = tmp_path / f"{name}-{form}"
             told: Any = {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
-            convert(folder, at, to="megatron", **told)
+            convert(folder, at, to=Megatron(**told))
             cases.append({
                 "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
                 "ids": IDS,
@@ -118,7 +119,7 @@ def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: i
         form: Any = "torch" if pp > 1 else "torch_dist"
         at = tmp_path / f"{name}-mg"
         told: Any = {"spec": spec} if form == "torch" else {}
-        convert(hf_folder(tmp_path / name, config), at, to="megatron", form=form, tp=tp, pp=pp, **told)
+        convert(hf_folder(tmp_path / name, config), at, to=Megatron(form=form, tp=tp, pp=pp, **told))
         cases.append({
             "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
             "save": str(tmp_path / f"{name}-saved"),

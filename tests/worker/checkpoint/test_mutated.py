@@ -21,6 +21,7 @@ import torch
 from smtrain.core.errors import SmtrainError
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, write_hf
+from smtrain.worker.checkpoint.targets import Megatron, Native, NemoMegatron, Nxd, make_target
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
@@ -45,15 +46,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     original = hf_folder(root / "original", CONFIG)
     write_hf(HFSource(original), root / "hf")
     write_hf(HFSource(original), root / "sharded", max_shard_size=6000)
-    convert(original, root / "pt", tp=2, pp=2)
-    convert(original, root / "xser", tp=2, form="xser")
-    convert(original, root / "foreign", tp=4, pp=1, qkv="grouped")
+    convert(original, root / "pt", to=Nxd(tp=2, pp=2))
+    convert(original, root / "xser", to=Nxd(tp=2, form="xser"))
+    convert(original, root / "foreign", to=Nxd(tp=4, pp=1, qkv="grouped"))
     (root / "foreign/manifest.json").unlink()
-    convert(original, root / "native", to="native", tp=2)
-    convert(original, root / "megatron", to="megatron", form="torch", tp=2, pp=2)
-    convert(original, root / "torch_dist", to="megatron")
-    convert(original, root / "nnm", to="nemo-megatron", form="xser", tp=2)
-    convert(original, root / "nnm215", to="nemo-megatron", release="2.15", tp=2, pp=2)
+    convert(original, root / "native", to=Native(tp=2))
+    convert(original, root / "megatron", to=Megatron(form="torch", tp=2, pp=2))
+    convert(original, root / "torch_dist", to=Megatron())
+    convert(original, root / "nnm", to=NemoMegatron(form="xser", tp=2))
+    convert(original, root / "nnm215", to=NemoMegatron(release="2.15", tp=2, pp=2))
     old = root / "bin"
     old.mkdir()
     shutil.copy(original / "config.json", old)
@@ -207,7 +208,7 @@ def test_a_named_error_or_the_same_weights(sources: dict[str, Path], tmp_path: P
         mutate(path, rng, canary)
         told = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
         try:
-            convert(work / "source", out, to=rng.choice(TARGETS), tp=rng.choice([1, 2]))
+            convert(work / "source", out, to=make_target(rng.choice(TARGETS), tp=rng.choice([1, 2])))
         except SmtrainError as error:
             tally["error" if str(error).strip() else "nothing said"] += 1
             assert not out.exists(), told

@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native import pruning
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, read_by, read_whole, write_safetensors
 from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
+from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
 from tests.tiers import examples
 from tests.worker.checkpoint.models import configs
@@ -332,7 +333,7 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
     folder = tmp_path_factory.mktemp("checkpoint")
     write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
     target = folder / "new"
-    convert(folder / "old", target, to="native", tp=new[0], pp=new[1], dtype=dtype)
+    convert(folder / "old", target, to=Native(tp=new[0], pp=new[1], dtype=dtype))
     found = manifest.newest_whole(target)
     assert found == manifest.step_folder(target, 7)
     verify(found)
@@ -355,5 +356,5 @@ def test_a_damaged_state_is_not_converted(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match="is damaged, it has crc32"):
-        convert(tmp_path / "old", tmp_path / "new", to="native", tp=1)
+        convert(tmp_path / "old", tmp_path / "new", to=Native(tp=1))
     assert not (tmp_path / "new").exists()

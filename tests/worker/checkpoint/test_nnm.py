@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.convert import ReadOptions, convert
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect, verify
+from smtrain.worker.checkpoint.targets import HuggingFace, NemoMegatron, Nxd, make_target
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 FOUR = {**LLAMA, "num_hidden_layers": 4}
@@ -38,7 +39,7 @@ def test_what_is_written_is_read(
 ) -> None:
     source = hf_folder(tmp_path / "hf", config, torch.bfloat16)
     form: Any = "xser" if xser else "pt"
-    convert(source, tmp_path / "nnm", to="nemo-megatron", release=release, tp=tp, pp=pp, form=form)
+    convert(source, tmp_path / "nnm", to=NemoMegatron(release=release, tp=tp, pp=pp, form=form))
     assert same(weights_of(open_weights(tmp_path / "nnm")), random_weights(config, torch.bfloat16))
     about = inspect(tmp_path / "nnm")
     assert (about.kind, about.topology) == ("nemo-megatron", {"tp": tp, "pp": pp})
@@ -46,7 +47,7 @@ def test_what_is_written_is_read(
 
 
 def test_the_names_and_rows_of_2_15(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "nnm", to="nemo-megatron", release="2.15", tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "nnm", to=NemoMegatron(release="2.15", tp=2, pp=2))
     held = load(tmp_path / "nnm/tp_rank_01_pp_rank_001/model_optim_rng.ckpt")
     weights = random_weights(FOUR)
     q, k, v = (weights[f"model.layers.2.self_attn.{n}_proj.weight"] for n in "qkv")
@@ -61,7 +62,7 @@ def test_the_names_and_rows_of_2_15(tmp_path: Path) -> None:
 
 
 def test_the_names_and_rows_of_2_21(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "nnm", to="nemo-megatron", tp=2)
+    convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "nnm", to=NemoMegatron(tp=2))
     held = load(tmp_path / "nnm/mp_rank_01/llmv2_converted_checkpoint--step=0.ckpt")
     weights = random_weights(TIED)
     q, k, v = (weights[f"model.layers.2.self_attn.{n}_proj.weight"] for n in "qkv")
@@ -79,7 +80,7 @@ def rank(folder: Path, name: str, state: dict[str, Any], **more: Any) -> None:
 
 def test_what_training_leaves_is_read_the_latest_step_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual stages, buffers, settings of other libraries, the head under its other name."""
-    convert(hf_folder(tmp_path / "hf", MHA), tmp_path / "nnm", to="nemo-megatron", pp=2)
+    convert(hf_folder(tmp_path / "hf", MHA), tmp_path / "nnm", to=NemoMegatron(pp=2))
     folder = tmp_path / "trained"
     omegaconf = types.ModuleType("omegaconf_like")
 
@@ -116,7 +117,7 @@ def test_what_training_leaves_is_read_the_latest_step_of_it(tmp_path: Path, monk
 
 @pytest.mark.parametrize("change", ["rank", "tensors", "state"])
 def test_what_is_not_whole_is_named(tmp_path: Path, change: str) -> None:
-    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "nnm", to="nemo-megatron", form="xser", tp=2, release="2.15")
+    convert(hf_folder(tmp_path / "hf", FOUR), tmp_path / "nnm", to=NemoMegatron(form="xser", tp=2, release="2.15"))
     (tmp_path / "nnm/manifest.json").unlink()
     file = tmp_path / "nnm/mp_rank_01/model_optim_rng.ckpt"
     if change == "rank":
@@ -155,8 +156,8 @@ def zero1(folder: Path, weights: dict[str, torch.Tensor], dp: int, keep: bool = 
 def with_masters(root: Path, config: dict[str, Any], dp: int, **how: Any) -> Path:
     """A bf16 checkpoint of two ranks by two stages, with the weights that it was rounded from."""
     fp32 = hf_folder(root / "fp32", config)
-    convert(fp32, root / "wide", to="nemo-megatron", tp=2, pp=2, **how)
-    convert(fp32, root / "nnm", to="nemo-megatron", tp=2, pp=2, dtype="bf16", **how)
+    convert(fp32, root / "wide", to=NemoMegatron(tp=2, pp=2, **how))
+    convert(fp32, root / "nnm", to=NemoMegatron(tp=2, pp=2, dtype="bf16", **how))
     (root / "nnm/manifest.json").unlink()
     wide = {f"{p.parent.name} {k}": v for p in (root / "wide").rglob("*.ckpt") for k, v in load(p).items()}
     zero1(root / "nnm", wide, dp)
@@ -170,7 +171,7 @@ def test_master_weights_are_taken_when_asked(tmp_path: Path, config: dict[str, A
     folder = with_masters(tmp_path, config, dp, release=release)
     rounded = {name: tensor.bfloat16() for name, tensor in random_weights(config).items()}
     assert same(weights_of(open_weights(folder)), rounded)
-    convert(folder, tmp_path / "hf", to="hf", masters=True)
+    convert(folder, tmp_path / "hf", to=HuggingFace(), read=ReadOptions(masters=True))
     assert same(weights_of(open_weights(tmp_path / "hf")), random_weights(config))
 
 
@@ -205,7 +206,7 @@ def test_master_weights_that_are_not_whole_are_named(tmp_path: Path, change: str
             held.pop(max(held))
         torch.save([state], last)
     with pytest.raises(CheckpointError, match=words):
-        convert(folder, tmp_path / "hf", to="hf", masters=True)
+        convert(folder, tmp_path / "hf", to=HuggingFace(), read=ReadOptions(masters=True))
     assert not (tmp_path / "hf").exists()
 
 
@@ -218,10 +219,10 @@ def test_rows_that_a_converter_has_reordered_are_put_back_when_asked(tmp_path: P
     }
     source = hf_folder(tmp_path / "wrong", config)
     save_file({name: tensor.contiguous() for name, tensor in wrong.items()}, source / "model.safetensors")
-    convert(source, tmp_path / "nnm", to="nemo-megatron", tp=2, pp=2)
+    convert(source, tmp_path / "nnm", to=NemoMegatron(tp=2, pp=2))
     assert same(weights_of(open_weights(tmp_path / "nnm")), wrong)
     for to, tp in (("hf", 1), ("nxd", 4)):
-        convert(tmp_path / "nnm", tmp_path / to, to=to, tp=tp, reordered_qkv=True)  # type: ignore[arg-type]
+        convert(tmp_path / "nnm", tmp_path / to, to=make_target(to, tp=tp), read=ReadOptions(reordered_qkv=True))  # type: ignore[arg-type]
         assert same(weights_of(open_weights(tmp_path / to)), right)
     with pytest.raises(CheckpointError, match="is a llama model, and convert_HF_to_nemo_neox"):
-        convert(hf_folder(tmp_path / "llama", FOUR), tmp_path / "no", to="nxd", reordered_qkv=True)
+        convert(hf_folder(tmp_path / "llama", FOUR), tmp_path / "no", to=Nxd(), read=ReadOptions(reordered_qkv=True))

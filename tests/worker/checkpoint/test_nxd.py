@@ -21,6 +21,7 @@ from smtrain.worker.checkpoint.huggingface.folder import HFSource, write_hf
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.nxd.writer import write_nxd
 from smtrain.worker.checkpoint.storage import place
+from smtrain.worker.checkpoint.targets import HuggingFace, Nxd
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
@@ -51,7 +52,7 @@ def shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 def test_equals_the_reference_converter_both_ways(tmp_path: Path, name: str, model: str, how: dict[str, Any]) -> None:
     whole = HFSource(GOLDEN / "hf" / model)
     assert same(weights_of(NxDSource(GOLDEN / "convert" / name, whole.config)), weights_of(whole))
-    write_nxd(whole, tmp_path / "out", **how)
+    write_nxd(whole, tmp_path / "out", Nxd(**how))
     ours, theirs = shards(tmp_path / "out"), shards(GOLDEN / "convert" / name)
     assert ours.keys() == theirs.keys()
     assert all(same(ours[file], theirs[file]) for file in ours)
@@ -84,7 +85,7 @@ def test_gpt_neox_as_the_examples_save_it(tmp_path: Path, folder: str) -> None:
     source = NxDSource(GOLDEN / "neox" / folder, config)
     wanted = {spec.name for spec in ModelShape.from_config(config).specs}
     assert same(weights_of(source), {name: tensor for name, tensor in full.items() if name in wanted})
-    write_nxd(source, tmp_path / "out", tp=2, pp=1)
+    write_nxd(source, tmp_path / "out", Nxd(tp=2, pp=1))
     for file, ours in shards(tmp_path / "out").items():
         theirs = torch.load(GOLDEN / "neox/nxd_tp2/step_0/model" / file, weights_only=True)
         assert same(ours, {name: tensor for name, tensor in theirs.items() if name in wanted})
@@ -139,13 +140,13 @@ def test_there_and_back_is_the_identity(
     root = tmp_path_factory.mktemp("trip")
     original = random_weights(config, dtype)
     source = HFSource(hf_folder(root / "hf", config, dtype))
-    write_nxd(source, root / "a", tp=tp, pp=pp, **how)
+    write_nxd(source, root / "a", Nxd(tp=tp, pp=pp, **how))
     a = NxDSource(root / "a")
     assert (a.tp, a.pp) == (tp, pp)
     write_hf(a, root / "back")
     assert same(load_file(root / "back" / "model.safetensors"), original)
     if not ModelShape.from_config(config).mesh_faults(*other):
-        convert(root / "a", root / "b", tp=other[0], pp=other[1])
+        convert(root / "a", root / "b", to=Nxd(tp=other[0], pp=other[1]))
         assert same(weights_of(NxDSource(root / "b")), original)
 
 
@@ -155,7 +156,7 @@ def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, da
     config, tp, pp, how = data.draw(models())
     root = tmp_path_factory.mktemp("slice")
     original = random_weights(config)
-    write_nxd(HFSource(hf_folder(root / "hf", config)), root / "nxd", tp=tp, pp=pp, **how)
+    write_nxd(HFSource(hf_folder(root / "hf", config)), root / "nxd", Nxd(tp=tp, pp=pp, **how))
     source = NxDSource(root / "nxd")
     for name in data.draw(st.lists(st.sampled_from(source.names()), min_size=1, max_size=4)):
         dim = data.draw(st.integers(0, original[name].dim() - 1))
@@ -166,14 +167,14 @@ def test_any_slice_of_any_parameter(tmp_path_factory: pytest.TempPathFactory, da
 
 
 def test_each_shard_has_the_size_of_its_part_alone(tmp_path: Path) -> None:
-    convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=Nxd(tp=2, pp=2))
     for tensors in shards(tmp_path / "out").values():
         assert all(t.untyped_storage().nbytes() == t.nbytes and t.is_contiguous() for t in tensors.values())
 
 
 @pytest.fixture
 def converted(tmp_path: Path) -> Path:
-    convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "nxd", tp=2, pp=2)
+    convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "nxd", to=Nxd(tp=2, pp=2))
     return tmp_path / "nxd"
 
 
@@ -191,13 +192,13 @@ def test_copies_that_differ_are_refused(converted: Path, tmp_path: Path) -> None
     change(converted, FIRST, lambda t: t["model.layers.0.input_layernorm.weight"].add_(1))
     with pytest.raises(CheckpointError, match="differs from the copy that another tp rank holds"):
         weights_of(NxDSource(converted))
-    write_nxd(HFSource(tmp_path / "hf"), tmp_path / "kv", tp=4, pp=1)
+    write_nxd(HFSource(tmp_path / "hf"), tmp_path / "kv", Nxd(tp=4, pp=1))
     file = FIRST.replace("tp_rank_00", "tp_rank_02")  # tiled: ranks 0 and 2 share a head
     change(tmp_path / "kv", file, lambda t: t["model.layers.2.self_attn.qkv_proj.weight_v"].add_(1))
     with pytest.raises(CheckpointError, match="weight_v differs from the copy"):
         weights_of(NxDSource(tmp_path / "kv"))
     tied = hf_folder(tmp_path / "tied", {**LLAMA, "tie_word_embeddings": True})
-    convert(tied, tmp_path / "t", tp=2, pp=2)
+    convert(tied, tmp_path / "t", to=Nxd(tp=2, pp=2))
     change(tmp_path / "t", FIRST.replace("pp_rank_00", "pp_rank_01"), lambda t: t["lm_head.weight"].add_(1))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         weights_of(NxDSource(tmp_path / "t"))
@@ -205,7 +206,7 @@ def test_copies_that_differ_are_refused(converted: Path, tmp_path: Path) -> None
 
 def test_the_wrong_chip_order_is_noticed(tmp_path: Path) -> None:
     config = {**LLAMA, "num_attention_heads": 8}
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", config)), tmp_path / "out", tp=4, pp=1, kv_order="grouped")
+    write_nxd(HFSource(hf_folder(tmp_path / "hf", config)), tmp_path / "out", Nxd(tp=4, pp=1, kv_order="grouped"))
     assert same(weights_of(NxDSource(tmp_path / "out")), random_weights(config))
     (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="kv_order"):
@@ -270,7 +271,7 @@ def test_hostile_and_cut_files_are_errors_and_leave_nothing(converted: Path, tmp
     for name, data in bad.items():
         (converted / FIRST).write_bytes(data)
         with pytest.raises(CheckpointError, match=r"pp_rank_00\.pt"):
-            convert(converted, tmp_path / "out", tp=1, pp=1)
+            convert(converted, tmp_path / "out", to=Nxd(tp=1, pp=1))
         assert not (tmp_path / "out").exists(), name
     assert not (tmp_path / "was-here").exists()
     torch.load(tmp_path / "hostile.pt", weights_only=False)  # it would have worked
@@ -282,7 +283,7 @@ def test_hostile_and_cut_files_are_errors_and_leave_nothing(converted: Path, tmp
 def test_xser_is_written_as_training_saves_it(tmp_path: Path) -> None:
     golden = GOLDEN / "train/tp2pp2_xser"
     config = json.loads((GOLDEN / "hf/llama_kv4/config.json").read_text())
-    write_nxd(NxDSource(golden / "step_3", config), tmp_path / "out", tp=2, pp=2, form="xser")
+    write_nxd(NxDSource(golden / "step_3", config), tmp_path / "out", Nxd(tp=2, pp=2, form="xser"))
     assert same(weights_of(NxDSource(tmp_path / "out")), load_file(golden / "full_hf.safetensors"))
     for file in sorted((golden / "step_3/model").glob("*_00.pt")) + sorted((golden / "step_3/model").glob("*_01.pt")):
         ours = tmp_path / "out/model" / file.name
@@ -297,7 +298,7 @@ def referred(shard: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_checkpoint_of_master_weights_alone_is_named_as_such(tmp_path: Path) -> None:
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "out", tp=2, pp=1, form="xser")
+    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "out", Nxd(tp=2, pp=1, form="xser"))
     (tmp_path / "out/manifest.json").unlink()
     for file in tmp_path.glob("out/model/*.tensors/*"):
         file.unlink()
@@ -306,7 +307,7 @@ def test_a_checkpoint_of_master_weights_alone_is_named_as_such(tmp_path: Path) -
 
 
 def test_the_older_xser_layout_is_read(tmp_path: Path) -> None:
-    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "new", tp=2, pp=1, form="xser")
+    write_nxd(HFSource(hf_folder(tmp_path / "hf", LLAMA)), tmp_path / "new", Nxd(tp=2, pp=1, form="xser"))
     (tmp_path / "old").mkdir()
     for t in range(2):
         new, old = tmp_path / f"new/model/dp_rank_00_tp_rank_0{t}_pp_rank_00.pt", tmp_path / "old/model"
@@ -341,18 +342,18 @@ def test_flipped_weights_are_noticed(converted: Path, tmp_path: Path) -> None:
     data[at + 5] ^= 64
     (converted / FIRST).write_bytes(data)
     with pytest.raises(CheckpointError, match=r"q_proj\.weight is not what was written"):
-        convert(converted, tmp_path / "out", to="hf")
+        convert(converted, tmp_path / "out", to=HuggingFace())
     assert not (tmp_path / "out").exists()
 
 
 def test_forms_that_cannot_hold_the_heads_are_refused(tmp_path: Path) -> None:
     source = HFSource(hf_folder(tmp_path / "hf", LLAMA))
     with pytest.raises(CheckpointError, match="take the grouped form"):
-        write_nxd(source, tmp_path / "out", tp=4, pp=1, qkv="separate")
+        write_nxd(source, tmp_path / "out", Nxd(tp=4, pp=1, qkv="separate"))
     with pytest.raises(CheckpointError, match="take the fused form"):
-        write_nxd(source, tmp_path / "out", tp=2, pp=1, qkv="fused_mha")
+        write_nxd(source, tmp_path / "out", Nxd(tp=2, pp=1, qkv="fused_mha"))
     mha = {**LLAMA, "num_key_value_heads": 4}
-    write_nxd(HFSource(hf_folder(tmp_path / "mha", mha)), tmp_path / "out", tp=2, pp=2, qkv="fused_mha")
+    write_nxd(HFSource(hf_folder(tmp_path / "mha", mha)), tmp_path / "out", Nxd(tp=2, pp=2, qkv="fused_mha"))
     assert same(weights_of(NxDSource(tmp_path / "out")), random_weights(mha))
     rank = shards(tmp_path / "out")["dp_rank_00_tp_rank_01_pp_rank_00.pt"]
     q = random_weights(mha)["model.layers.0.self_attn.q_proj.weight"]

@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect
+from smtrain.worker.checkpoint.targets import Nxd
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 
@@ -50,7 +51,7 @@ def native(folder: Path, config: dict[str, Any], step: int, scale: float = 1.0) 
 
 def test_each_kind_is_known_by_what_lies_in_the_folder(tmp_path: Path) -> None:
     hf = hf_folder(tmp_path / "hf", LLAMA)
-    convert(hf, tmp_path / "nxd", tp=2, pp=2)
+    convert(hf, tmp_path / "nxd", to=Nxd(tp=2, pp=2))
     native(tmp_path / "native", LLAMA, 9)
     kinds = {"hf": HFSource, "nxd": NxDSource, "native": NativeSource, "native/step_00000009": NativeSource}
     for name, kind in kinds.items():
@@ -75,7 +76,7 @@ def test_of_native_checkpoints_the_newest_whole_one_is_taken(tmp_path: Path) -> 
 def test_of_nxd_tags_the_highest_step_that_is_done_is_taken(tmp_path: Path) -> None:
     for step in (9, 10, 11):
         hf = hf_folder(tmp_path / f"hf{step}", {**LLAMA, "vocab_size": 40 + step})
-        convert(hf, tmp_path / "run" / f"step_{step}", tp=1, pp=1)
+        convert(hf, tmp_path / "run" / f"step_{step}", to=Nxd(tp=1, pp=1))
         for name in ("manifest.json", "config.json"):
             (tmp_path / "run" / f"step_{step}" / name).unlink()
         if step < 11:
@@ -119,11 +120,13 @@ def test_conversions_do_without_torch(tmp_path: Path) -> None:
     """Importing it takes longer than converting a small model."""
     model = hf_folder(tmp_path / "hf", LLAMA)
     code = (
-        "import sys; from smtrain.worker.checkpoint.convert import convert\n"
+        "import sys; from smtrain import HuggingFace, Native, Nxd, convert\n"
         "from smtrain.worker.checkpoint import summary\n"
         "s, t = sys.argv[1:]\n"
-        "convert(s, f'{t}/nxd', tp=2, pp=2, dtype='bf16'); convert(f'{t}/nxd', f'{t}/xser', tp=4, form='xser')\n"
-        "convert(f'{t}/xser', f'{t}/native', to='native', tp=2); convert(f'{t}/native', f'{t}/hf', to='hf')\n"
+        "convert(s, f'{t}/nxd', to=Nxd(tp=2, pp=2, dtype='bf16'))\n"
+        "convert(f'{t}/nxd', f'{t}/xser', to=Nxd(tp=4, form='xser'))\n"
+        "convert(f'{t}/xser', f'{t}/native', to=Native(tp=2))\n"
+        "convert(f'{t}/native', f'{t}/hf', to=HuggingFace())\n"
         "assert not list(summary.diff(f'{t}/nxd', f'{t}/hf'))\n"
         "summary.verify(f'{t}/nxd'); summary.inspect(f'{t}/native')\n"
         "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))\n"

@@ -23,6 +23,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import diff, inspect
+from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, make_target
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
@@ -340,7 +341,7 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
         return Path(found[1])
     elif "--merge-adapter" in sentence:
         target = folder.parent / "merged"
-        convert(source, target, to="hf", merge_adapter=folder)
+        convert(source, target, to=HuggingFace(), merge_adapter=folder)
         return target
     elif "dcp_to_torch" in sentence:
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -386,7 +387,7 @@ def test_doing_what_the_sentence_says_leads_to_no_second_fault(tmp_path: Path, n
     folder = good(tmp_path / "model", kind)
     change(folder)
     with pytest.raises(CheckpointError, match=words) as error:
-        convert(folder, tmp_path / "out", to="nxd")
+        convert(folder, tmp_path / "out", to=Nxd())
     sentence = str(error.value)
     assert "\n" not in sentence
     assert not re.search(r"fetch (?:the model|it) again", sentence)
@@ -394,7 +395,7 @@ def test_doing_what_the_sentence_says_leads_to_no_second_fault(tmp_path: Path, n
         inspect(folder)
     assert str(again.value) == sentence, "all commands say the same"
     folder = apply(sentence, folder, source)
-    convert(folder, tmp_path / "out", to="nxd")
+    convert(folder, tmp_path / "out", to=Nxd())
     assert inspect(tmp_path / "out").parameters == inspect(folder).parameters
 
 
@@ -433,8 +434,8 @@ def test_what_changes_no_number_is_read_by_every_command(tmp_path: Path, name: s
     assert same(weights_of(open_weights(folder)), random_weights(LLAMA))
     assert not list(diff(folder, whole))
     assert inspect(folder).kind == "hf"
-    convert(folder, tmp_path / "nxd", to="nxd", tp=2)
-    convert(folder, tmp_path / "hf", to="hf")
+    convert(folder, tmp_path / "nxd", to=Nxd(tp=2))
+    convert(folder, tmp_path / "hf", to=HuggingFace())
     assert same(load_file(tmp_path / "hf" / WEIGHTS), random_weights(LLAMA))
     assert not list(diff(tmp_path / "nxd", whole))
 
@@ -456,7 +457,7 @@ def test_shards_and_steps_that_are_pointers_are_named(tmp_path: Path) -> None:
     ):
         path = tmp_path / kind / file
         shutil.rmtree(tmp_path / kind, ignore_errors=True)
-        convert(model, tmp_path / kind, to=kind)  # type: ignore[arg-type]
+        convert(model, tmp_path / kind, to=make_target(kind))  # type: ignore[arg-type]
         whole = path.read_bytes()
         path.write_text(LFS)
         with pytest.raises(CheckpointError, match=f"{path} is a Git LFS pointer"):
@@ -483,13 +484,13 @@ def test_tied_weights_may_be_saved_under_the_name_of_the_output_layer(tmp_path: 
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
 def test_a_file_of_the_folder_stands_for_the_folder(tmp_path: Path, file: str) -> None:
     model = hf_folder(tmp_path / "model", LLAMA)
-    convert(model / file, tmp_path / "nxd", to="nxd")
+    convert(model / file, tmp_path / "nxd", to=Nxd())
     (tmp_path / "nxd" / CONFIG).unlink()
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         inspect(tmp_path / "nxd")
-    convert(tmp_path / "nxd", tmp_path / "hf", to="hf", config=model / file)
+    convert(tmp_path / "nxd", tmp_path / "hf", to=HuggingFace(), config=model / file)
     assert same(load_file(tmp_path / "hf" / WEIGHTS), random_weights(LLAMA))
-    convert(model, tmp_path / "native", to="native")
+    convert(model, tmp_path / "native", to=Native())
     step = tmp_path / "native" / "step_00000000"
     assert inspect(step / "manifest.json").step == 0
 

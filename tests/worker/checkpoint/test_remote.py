@@ -21,6 +21,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint import staging, uploading
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.summary import diff, inspect
+from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd
 from tests import as_told
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
@@ -46,18 +47,18 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_there_and_back(tmp_path: Path, store: str, form: str) -> None:
     source = hf_folder(tmp_path / "hf", LLAMA)
     fsspec.filesystem("memory").pipe_file("/bucket/models/mine", b"kept")
-    convert(source, f"{store}/nxd", tp=2, pp=2, form=form)  # type: ignore[arg-type]
+    convert(source, f"{store}/nxd", to=Nxd(tp=2, pp=2, form=form))  # type: ignore[arg-type]
     assert inspect(f"{store}/nxd").topology == {"tp": 2, "pp": 2}
-    convert(source, tmp_path / "here", tp=2, pp=2, form=form)  # type: ignore[arg-type]
+    convert(source, tmp_path / "here", to=Nxd(tp=2, pp=2, form=form))  # type: ignore[arg-type]
     here = {p.relative_to(tmp_path / "here").as_posix(): p.read_bytes() for p in (tmp_path / "here").rglob("*.pt")}
     memory = fsspec.filesystem("memory")
     assert here == {name: memory.cat_file(f"/bucket/models/nxd/{name}") for name in here}
-    convert(f"{store}/nxd", f"{store}/hf", to="hf", max_shard_size=6000)
+    convert(f"{store}/nxd", f"{store}/hf", to=HuggingFace(max_shard_size=6000))
     assert not list(diff(source, f"{store}/hf"))
-    convert(f"{store}/hf", tmp_path / "back", to="native", tp=2)
+    convert(f"{store}/hf", tmp_path / "back", to=Native(tp=2))
     assert not list(diff(f"{store}/nxd", tmp_path / "back"))
     with pytest.raises(CheckpointError, match="overlap"):
-        convert(f"{store}/nxd", f"{store}/nxd/below", tp=1)
+        convert(f"{store}/nxd", f"{store}/nxd/below", to=Nxd(tp=1))
 
 
 def inspectable(uri: str) -> dict[str, int] | None:
@@ -102,22 +103,22 @@ def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, bef
     layers, stride = (2, 1) if form == "pt" else (1, 5)
     source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": layers})
     old = hf_folder(tmp_path / "old", {**LLAMA, "num_hidden_layers": layers}, torch.bfloat16)
-    convert(source, tmp_path / "here", tp=2, pp=layers, form=form)
+    convert(source, tmp_path / "here", to=Nxd(tp=2, pp=layers, form=form))
     here = (p.relative_to(tmp_path / "here") for p in (tmp_path / "here").rglob("*") if p.is_file())
     wanted, memory = {p.as_posix() for p in here}, fsspec.filesystem("memory")
     for after in itertools.count(0, stride):
         uri = f"{store}/{after}"
         if before != "nothing":
             with killed(5 if before == "half of another" else 1000):
-                convert(old, uri, tp=4, pp=1, form=form)
+                convert(old, uri, to=Nxd(tp=4, pp=1, form=form))
         memory.pipe_file(f"/bucket/models/{after}/mine", b"kept")
         with killed(after) as seen:
-            convert(source, uri, tp=2, pp=layers, form=form, overwrite=True)
+            convert(source, uri, to=Nxd(tp=2, pp=layers, form=form), overwrite=True)
         there = inspectable(uri)
         assert there is None or not list(diff(source if there == {"tp": 2, "pp": layers} else old, uri))
         if after == 0:
             assert (there is None) == (before != "an older output")
-        convert(source, uri, tp=2, pp=layers, form=form, overwrite=True)
+        convert(source, uri, to=Nxd(tp=2, pp=layers, form=form), overwrite=True)
         assert inspectable(uri) == {"tp": 2, "pp": layers}
         assert not list(diff(source, uri))
         found = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
@@ -137,12 +138,12 @@ def test_what_is_there_whole_is_not_converted_again(
     monkeypatch.setattr(uploading, "run", lambda job, *rest: calls.append(job[0].name) or real(job, *rest))
     first = {"model.embed_tokens.weight"}  # and the layer of stage 0
     with killed(1 + 2 * 2):  # the journal, and two files, each with a journal again
-        convert(source, f"{store}/out", tp=2, pp=2)
+        convert(source, f"{store}/out", to=Nxd(tp=2, pp=2))
     with pytest.raises(CheckpointError, match="left over from a conversion"):
         inspect(f"{store}/out")
     done = {name for name in calls if name in first or ".layers.0." in name}
     calls.clear()
-    convert(source, f"{store}/out", tp=2, pp=2)
+    convert(source, f"{store}/out", to=Nxd(tp=2, pp=2))
     assert len(done) == 9
     assert not done & set(calls)
     assert not list(diff(source, f"{store}/out"))
@@ -152,7 +153,7 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, old = hf_folder(tmp_path / "hf", LLAMA), hf_folder(tmp_path / "old", LLAMA, torch.bfloat16)
-    convert(old, f"{store}/there", tp=2)
+    convert(old, f"{store}/there", to=Nxd(tp=2))
     memory = fsspec.filesystem("memory")
     before = memory.find("/bucket")
     real = vars(uploading)["run"]
@@ -169,7 +170,7 @@ def test_an_error_leaves_nothing_and_an_older_output_as_it_was(
     for name in ("there", "new"):
         calls.clear()
         with pytest.raises(CheckpointError, match="cannot be written"):
-            convert(source, f"{store}/{name}", tp=2, pp=2, overwrite=True)
+            convert(source, f"{store}/{name}", to=Nxd(tp=2, pp=2), overwrite=True)
         assert memory.find("/bucket") == before
     assert not list(diff(old, f"{store}/there"))
 
@@ -184,16 +185,16 @@ def test_s3(tmp_path: Path, local_home: Path) -> None:
     source = hf_folder(tmp_path / "hf", {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 6000})
     code = (
         "import sys; from pathlib import Path; from smtrain.core.errors import CheckpointError\n"
-        "from smtrain.worker.checkpoint.convert import convert; s, b, t = sys.argv[1:]\n"
-        "convert(s, f'{b}/nxd', tp=2, pp=2)\n"
-        "convert(f'{b}/nxd', f'{b}/hf', to='hf')\n"
-        "convert(f'{b}/hf', t, to='hf')\n"
+        "from smtrain import HuggingFace, Nxd, convert; s, b, t = sys.argv[1:]\n"
+        "convert(s, f'{b}/nxd', to=Nxd(tp=2, pp=2))\n"
+        "convert(f'{b}/nxd', f'{b}/hf', to=HuggingFace())\n"
+        "convert(f'{b}/hf', t, to=HuggingFace())\n"
         "file = next(Path(f'{t}/../broken/model').glob('*tp_rank_01*'))\n"
         "data = bytearray(file.read_bytes()); data[len(data) // 2] ^= 1; file.write_bytes(data)\n"
-        "try: convert(f'{t}/../broken', f'{b}/none', to='hf')\n"
+        "try: convert(f'{t}/../broken', f'{b}/none', to=HuggingFace())\n"
         "except CheckpointError as error: print(error)\n"
     )
-    convert(source, tmp_path / "broken", tp=2, pp=1)
+    convert(source, tmp_path / "broken", to=Nxd(tp=2, pp=1))
     command = [sys.executable, "-c", code, str(source), "s3://conversions/m", str(tmp_path / "back")]
     done = subprocess.run(command, env=as_told.environment(endpoint), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -215,14 +216,14 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
     source = hf_folder(tmp_path / "hf", LLAMA)
     code = (
         "import os, signal, sys; from smtrain.worker.checkpoint import conversion_plan, uploading\n"
-        "from smtrain.worker.checkpoint.convert import convert; from smtrain.worker.checkpoint.summary import diff\n"
+        "from smtrain import Nxd, convert; from smtrain.worker.checkpoint.summary import diff\n"
         "calls, real, (s, t, most) = 0, uploading.run, sys.argv[1:]\n"
         "def counted(*job):\n"
         "    global calls; calls += 1\n"
         "    if calls > int(most): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return real(*job)\n"
         "uploading.run, uploading._UNSAID, conversion_plan.cores_here = counted, 0, lambda: 1\n"
-        "convert(s, t, tp=2, pp=2); print(calls, len(list(diff(s, t))))\n"
+        "convert(s, t, to=Nxd(tp=2, pp=2)); print(calls, len(list(diff(s, t))))\n"
     )
     for most in (15, 1000):
         command = [sys.executable, "-c", code, str(source), "s3://killed/out", str(most)]
@@ -241,7 +242,7 @@ def test_s3_that_does_not_answer_is_said_at_once(monkeypatch: pytest.MonkeyPatch
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        for call in (lambda: inspect("s3://bucket/x"), lambda: convert("s3://bucket/x", tmp_path / "to")):
+        for call in (lambda: inspect("s3://bucket/x"), lambda: convert("s3://bucket/x", tmp_path / "to", to=Nxd())):
             with pytest.raises(
                 CheckpointError, match=r"S3 could not be reached at .* \(connection refused\); check the"
             ):

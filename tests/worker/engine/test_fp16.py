@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.targets import HuggingFace, Native
 from smtrain.worker.engine.native import scaling
 from smtrain.worker.engine.native.scaling import FIRST, FLOOR, GOOD_STEPS, LossScale
 from tests.worker.engine import cases
@@ -55,10 +56,10 @@ def test_going_on_is_bit_identical(four: World, tmp_path: Path) -> None:
     assert saved.loss_scale == {"scale": FIRST / 2, "good_steps": GOOD_STEPS - 2, "skipped": 1}
     assert (saved.step, saved.optimizer_steps) == (2, 1)
     assert {NativeSource(checkpoint).dtype(name).name for name in NativeSource(checkpoint).names()} == {"float16"}
-    convert(checkpoint, tmp_path / "exported", to="hf")
+    convert(checkpoint, tmp_path / "exported", to=HuggingFace())
     assert {t.dtype for t in load_file(tmp_path / "exported" / "model.safetensors").values()} == {torch.float16}
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "float16"
-    convert(checkpoint, tmp_path / "cut", to="native", tp=1, pp=2)
+    convert(checkpoint, tmp_path / "cut", to=Native(tp=1, pp=2))
     assert Manifest.read(tmp_path / "cut" / "step_00000002").loss_scale == saved.loss_scale
 
 

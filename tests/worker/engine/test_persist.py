@@ -20,6 +20,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.native.files import model_file
 from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
+from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
 from tests import tiers
 from tests.worker.engine import cases
@@ -118,7 +119,7 @@ def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Pat
     going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 3, 7)[0]
     checkpoint = tmp_path / "step_00000003"
     before = whole_state(checkpoint)
-    convert(checkpoint, tmp_path / "cut", to="native", tp=4, pp=1)
+    convert(checkpoint, tmp_path / "cut", to=Native(tp=4, pp=1))
     checkpoint = tmp_path / "cut" / "step_00000003"
     chain = [(four, "122"), (four, "212"), (four, "411 sp"), (four, "114"), (solo, "111")]
     for world, text in chain if tiers.full() else chain[::2]:

@@ -16,6 +16,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.tools.chat.resolve_model import find
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
+from smtrain.worker.checkpoint.targets import HuggingFace, Nxd, make_target
 from smtrain.worker.generation.load import load
 from smtrain.worker.generation.stage import generate
 from tests.core.model.test_generate import make
@@ -33,7 +34,7 @@ def test_names_with_words_in_front_give_the_same_texts(tmp_path: Path, name: str
     assert generate(folder, ["ab", "cd"], max_new_tokens=5) == texts
     with pytest.raises(CheckpointError, match=r"smtrain convert \S+ NEW --to hf") as error:  # for vLLM and lm-eval
         refuse_renamed(folder)
-    convert(folder, tmp_path / "new", to="hf")
+    convert(folder, tmp_path / "new", to=HuggingFace())
     assert "NEW" in str(error.value)
     refuse_renamed(tmp_path / "new")
     assert generate(tmp_path / "new", ["ab", "cd"], max_new_tokens=5) == texts
@@ -51,12 +52,12 @@ def test_a_converted_checkpoint_generates_with_the_tokenizer_that_it_was_made_wi
     folder = make(tmp_path / "model", "llama")
     texts = generate(folder, ["ab"], max_new_tokens=5)
     for kind in ("nxd", "native"):
-        convert(folder, tmp_path / kind, to=kind)  # type: ignore[arg-type]
+        convert(folder, tmp_path / kind, to=make_target(kind))  # type: ignore[arg-type]
         with pytest.raises(CheckpointError, match="makes one of a checkpoint") as error:
             find(str(tmp_path / kind))
         found = re.search(r"`smtrain convert (\S+) FOLDER --to hf`", str(error.value))
         assert found
-        convert(found[1], tmp_path / f"{kind}-back", to="hf")
+        convert(found[1], tmp_path / f"{kind}-back", to=HuggingFace())
         assert generate(tmp_path / f"{kind}-back", ["ab"], max_new_tokens=5) == texts
 
 
@@ -65,10 +66,10 @@ def test_without_a_tokenizer_the_advice_leads_to_one(tmp_path: Path) -> None:
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copyfile(folder / name, bare / name)
-    convert(bare, tmp_path / "nxd", to="nxd")
+    convert(bare, tmp_path / "nxd", to=Nxd())
     with pytest.raises(CheckpointError, match=r"--to hf --config MODEL`.*for its tokenizer"):
         smtrain.generate(str(tmp_path / "nxd"), ["ab"])
-    convert(tmp_path / "nxd", tmp_path / "hf", to="hf", config=folder)
+    convert(tmp_path / "nxd", tmp_path / "hf", to=HuggingFace(), config=folder)
     assert generate(tmp_path / "hf", ["ab"], max_new_tokens=2)
     with pytest.raises(CheckpointError, match=r"has no tokenizer; copy the tokenizer's files") as error:
         smtrain.generate(str(bare), ["ab"])

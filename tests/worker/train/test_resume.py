@@ -22,6 +22,7 @@ from smtrain.core.protocol.container import Container
 from smtrain.stages import keys_of
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import NAME, Manifest
+from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.engine import saving
 from smtrain.worker.train.start import start
@@ -308,13 +309,11 @@ def test_checkpoints_of_the_version_before_are_gone_on_from(run: Run) -> None:
     assert Manifest.read(run.step(6)).state["spans"] == [[6, 4]]
 
 
-@pytest.mark.parametrize(
-    "how", [{"to": "nxd", "tp": 1}, {"to": "nxd", "tp": 2, "form": "xser"}, {"to": "native", "tp": 1}]
-)
-def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [Nxd(tp=1), Nxd(tp=2, form="xser"), Native(tp=1)])
+def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run: Run, how: Target) -> None:
     shutil.rmtree(run.checkpoints)
     shards = run.root / "input/data/shards"
-    convert(run.root / "input/data/model", shards, **how)
+    convert(run.root / "input/data/model", shards, to=how)
     assert "step=1 " in run.attempt({"steps": 1})
     shutil.rmtree(run.checkpoints)
     largest = max((p for p in shards.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -379,7 +378,7 @@ def test_a_damaged_record_of_the_models_checksums_is_said_and_made_anew(run: Run
 def test_checksums_in_a_model_folder_of_ours_are_compared_at_the_first_start(run: Run) -> None:
     shutil.rmtree(run.checkpoints)
     folder = run.root / "input/data/model"
-    convert(folder, run.root / "ours", to="hf")
+    convert(folder, run.root / "ours", to=HuggingFace())
     shutil.rmtree(folder)
     (run.root / "ours").rename(folder)
     flip(folder / "model.safetensors")

@@ -17,7 +17,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.hf_config import for_everyone, normalise
-from smtrain.core.model.hf_folder import weights_in
+from smtrain.core.model.hf_folder import folder_of, weights_in
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
@@ -58,8 +58,8 @@ def is_hf_folder(where: Place) -> bool:
 
 
 def read_config(where: Place | Path | str) -> dict[str, Any]:
-    """The contents of `config.json`; raises CheckpointError where there is none."""
-    where = place(where)
+    """Read a folder's config.json, which may be named itself; raises CheckpointError if there is none."""
+    where = place(folder_of(str(where)) if isinstance(where, (str, Path)) else where)
     root = where.path()
     if root is not None and not root.is_dir():
         why = "is a file" if root.exists() else "does not exist"

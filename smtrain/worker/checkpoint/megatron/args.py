@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.rope import Rope
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
+from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.torch_files.pickling import Name
-
-if TYPE_CHECKING:
-    from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut
 
 
 def _rotary(rope: Rope | None) -> dict[str, Any]:
@@ -27,9 +25,7 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
     }
 
 
-def arguments(
-    config: Mapping[str, Any], dtype: DType, vocab: int, cut: MegatronCut, form: str, spelling: str
-) -> dict[str, Any]:
+def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron) -> dict[str, Any]:
     """The options of pretrain_gpt.py that describe a model, under the names of their attributes.
 
     Raises CheckpointError for a model that Megatron-core would compute otherwise.
@@ -54,13 +50,13 @@ def arguments(
         "max_position_embeddings": normal.positions,
         "vocab_size": shape.vocab,
         "padded_vocab_size": vocab,
-        "make_vocab_size_divisible_by": cut.vocab_divisor,
+        "make_vocab_size_divisible_by": to.vocab_divisor,
         "tokenizer_type": "HuggingFaceTokenizer",
-        "tensor_model_parallel_size": cut.tp,
-        "pipeline_model_parallel_size": cut.pp,
-        "virtual_pipeline_model_parallel_size": cut.vpp if cut.vpp > 1 else None,
-        "decoder_first_pipeline_num_layers": cut.first_stage_layers,
-        "decoder_last_pipeline_num_layers": cut.last_stage_layers,
+        "tensor_model_parallel_size": to.tp,
+        "pipeline_model_parallel_size": to.pp,
+        "virtual_pipeline_model_parallel_size": to.vpp if to.vpp > 1 else None,
+        "decoder_first_pipeline_num_layers": to.first_stage_layers,
+        "decoder_last_pipeline_num_layers": to.last_stage_layers,
         "expert_model_parallel_size": 1,
         "context_parallel_size": 1,
         "swiglu": not plain,
@@ -80,8 +76,8 @@ def arguments(
         "bf16": dtype == BF16,
         "fp16": dtype == FP16,
         "params_dtype": Name("torch", dtype.name),
-        "transformer_impl": "local" if spelling == "local" else "transformer_engine",
-        "ckpt_format": form,
+        "transformer_impl": "local" if to.spec == "local" else "transformer_engine",
+        "ckpt_format": to.form,
         "iteration": 1,
         "consumed_train_samples": 0,
         "consumed_valid_samples": 0,

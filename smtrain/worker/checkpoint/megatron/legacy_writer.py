@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from smtrain.worker.checkpoint.megatron.names import (
     table,
 )
 from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import pickling
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
@@ -37,73 +36,48 @@ ITERATION = "iter_0000001"
 REPLACES = (ITERATION, TRACKER)
 
 
-@dataclass(frozen=True)
-class MegatronCut:
-    """Megatron's own options of how a model lies on a mesh."""
-
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    first_stage_layers: int | None = None
-    last_stage_layers: int | None = None
-    layers_per_stage: Sequence[int] | None = None
-    vocab_divisor: int = 128
-    """--make-vocab-size-divisible-by."""
-
-    def chunks(self, shape: ModelShape) -> Chunks:
-        """Raises ConfigError with every reason why Megatron cannot cut the model so."""
-        if faults := mesh_faults(shape, self.tp, self.pp):
-            raise ConfigError(faults)
-        if self.layers_per_stage is not None and (self.first_stage_layers or self.last_stage_layers):
-            raise ConfigError(
-                ["layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other"]
-            )
-        return chunks(
-            shape.layers, self.pp, self.vpp, self.first_stage_layers, self.last_stage_layers, self.layers_per_stage
+def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
+    """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
+    if faults := mesh_faults(shape, to.tp, to.pp):
+        raise ConfigError(faults)
+    if to.layers_per_stage is not None and (to.first_stage_layers or to.last_stage_layers):
+        raise ConfigError(
+            ["layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other"]
         )
+    return chunks(shape.layers, to.pp, to.vpp, to.first_stage_layers, to.last_stage_layers, to.layers_per_stage)
 
 
 def write_megatron(
-    source: WeightSource,
-    target: Path | str,
-    cut: MegatronCut,
-    spelling: Spelling = "te",
-    overwrite: bool = True,
-    carried: Carried = NOTHING,
+    source: WeightSource, target: Path | str, to: Megatron, overwrite: bool = True, carried: Carried = NOTHING
 ) -> None:
     """Write `iter_0000001/mp_rank_TT[_PPP]/model_optim_rng.pt`, the tracker file, config.json and a manifest.
 
-    A few blocks are in memory at a time. Raises ConfigError where Megatron cannot cut the model so, CheckpointError
-    where the source cannot be read.
+    A few blocks are in memory at a time. Raises ConfigError if Megatron cannot cut the model so, CheckpointError if
+    the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
-    layers = cut.chunks(shape)
+    layers = stage_layers(shape, to)
     fused = FusedSource(source)
-    layout = FusedCut(fused, cut.tp, cut.vocab_divisor)
-    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, cut, "torch", spelling)
+    layout = FusedCut(fused, to.tp, to.vocab_divisor)
+    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, to)
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     for p, stage in enumerate(layers):
         names = stage_names(shape, layers, p)
         ranks = []
-        for t in range(cut.tp):
+        for t in range(to.tp):
             tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for chunk in names for key, _ in chunk}
-            file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if cut.pp > 1 else ''}/model_optim_rng.pt"
-            ranks.append(torchzip_writer.container(file, tensors, _pickled(settings, names, tensors, spelling)))
+            file = f"{ITERATION}/mp_rank_{t:02d}{f'_{p:03d}' if to.pp > 1 else ''}/model_optim_rng.pt"
+            ranks.append(torchzip_writer.container(file, tensors, _pickled(settings, names, tensors, to.spec)))
         containers += ranks
         groups.append([(Write(key, (key,), tuple(ranks)),) for chunk in names for key, _ in chunk])
         assert len(stage) == len(names)
     about = {
-        "kind": "megatron",
-        "form": "torch",
-        "spec": spelling,
-        "topology": {"tp": cut.tp, "pp": cut.pp, "vpp": cut.vpp},
-    }
+        "kind": "megatron", "form": "torch", "spec": to.spec, "topology": {"tp": to.tp, "pp": to.pp, "vpp": to.vpp},
+    }  # fmt: skip
     extras = {
-        **carried.files,
-        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
-        TRACKER: b"1",
-    }
+        **carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode(), TRACKER: b"1",
+    }  # fmt: skip
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 

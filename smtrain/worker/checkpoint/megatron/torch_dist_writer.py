@@ -16,10 +16,11 @@ from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
-from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, MegatronCut
+from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, stage_layers
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, spelled, table
 from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, SAID
 from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import streams as torchstream
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, dumps
@@ -66,24 +67,20 @@ class _Cut:
 
 
 def write_torch_dist(
-    source: WeightSource,
-    target: Path | str,
-    cut: MegatronCut,
-    overwrite: bool = True,
-    carried: Carried = NOTHING,
+    source: WeightSource, target: Path | str, to: Megatron, overwrite: bool = True, carried: Carried = NOTHING
 ) -> None:
-    """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker file beside it.
+    """Write `iter_0000001/` with `.metadata`, `.distcp` files, common.pt and metadata.json; the tracker next to it.
 
-    Any mesh reads it. `cut` says for how many ranks the vocabulary is padded, and what the settings kept along say.
-    Raises ConfigError where Megatron cannot cut the model so, CheckpointError where the source cannot be read.
+    Any mesh reads it: `to` only says how the vocabulary is padded, and what stands in the settings kept along. Raises
+    ConfigError if Megatron cannot cut the model so, CheckpointError if the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
-    cut.chunks(shape)
+    stage_layers(shape, to)
     fused = FusedSource(source)
-    layout = FusedCut(fused, cut.tp, cut.vocab_divisor)
+    layout = FusedCut(fused, to.tp, to.vocab_divisor)
     chunks = _chunks(shape, fused, layout.vocab)
     containers, groups, places = _laid_out(chunks)
-    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, cut, "torch_dist", "te")
+    settings = arguments(source.config, fused.dtype(EMBEDDING), layout.vocab, to)
     common = {
         "args": New(Name("argparse", "Namespace"), settings), "checkpoint_version": 3.0, "iteration": 1,
         "num_floating_point_operations_so_far": 0, "content_metadata": {"singleton_local_shards": False},

@@ -25,22 +25,22 @@ from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
 from smtrain.worker.checkpoint.storage import is_uri
+from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.tensor_files import Tensor
 
 _PRECISIONS = {dtype: precision for precision, dtype in BY_PRECISION.items()}
 
 
 def write_native(
-    source: WeightSource, target: Path | str, *, tp: int, pp: int, state: StateReader | None = None,
-    overwrite: bool = True, carried: Carried = NOTHING,
+    source: WeightSource, target: Path | str, to: Native, state: StateReader | None = None, overwrite: bool = True,
+    carried: Carried = NOTHING,
 ) -> None:  # fmt: skip
     """Write `target/step_00000000` in the cut of (tp, pp), a rank's part of one tensor in memory at a time.
 
-    `carried` are the files of the model's folder that lie next to the manifest.
-    With `state` it is the step that the state is of, and training goes on from it; without, a model to start from.
-    Where the state is of a run in another precision than `source` gives, the weights are its master weights, rounded
-    once. Raises CheckpointError where the weights are not all of one of the types of `train.precision`, or the target
-    is not a folder of this machine.
+    With `state` it is the state's own step, and training can resume from it; without, a model to start from. If the
+    state's run had another precision than `source`, the weights are its master weights, rounded once. Raises
+    CheckpointError if the weights do not all have one of the types of `train.precision`, or the target is not a folder
+    of this machine.
     """
     if is_uri(target):
         raise CheckpointError(f"{target}: native checkpoints are written to a folder; copy it there afterwards.")
@@ -49,11 +49,11 @@ def write_native(
         known = ", all ".join(_PRECISIONS.values())
         raise CheckpointError(f"a native checkpoint is all {known}; the source is not: convert with --dtype.")
     writer = _NativeWriter(
-        source, Layout(ModelShape.from_config(source.config), tp, pp), state, _PRECISIONS[dtypes.pop()]
+        source, Layout(ModelShape.from_config(source.config), to.tp, to.pp), state, _PRECISIONS[dtypes.pop()]
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
     kept = {file: crc32(data) for file, data in carried.files.items()}
-    told = json.dumps([manifests.FORMAT, tp, pp, state is None, source.config, source.stamp(), kept], default=str)
+    told = json.dumps([manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), kept], default=str)
     try:
         if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
             raise others(checkpoint, old)

@@ -12,10 +12,11 @@ from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.fused_source import FusedCut, FusedSource
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
-from smtrain.worker.checkpoint.megatron.legacy_writer import MegatronCut, stage_names
+from smtrain.worker.checkpoint.megatron.legacy_writer import stage_layers, stage_names
 from smtrain.worker.checkpoint.megatron.names import HEAD, LAYER
 from smtrain.worker.checkpoint.nemo_megatron.names import Release, forms, halves, queries, rank_folder, written
 from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.targets import Megatron, NemoMegatron
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps
@@ -43,52 +44,43 @@ class _NNMCut(FusedCut):
 
 
 def write_nnm(
-    source: WeightSource,
-    target: Path | str,
-    cut: MegatronCut,
-    release: Release,
-    xser: bool = False,
-    overwrite: bool = True,
-    carried: Carried = NOTHING,
+    source: WeightSource, target: Path | str, to: NemoMegatron, overwrite: bool = True, carried: Carried = NOTHING
 ) -> None:
     """Write each rank's `.ckpt`, config.json and a manifest; a few blocks are in memory at a time.
 
-    2.15 keeps gate and up, and grouped queries, apart, 2.21 together. With `xser` each tensor is in a file of its own.
-    Raises ConfigError where the model cannot be cut so, CheckpointError where the source cannot be read.
+    Release 2.15 stores gate and up, and grouped queries, as separate tensors, 2.21 as one. Raises ConfigError if the
+    model cannot be cut so, CheckpointError if the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
-    layers = cut.chunks(shape)
+    layers = stage_layers(shape, Megatron(tp=to.tp, pp=to.pp))
     fused = FusedSource(source)
-    layout = _NNMCut(fused, cut.tp, cut.vocab_divisor, shape)
+    layout = _NNMCut(fused, to.tp, to.vocab_divisor, shape)
     name = "model_optim_rng.ckpt"
-    if release == "2.21" and not shape.plain:
+    if to.release == "2.21" and not shape.plain:
         name = "llmv2_converted_checkpoint--step=0.ckpt"
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
-    for p in range(cut.pp):
+    for p in range(to.pp):
         table: dict[str, str] = {}
         for key, local in stage_names(shape, layers, p)[0]:
-            for form in forms(shape, release, fused.fused(key)):
+            for form in forms(shape, to.release, fused.fused(key)):
                 found = LAYER.match(local)
                 table[form] = written((local if found else key) + form.removeprefix(key))
             if key == HEAD and shape.tied:
                 table[key] = "model.word_embeddings.weight"
         ranks = []
-        for t in range(cut.tp):
+        for t in range(to.tp):
             tensors = {key: Tensor(fused.dtype(key), layout.local_shape(key, t)) for key in table}
-            file = rank_folder(cut.tp, cut.pp, t, p) + name
-            made, by_key = (_xser if xser else _plain)(file, tensors, table, release)
+            file = rank_folder(to.tp, to.pp, t, p) + name
+            made, by_key = (_xser if to.form == "xser" else _plain)(file, tensors, table, to.release)
             containers += made
             ranks.append(by_key)
         groups.append([(Write(key, (key,), tuple(rank[key] for rank in ranks)),) for key in table])
     about = {
-        "kind": "nemo-megatron", "release": release, "form": "xser" if xser else "ckpt",
-        "topology": {"tp": cut.tp, "pp": cut.pp},
+        "kind": "nemo-megatron", "release": to.release, "form": "xser" if to.form == "xser" else "ckpt",
+        "topology": {"tp": to.tp, "pp": to.pp},
     }  # fmt: skip
-    extras = {
-        **carried.files,
-        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
-    }
+    extras = {**carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 

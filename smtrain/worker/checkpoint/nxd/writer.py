@@ -5,78 +5,54 @@ and a manifest beside them.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_file, stored
 from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.checkpoint.targets import Nxd
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 
-Format = Literal["pt", "xser"]
-
 
 def write_nxd(
-    source: WeightSource,
-    target: Path | str,
-    *,
-    tp: int,
-    pp: int,
-    qkv: Qkv | None = None,
-    kv_order: KvOrder = "tiled",
-    kv_multiplier: int | None = None,
-    cuts: Sequence[int] | None = None,
-    form: Format = "pt",
-    overwrite: bool = True,
-    carried: Carried = NOTHING,
+    source: WeightSource, target: Path | str, to: Nxd, overwrite: bool = True, carried: Carried = NOTHING
 ) -> None:
     """Write the shards of a (tp, pp) mesh, config.json and the manifest; a few blocks are in memory at a time.
 
-    `qkv` defaults to separate projections where tp divides the key/value heads, else to NxD's grouped form, whose
-    heads are repeated `kv_multiplier` times (default: as often as tp needs) in the order of trn1 (`tiled`) or of trn2
-    (`grouped`). `cuts` names the last layer of every stage but the last. Raises ConfigError where the model cannot be
-    cut so, CheckpointError where the source cannot be read.
+    Raises ConfigError if the model cannot be cut so, CheckpointError if the source cannot be read.
     """
     shape = ModelShape.from_config(source.config)
-    layout = Layout(shape, tp, pp, kv_order, cuts, kv_multiplier)
-    how: Qkv = qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
+    layout = Layout(shape, to.tp, to.pp, to.kv_order, to.cuts, to.kv_multiplier)
+    how: Qkv = to.qkv or ("separate" if layout.kv_multiplier == 1 else "grouped")
     if how in ("separate", "fused_mha") and layout.kv_multiplier > 1:
         raise CheckpointError(
-            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp {tp}, cannot be kept in "
-            f"NxD's {how} form; take the grouped form."
+            f"{shape.kv_heads} key/value heads, held {layout.kv_multiplier} times each for tp {to.tp}, cannot be kept "
+            f"in NxD's {how} form; take the grouped form."
         )
     if how == "fused_mha" and shape.heads != shape.kv_heads:
         raise CheckpointError("NxD's fused_mha form has as many key/value heads as queries; take the fused form.")
-    build = _plain if form == "pt" else _xser
+    build = _plain if to.form == "pt" else _xser
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
-    for p in range(pp):
+    for p in range(to.pp):
         table = stored(layout, p, how)
         ranks = []
-        for t in range(tp):
+        for t in range(to.tp):
             made, by_name = build(shard_file(t, p), {s.name: _tensor(source, layout, s, t) for s in table})
             containers += made
             ranks.append(by_name)
         groups.append([(Write(s.name, s.parts, tuple(rank[s.name] for rank in ranks)),) for s in table])
     about = {
-        "kind": "nxd",
-        "topology": {"tp": tp, "pp": pp},
-        "form": form,
-        "qkv": how,
-        "kv_order": kv_order,
+        "kind": "nxd", "topology": {"tp": to.tp, "pp": to.pp}, "form": to.form, "qkv": how, "kv_order": to.kv_order,
         "kv_multiplier": layout.kv_multiplier,
-    }
-    extras = {
-        **carried.files,
-        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
-    }
+    }  # fmt: skip
+    extras = {**carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
     execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
 

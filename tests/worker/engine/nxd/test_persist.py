@@ -11,6 +11,7 @@ import pytest
 
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.summary import inspect
+from smtrain.worker.checkpoint.targets import Nxd, make_target
 from smtrain.worker.engine.nxd import completeness
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -56,13 +57,13 @@ def test_each_engine_goes_on_from_the_others_weights(
     there, back = tmp_path / "native", tmp_path / "nxd"
     known = world[1].run(cases.train_and_save, config, mesh("111"), there, at, at + 1)[0][0][0]
     shards = tmp_path / "shards"
-    convert(there, shards, to="nxd", tp=options.tp, pp=options.pp)
+    convert(there, shards, to=Nxd(tp=options.tp, pp=options.pp))
     job = world[options.tp * options.pp]
     for loss in job.run(nxd.first_loss, config, options, shards, at):
         assert abs(loss - known) < 1e-5
     job.run(nxd.train_and_save, config, options, back, at, at, {})
     for kind in ("native", "hf"):
-        convert(back, tmp_path / kind / "converted", to=kind, config=_hf_folder(tmp_path, config))
+        convert(back, tmp_path / kind / "converted", to=make_target(kind), config=_hf_folder(tmp_path, config))
         loss = world[1].run(nxd.native_first_loss, config, mesh("111"), tmp_path / kind / "converted", at)[0]
         assert abs(loss - known) < 1e-5
 
@@ -73,7 +74,7 @@ def test_the_librarys_own_load_reads_converted_shards(world: dict[int, World], t
     known = world[1].run(cases.look, config, mesh("111"))[0][0]
     world[1].run(cases.save_start, config, "111", tmp_path / "native")
     qkv: Any = "separate" if name == "gpt_neox" else "grouped"
-    convert(tmp_path / "native", tmp_path / "shards", to="nxd", tp=options.tp, pp=options.pp, qkv=qkv)
+    convert(tmp_path / "native", tmp_path / "shards", to=Nxd(tp=options.tp, pp=options.pp, qkv=qkv))
     for loss in world[2].run(nxd.load_shards, config, options, tmp_path / "shards"):
         assert abs(loss - known) < 1e-5
 
