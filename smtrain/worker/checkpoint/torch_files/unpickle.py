@@ -1,8 +1,8 @@
 """torch's pickles read as data: no torch, no pickle module, and nothing that a file names is ever imported.
 
-An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5). Every name that a file may use stands in
-one table here, for a function of ours; what they rebuild are `Slab`s, which say where a tensor lies. Of checkpoints
-that keep their settings beside the tensors, any other name makes an `Opaque`, which tells its name and does nothing.
+An interpreter of the opcodes that torch.save writes (pickle protocols 2 to 5), each with a small handler in `_OPCODES`.
+Every name that a file may use is in one table, `_NAMES`, which leads to a function of ours; tensors become `Slab`s,
+which say where a tensor lies. If the caller is lenient, any other name makes an `Opaque`, which only holds that name.
 """
 
 from __future__ import annotations
@@ -18,24 +18,13 @@ from smtrain.worker.checkpoint.tensor_ranges import Slab
 REFERENCE = "torch_xla.utils.serialization.TensorReference"
 _STEPS = 20_000_000  # operations of one pickle: a shard of 10,000 tensors takes some 300,000
 _DIMENSIONS = 32
-_OF_THE_SYSTEM = {
-    *("os", "posix", "nt", "builtins", "__builtin__", "sys", "subprocess", "shutil", "socket", "runpy", "importlib"),
-    *(
-        "ctypes",
-        "pty",
-        "pickle",
-        "webbrowser",
-        "code",
-        "commands",
-        "operator",
-        "functools",
-        "asyncio",
-        "multiprocessing",
-    ),
-}
-"""Modules of Python itself whose functions a file of weights has no use for, and an attack has."""
+_SYSTEM_MODULES = {
+    "os", "posix", "nt", "builtins", "__builtin__", "sys", "subprocess", "shutil", "socket", "runpy", "importlib",
+    "ctypes", "pty", "pickle", "webbrowser", "code", "commands", "operator", "functools", "asyncio", "multiprocessing",
+}  # fmt: skip
+"""Modules of Python whose functions an attack uses and a file of weights does not."""
 Stored = Callable[[str, DType, int], Slab]
-"""(key, type, how many numbers) of a storage -> all of it as a flat slab. Raises ValueError where it is not so."""
+"""(key, type, number of elements) of a storage -> all of it as a flat slab. Raises ValueError if it does not fit."""
 
 
 class Reference:
@@ -45,11 +34,10 @@ class Reference:
 
 
 class Opaque:
-    """Stands for an object of a class, or the result of a call, that a file names and nobody here knows."""
+    """Stands for an object of a class, or the result of a call, that is not in `_NAMES`."""
 
-    def __init__(self, name: str, given: Any = ()) -> None:
-        self.name, self.given = name, given
-        """What it was made of."""
+    def __init__(self, name: str, arguments: Any = ()) -> None:
+        self.name, self.arguments = name, arguments
         self.state: Any = None
         """Its attributes: a dict, or what its class makes of them."""
 
@@ -66,7 +54,7 @@ class OfObjectsError(ValueError):
 
     def __init__(self, name: str) -> None:
         called = f"it would call {name[:200]}, which is no part of a checkpoint of tensors"
-        if name.split(".")[0] in _OF_THE_SYSTEM:
+        if name.split(".")[0] in _SYSTEM_MODULES:
             super().__init__(f"is not safe: {called}; do not load it, and take the model's safetensors")
         else:
             super().__init__(
@@ -75,152 +63,246 @@ class OfObjectsError(ValueError):
             )
 
 
-class _Named(str):
-    """The name of a class or a function that nobody here knows."""
+class _UnknownName(str):
+    """The name of a class or function that is not in `_NAMES`: text, so that no handler can call it."""
 
 
 def unpickle(data: bytes, stored: Stored, lenient: bool = False) -> Any:
-    """What a pickle holds: dicts, lists and tuples with a `Slab` for each tensor and a `Reference` for each of xser's.
+    """Read a pickle as dicts, lists and tuples, with a `Slab` for each tensor and a `Reference` for each of xser's.
 
-    Names that nobody knows are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says what is
-    wrong, or whatever a damaged pickle leads to.
+    Unknown names are an error or, if `lenient`, make an `Opaque`. Raises ValueError, which says what is wrong, or
+    whatever a damaged pickle leads to.
     """
     return unpickle_at(data, 0, stored, lenient)[0]
 
 
 def unpickle_at(data: bytes, at: int, stored: Stored, lenient: bool = False) -> tuple[Any, int]:
-    """The same of the pickle that begins at a byte; with it, where it ends."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-
-    def take(n: int) -> bytes:
-        nonlocal at
-        at += n
-        if n < 0 or at > len(data):
-            raise CutShortError
-        return data[at - n : at]
-
-    def line() -> str:
-        return take(data.index(b"\n", at) - at + 1)[:-1].decode()
-
-    def since_mark() -> list[Any]:
-        start = marks.pop()
-        found = stack[start:]
-        del stack[start:]
-        return found
-
+    """Read the pickle that begins at a byte; returns its content and where it ends."""
+    machine = _Machine(data, at, stored, lenient)
+    # A pickle can build in few bytes what takes forever to build, so its operations are counted.
     for _ in range(_STEPS):
-        op = take(1)
-        if op in _NUMBERS:
-            form, size = _NUMBERS[op]
-            stack.append(struct.unpack(form, take(size))[0])
-        elif op in _CONSTANTS:
-            stack.append(_CONSTANTS[op])
-        elif op == b"q":  # BINPUT
-            memo[take(1)[0]] = stack[-1]
-        elif op == b"r":  # LONG_BINPUT
-            memo[int.from_bytes(take(4), "little")] = stack[-1]
-        elif op == b"h":  # BINGET
-            stack.append(memo[take(1)[0]])
-        elif op == b"j":  # LONG_BINGET
-            stack.append(memo[int.from_bytes(take(4), "little")])
-        elif op == b"X":  # BINUNICODE
-            stack.append(take(int.from_bytes(take(4), "little")).decode("utf-8", "surrogatepass"))
-        elif op == b"\x8c":  # SHORT_BINUNICODE
-            stack.append(take(take(1)[0]).decode("utf-8", "surrogatepass"))
-        elif op == b"U":  # SHORT_BINSTRING, of Python 2
-            stack.append(take(take(1)[0]).decode())
-        elif op in _BYTES:
-            stack.append(take(int.from_bytes(take(_BYTES[op]), "little")))
-        elif op == b"\x94":  # MEMOIZE
-            memo[len(memo)] = stack[-1]
-        elif op == b"\x95":  # FRAME
-            take(8)
-        elif op == b"\x8a":  # LONG1
-            stack.append(int.from_bytes(take(take(1)[0]), "little", signed=True))
-        elif op == b"(":  # MARK
-            marks.append(len(stack))
-        elif op == b"t":  # TUPLE
-            stack.append(tuple(since_mark()))
-        elif op in _TUPLES:
-            n = _TUPLES[op]
-            stack[-n:] = [tuple(stack[-n:])]
-        elif op == b"}":  # EMPTY_DICT
-            stack.append({})
-        elif op == b"]":  # EMPTY_LIST
-            stack.append([])
-        elif op in (b"s", b"u"):  # SETITEM, SETITEMS
-            items = since_mark() if op == b"u" else [stack.pop(-2), stack.pop()]
-            if not isinstance(stack[-1], Opaque):
-                _a(dict, stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
-        elif op in (b"a", b"e"):  # APPEND, APPENDS
-            items = since_mark() if op == b"e" else [stack.pop()]
-            if not isinstance(stack[-1], Opaque):
-                _a(list, stack[-1]).extend(items)
-        elif op == b"\x8f":  # EMPTY_SET
-            stack.append([])
-        elif op == b"\x90":  # ADDITEMS
-            items = since_mark()
-            _a(list, stack[-1]).extend(items)
-        elif op == b"\x91":  # FROZENSET
-            stack.append(tuple(since_mark()))
-        elif op == b"c":  # GLOBAL
-            stack.append(_known(f"{line()}.{line()}", lenient))
-        elif op == b"\x93":  # STACK_GLOBAL
-            name, module = stack.pop(), stack.pop()
-            stack.append(_known(f"{_a(str, module)}.{_a(str, name)}", lenient))
-        elif op == b"R":  # REDUCE
-            given, call = stack.pop(), stack.pop()
-            stack.append(Opaque(call, given) if isinstance(call, _Named) else _call(call, given))
-        elif op in (b"\x81", b"\x92"):  # NEWOBJ, NEWOBJ_EX
-            if op == b"\x92":
-                stack.pop()
-            given, kind = stack.pop(), stack.pop()
-            if isinstance(kind, _Named):
-                stack.append(Opaque(kind, given))
-            elif kind is Reference and given == ():
-                stack.append(Reference())
-            else:
-                raise ValueError("it makes an object of its own")
-        elif op == b"b":  # BUILD
-            state = stack.pop()
-            if isinstance(stack[-1], Opaque):
-                stack[-1].state = state
-            elif isinstance(stack[-1], Reference):
-                stack[-1].tid = _a(dict, state).get("tid")
-            elif not isinstance(stack[-1], dict):  # an OrderedDict's own attributes are of no use
-                raise ValueError("it changes what it is made of")
-        elif op == b"Q":  # BINPERSID
-            kind, storage, key, _, numel = stack.pop()[:5]
-            if kind != "storage" or not isinstance(storage, DType):
-                raise ValueError(f"it refers to {_shown(kind)}")
-            stack.append(stored(_a(str, key), storage, _natural(numel)))
-        elif op == b"\x80":  # PROTO
-            if not 2 <= take(1)[0] <= 5:
-                raise ValueError("its pickle is of another protocol than torch.save's")
-        elif op == b".":  # STOP
-            return stack.pop(), at
-        else:
-            raise ValueError(f"its pickle has the opcode {op!r}, which torch.save does not write")
+        opcode = machine.take(1)
+        if opcode == b".":  # STOP
+            return machine.stack.pop(), machine.at
+        handler = _OPCODES.get(opcode)
+        if handler is None:
+            raise ValueError(f"its pickle has the opcode {opcode!r}, which torch.save does not write")
+        handler(machine)
     raise ValueError(f"its pickle has more than {_STEPS:,} operations")
 
 
-_NUMBERS = {b"J": ("<i", 4), b"K": ("<B", 1), b"M": ("<H", 2), b"G": (">d", 8)}
-_CONSTANTS: dict[bytes, Any] = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
-_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
-_BYTES = {b"C": 1, b"B": 4, b"\x8e": 8, b"\x96": 8}
+class _Machine:
+    """The state of an unpickling: bytes, stack, marks and memo."""
+
+    def __init__(self, data: bytes, at: int, stored: Stored, lenient: bool) -> None:
+        self.data, self.at, self.stored, self.lenient = data, at, stored, lenient
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+
+    def take(self, size: int) -> bytes:
+        self.at += size
+        if size < 0 or self.at > len(self.data):
+            raise CutShortError
+        return self.data[self.at - size : self.at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "little")
+
+    def line(self) -> str:
+        return self.take(self.data.index(b"\n", self.at) - self.at + 1)[:-1].decode()
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
 
 
-def _a(kind: type, found: Any) -> Any:
-    if not isinstance(found, kind):
-        raise ValueError(f"it has {type(found).__name__} where {kind.__name__} belongs")
-    return found
+Handler = Callable[[_Machine], None]
 
 
-def _shown(found: Any) -> str:
-    """A value in an error; of what holds others its type only: one that holds itself in many ways never ends."""
-    return repr(found)[:100] if isinstance(found, (str, int, float)) else type(found).__name__
+def _constant(value: Any) -> Handler:
+    return lambda machine: machine.stack.append(value)
+
+
+def _packed(form: str) -> Handler:
+    size = struct.calcsize(form)
+    return lambda machine: machine.stack.append(struct.unpack(form, machine.take(size))[0])
+
+
+def _text(length: int, *decoding: str) -> Handler:
+    return lambda machine: machine.stack.append(machine.take(machine.number(length)).decode(*decoding))
+
+
+def _bytes(length: int) -> Handler:
+    return lambda machine: machine.stack.append(machine.take(machine.number(length)))
+
+
+def _put(size: int) -> Handler:
+    return lambda machine: machine.memo.__setitem__(machine.number(size), machine.stack[-1])
+
+
+def _get(size: int) -> Handler:
+    return lambda machine: machine.stack.append(machine.memo[machine.number(size)])
+
+
+def _memoize(machine: _Machine) -> None:
+    machine.memo[len(machine.memo)] = machine.stack[-1]
+
+
+def _long(machine: _Machine) -> None:
+    machine.stack.append(int.from_bytes(machine.take(machine.number(1)), "little", signed=True))
+
+
+def _mark(machine: _Machine) -> None:
+    machine.marks.append(len(machine.stack))
+
+
+def _tuple_of(size: int) -> Handler:
+    def handler(machine: _Machine) -> None:
+        machine.stack[-size:] = [tuple(machine.stack[-size:])]
+
+    return handler
+
+
+def _tuple(machine: _Machine) -> None:  # FROZENSET too: hashing what a file holds may take forever
+    machine.stack.append(tuple(machine.since_mark()))
+
+
+def _empty(kind: type) -> Handler:
+    return lambda machine: machine.stack.append(kind())
+
+
+def _set_items(machine: _Machine, items: list[Any]) -> None:
+    # An unknown class may be a dict; what it holds is of no use, and it must not become one of ours.
+    if not isinstance(machine.stack[-1], Opaque):
+        _a(dict, machine.stack[-1]).update(zip(_keys(items[::2]), items[1::2], strict=True))
+
+
+def _append_items(machine: _Machine, items: list[Any]) -> None:
+    if not isinstance(machine.stack[-1], Opaque):
+        _a(list, machine.stack[-1]).extend(items)
+
+
+def _global(machine: _Machine) -> None:
+    machine.stack.append(_known(f"{machine.line()}.{machine.line()}", machine.lenient))
+
+
+def _stack_global(machine: _Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    machine.stack.append(_known(f"{_a(str, module)}.{_a(str, name)}", machine.lenient))
+
+
+def _reduce(machine: _Machine) -> None:
+    """Call a function: one of ours, or none at all."""
+    arguments, function = machine.stack.pop(), machine.stack.pop()
+    unknown = isinstance(function, _UnknownName)
+    machine.stack.append(Opaque(function, arguments) if unknown else _call(function, arguments))
+
+
+def _new_object(machine: _Machine) -> None:
+    """Make an object of a class: a `Reference`, or an `Opaque` that stands for any other."""
+    arguments, kind = machine.stack.pop(), machine.stack.pop()
+    if isinstance(kind, _UnknownName):
+        machine.stack.append(Opaque(kind, arguments))
+    elif kind is Reference and arguments == ():
+        machine.stack.append(Reference())
+    else:
+        raise ValueError("it makes an object of its own")
+
+
+def _new_object_with_keywords(machine: _Machine) -> None:
+    machine.stack.pop()  # keywords
+    _new_object(machine)
+
+
+def _build(machine: _Machine) -> None:
+    """Give an object its attributes. Nothing of ours takes any but a `Reference`, and that only its number."""
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if isinstance(target, Opaque):
+        target.state = state
+    elif isinstance(target, Reference):
+        target.tid = _a(dict, state).get("tid")
+    elif not isinstance(target, dict):  # an OrderedDict's own attributes are of no use
+        raise ValueError("it changes what it is made of")
+
+
+def _persistent_id(machine: _Machine) -> None:
+    """Refer to a storage, the only thing that torch keeps outside of its pickles."""
+    kind, storage, key, _, numel = machine.stack.pop()[:5]
+    if kind != "storage" or not isinstance(storage, DType):
+        raise ValueError(f"it refers to {_shown(kind)}")
+    machine.stack.append(machine.stored(_a(str, key), storage, _natural(numel)))
+
+
+def _protocol(machine: _Machine) -> None:
+    if not 2 <= machine.number(1) <= 5:
+        raise ValueError("its pickle is of another protocol than torch.save's")
+
+
+def _frame(machine: _Machine) -> None:
+    machine.take(8)  # its length, a hint for readers of streams
+
+
+# What is not in this table is refused: no opcode here imports, and none calls but `_reduce`, by `_NAMES` only.
+_OPCODES: dict[bytes, Handler] = {
+    b"\x80": _protocol,
+    b"\x95": _frame,
+    b"N": _constant(None),
+    b"\x88": _constant(True),
+    b"\x89": _constant(False),
+    b")": _constant(()),
+    b"J": _packed("<i"),  # BININT
+    b"K": _packed("<B"),  # BININT1
+    b"M": _packed("<H"),  # BININT2
+    b"G": _packed(">d"),  # BINFLOAT
+    b"\x8a": _long,  # LONG1
+    b"X": _text(4, "utf-8", "surrogatepass"),  # BINUNICODE
+    b"\x8c": _text(1, "utf-8", "surrogatepass"),  # SHORT_BINUNICODE
+    b"U": _text(1),  # SHORT_BINSTRING, of Python 2
+    b"C": _bytes(1),  # SHORT_BINBYTES
+    b"B": _bytes(4),  # BINBYTES
+    b"\x8e": _bytes(8),  # BINBYTES8
+    b"\x96": _bytes(8),  # BYTEARRAY8
+    b"q": _put(1),  # BINPUT
+    b"r": _put(4),  # LONG_BINPUT
+    b"h": _get(1),  # BINGET
+    b"j": _get(4),  # LONG_BINGET
+    b"\x94": _memoize,
+    b"(": _mark,
+    b"t": _tuple,
+    b"\x85": _tuple_of(1),
+    b"\x86": _tuple_of(2),
+    b"\x87": _tuple_of(3),
+    b"\x91": _tuple,  # FROZENSET
+    b"}": _empty(dict),
+    b"]": _empty(list),
+    b"\x8f": _empty(list),  # EMPTY_SET: a list, for the same reason as FROZENSET
+    b"s": lambda machine: _set_items(machine, [machine.stack.pop(-2), machine.stack.pop()]),  # SETITEM
+    b"u": lambda machine: _set_items(machine, machine.since_mark()),  # SETITEMS
+    b"a": lambda machine: _append_items(machine, [machine.stack.pop()]),  # APPEND
+    b"e": lambda machine: _append_items(machine, machine.since_mark()),  # APPENDS
+    b"\x90": lambda machine: _append_items(machine, machine.since_mark()),  # ADDITEMS
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"\x81": _new_object,  # NEWOBJ
+    b"\x92": _new_object_with_keywords,  # NEWOBJ_EX
+    b"b": _build,
+    b"Q": _persistent_id,  # BINPERSID
+}
+
+
+def _a(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"it has {type(value).__name__} where {kind.__name__} belongs")
+    return value
+
+
+def _shown(value: Any) -> str:
+    """A value for an error; of a container only its type, since the repr of nested ones may never end."""
+    return repr(value)[:100] if isinstance(value, (str, int, float)) else type(value).__name__
 
 
 def _natural(n: Any) -> int:
@@ -230,23 +312,24 @@ def _natural(n: Any) -> int:
 
 
 def _known(name: str, lenient: bool) -> Any:
-    if name not in _NAMES and lenient:
-        return _Named(name[:500])
-    if name not in _NAMES:
+    if name in _NAMES:
+        return _NAMES[name]
+    if not lenient:
         raise OfObjectsError(name)
-    return _NAMES[name]
+    return _UnknownName(name[:500])
 
 
-def _call(call: Any, given: Any) -> Any:
-    if call not in _CALLED:
+def _call(function: Any, arguments: Any) -> Any:
+    # `_NAMES` leads to types too, and a pickle may try to call a number: only these functions are ever called.
+    if function not in _CALLED:
         raise ValueError("it calls what cannot be called")
-    return call(*_a(tuple, given))
+    return function(*_a(tuple, arguments))
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> Slab:
     """torch._utils._rebuild_tensor_v2."""
     whole: Slab = _a(Slab, storage)
-    if not all(isinstance(given, tuple) and len(given) <= _DIMENSIONS for given in (size, stride)):
+    if not all(isinstance(sizes, tuple) and len(sizes) <= _DIMENSIONS for sizes in (size, stride)):
         raise ValueError("it holds a tensor without a shape")
     shape, strides = tuple(map(_natural, size)), tuple(map(_natural, stride))
     held, numel, start = whole.shape[0], prod(shape), _natural(offset)
@@ -259,7 +342,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> S
 
 def _tensor_of_type(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any,
                     *_rest: Any) -> Slab:  # fmt: skip
-    """torch._utils._rebuild_tensor_v3: of a type, as the 8-bit floats, that no storage class is named after."""
+    """torch._utils._rebuild_tensor_v3: a tensor of a type without a storage class, such as the 8-bit floats."""
     whole, kind = _a(Slab, storage), _a(DType, dtype)
     held = Slab(whole.place, whole.file, whole.offset, kind, (whole.size // kind.itemsize,), (1,), whole.crc32)
     return _tensor(held, offset, size, stride)
@@ -270,9 +353,9 @@ def _first(data: Any, *_rest: Any) -> Any:
     return data
 
 
-def _with_attributes(rebuild: Any, _kind: Any, given: Any, _attributes: Any) -> Any:
-    """torch._tensor._rebuild_from_type_v2: a tensor with attributes, which are left out."""
-    return _call(rebuild, given)
+def _with_attributes(rebuild: Any, _kind: Any, arguments: Any, _attributes: Any) -> Any:
+    """torch._tensor._rebuild_from_type_v2: a tensor without its attributes."""
+    return _call(rebuild, arguments)
 
 
 def _ordered(pairs: Any = ()) -> dict[Any, Any]:
@@ -283,7 +366,7 @@ def _ordered(pairs: Any = ()) -> dict[Any, Any]:
 
 
 def _keys(keys: list[Any]) -> list[Any]:
-    """Of nested tuples, the hash alone would take for ever."""
+    """Keys of a dict, as long as they are quick to hash: the hash of nested tuples may take forever."""
     if not all(isinstance(key, (str, int, Opaque)) for key in keys):
         raise ValueError("it has keys that are neither names nor numbers")
     return keys
