@@ -10,15 +10,15 @@ from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.worker.checkpoint.huggingface.export import export
+    from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
     from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
     from smtrain.worker.checkpoint.open import open_weights
     from smtrain.worker.checkpoint.targets import Megatron
 
+    weights = container.channel("weights") if container.has_channel("weights") else None
     changed = export(
-        container.channel("checkpoint"), container.channel("model"), container.model_dir, merge=config.export.merge,
-        base=config.model.path, best=config.export.checkpoint == "best",
-        weights=container.channel("weights") if container.has_channel("weights") else None,
+        container.channel("checkpoint"), BaseModel(container.channel("model"), config.model.path, weights),
+        container.model_dir, merge=config.export.merge, best=config.export.checkpoint == "best",
         title=re.sub(r"-export-[0-9a-f]{8}(-\d+)?$", "", container.job) or "smtrain",
     )  # fmt: skip
     if changed:

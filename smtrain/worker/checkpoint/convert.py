@@ -19,13 +19,12 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, Carried, companions_of
 from smtrain.worker.checkpoint.huggingface.folder import is_hf_folder, read_config, write_hf
 from smtrain.worker.checkpoint.huggingface.peft import write_peft
-from smtrain.worker.checkpoint.huggingface.reordered import Reordered
 from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
 from smtrain.worker.checkpoint.merge import Changed, Merged
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.native.writer import write_native
-from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource
+from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource, Reordered
 from smtrain.worker.checkpoint.nemo_megatron.writer import write_nnm
 from smtrain.worker.checkpoint.nxd.writer import write_nxd
 from smtrain.worker.checkpoint.open import open_weights, step_names

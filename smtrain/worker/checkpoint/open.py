@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -15,9 +16,13 @@ from smtrain.core.near import near_path
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import not_here, respelled
 from smtrain.worker.checkpoint import manifest as native_manifest
+from smtrain.worker.checkpoint.conversion_manifest import read_manifest
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
-from smtrain.worker.checkpoint.megatron.open import open_megatron
+from smtrain.worker.checkpoint.megatron.legacy import FOLDER, MegatronSource, iteration, rank_files
+from smtrain.worker.checkpoint.megatron.torch_dist import TorchDistSource, backend
 from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.nemo_megatron import names as nnm_names
+from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource
 from smtrain.worker.checkpoint.nxd.names import shard_files
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -159,3 +164,58 @@ def _newest_tag(where: Place) -> str | None:
     tags = [file.removesuffix("/done") for file in files if file.count("/") == 1 and file.endswith("/done")]
     done = [tag for tag in tags if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))]
     return max(done, key=lambda tag: ([int(n) for n in re.findall(r"\d+", tag)], tag), default=None)
+
+
+def open_megatron(
+    where: Place, config: dict[str, Any] | None, masters: bool = False
+) -> MegatronSource | TorchDistSource | NNMSource | None:
+    """The newest iteration of a folder, or the one that it is itself, or neuronx-nemo-megatron's; None without any.
+
+    config.json is taken from `config`, the folder, or the one that it is in. Raises CheckpointError where there is
+    none, and for a form that is not read.
+    """
+    folder = "" if rank_files(where.files()) or backend(where) else iteration(where)
+    if folder is None:
+        named = nnm_names.rank_files(where.files())
+        told = config if named and config is not None else _megatron_config(where, where) if named else {}
+        return NNMSource(where, told, masters) if named else None
+    at = where.below(folder) if folder else where
+    ranks, found = rank_files(at.files()), backend(at)
+    if not ranks and found is None:
+        held = sorted({file.split("/")[0] for file in at.files()})
+        if ".metadata" in held:
+            raise CheckpointError(f"{at} has no metadata.json, which Megatron writes last; take a finished iteration.")
+        raise CheckpointError(f"{at} holds {', '.join(held[:5]) or 'nothing'}, but no Megatron checkpoint.")
+    if found not in (None, "torch_dist") and not ranks:
+        raise CheckpointError(
+            f"{at} is in Megatron's old form {found!r}; save it as torch_dist or torch with Megatron itself "
+            "(--ckpt-convert-format)."
+        )
+    told = config if config is not None else _megatron_config(where, at)
+    return MegatronSource(where, folder, told) if ranks else TorchDistSource(where, folder, told)
+
+
+def _megatron_config(where: Place, at: Place) -> dict[str, Any]:
+    for beside in (where, at):
+        if "config.json" in beside.files():
+            return _vouched_config(beside)
+    root, _, name = str(where).rstrip("/").rpartition("/")
+    if root and FOLDER.fullmatch(name) and "config.json" in (above := place(root)).files():
+        return _vouched_config(above)
+    raise CheckpointError(
+        f"{where} has no config.json, as Megatron writes none; copy the model's into it, or name its folder with "
+        "--config (config=)."
+    )
+
+
+def _vouched_config(beside: Place) -> dict[str, Any]:
+    """config.json, which says where the vocabulary ends and its padding begins: so it must be the one that was written,
+    where a manifest of ours tells."""
+    about = read_manifest(beside).get("files", {}).get("config.json", {})
+    held = beside.read("config.json", 0, beside.files()["config.json"])
+    if "sha256" in about and hashlib.sha256(held).hexdigest() != about["sha256"]:
+        raise CheckpointError(
+            f"{beside}/config.json is not what was written with the weights, of whose vocabulary it tells the end; "
+            "convert the model again, or name the folder of the right one with --config (config=)."
+        )
+    return read_config(beside)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.targets import Nxd
 from smtrain.worker.generation.stage import generate
 
@@ -60,7 +60,7 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
 def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     folder = make(tmp_path / "model", name, dtype)
     convert(folder, tmp_path / "shards", to=Nxd(tp=2, pp=2))
-    export(tmp_path / "shards", folder, tmp_path / "out", max_shard_size=30_000)
+    export(tmp_path / "shards", BaseModel(folder), tmp_path / "out", max_shard_size=30_000)
     held = {k: t for f in (tmp_path / "out").glob("*.safetensors") for k, t in load_file(f).items()}
     original = load_file(folder / "model.safetensors")
     assert held.keys() == original.keys()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from tests import warm
 from tests.core.model import generations as g
 
@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer(tokenizer_object=kinds, eos_token="<|end|>", additional_special_tokens=["<|mark|>"]).save_pretrained(
             saved
         )
-        export(saved, saved, folder / f"exported-{family}")
+        export(saved, BaseModel(saved), folder / f"exported-{family}")
     return folder
 
 

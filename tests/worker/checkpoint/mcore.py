@@ -46,13 +46,9 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
 
 
 def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
-    from argparse import Namespace
-
-    import numpy
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
-    from megatron.core.enums import ModelType
     from megatron.core.models.gpt.gpt_layer_specs import (
         get_gpt_layer_local_spec,
         get_gpt_layer_with_transformer_engine_spec,
@@ -99,19 +95,7 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         model.load_state_dict(held["model"])
     assert held["args"].num_layers == shape.layers
     if asked.get("save"):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(2)
-        saved, args = Path(asked["save"]), Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
-        saved.mkdir(exist_ok=True)
-        dist_checkpointing.save({**model.sharded_state_dict(), "iteration": 7, "args": args}, str(saved))
-        state = {
-            "args": args, "checkpoint_version": 3.0, "iteration": 7, "model": model.state_dict_for_save_checkpoint(),
-            "rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}],
-        }  # fmt: skip
-        file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
-        file.parent.mkdir(parents=True)
-        torch.save(state, file)
+        _save_doubled(model, Path(asked["save"]), folder)
         return
     ids = torch.tensor(asked["ids"])
     n = ids.shape[1]
@@ -126,6 +110,30 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         dist.send(logits, parallel_state.get_pipeline_model_parallel_next_rank())
     elif t == 0:
         torch.save(logits, asked["logits"])
+
+
+def _save_doubled(model: Any, saved: Path, folder: str) -> None:
+    """Save twice the weights in both forms, as Megatron-LM does."""
+    from argparse import Namespace
+
+    import numpy
+    import torch
+    from megatron.core import dist_checkpointing
+    from megatron.core.enums import ModelType
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    args = Namespace(num_layers=2, model_type=ModelType.encoder_or_decoder)
+    saved.mkdir(exist_ok=True)
+    dist_checkpointing.save({**model.sharded_state_dict(), "iteration": 7, "args": args}, str(saved))
+    state = {
+        "args": args, "checkpoint_version": 3.0, "iteration": 7, "model": model.state_dict_for_save_checkpoint(),
+        "rng_state": [{"np_rng_state": numpy.random.get_state(), "torch_rng_state": torch.get_rng_state()}],
+    }  # fmt: skip
+    file = Path(f"{saved}-torch", "iter_0000007", folder, "model_optim_rng.pt")
+    file.parent.mkdir(parents=True)
+    torch.save(state, file)
 
 
 if __name__ == "__main__":

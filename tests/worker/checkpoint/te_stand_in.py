@@ -35,7 +35,7 @@ class _State(nn.Module):
 class Linear(_State):
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, return_bias: bool, parallel_mode: str | None,
-        tp_size: int, tp_group: Any, init_method: Any, **_: Any,
+        tp_size: int, tp_group: Any, **_: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         rows, columns = (tp_size if parallel_mode == mode else 1 for mode in ("column", "row"))

@@ -17,7 +17,7 @@ from smtrain.core.model.hf_folder import folder_of, wanted
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, described
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.worker.checkpoint.native.files import model_file, write_safetensors
@@ -123,7 +123,7 @@ def test_an_export_has_them_and_a_card_of_its_own(tmp_path: Path) -> None:
     model = full_folder(tmp_path / "model")
     write_native(HFSource(model), tmp_path / "run", Native(tp=1, pp=1))
     said: list[str] = []
-    export(tmp_path / "run", model, tmp_path / "out", say=said.append)
+    export(tmp_path / "run", BaseModel(model), tmp_path / "out", say=said.append)
     assert of_the_same(tmp_path / "out", model, (*ALONG, "generation_config.json"))
     assert "by smtrain" in (tmp_path / "out" / "README.md").read_text()
     assert told(said, {**LEFT_OUT, "README.md": "a new one"})
@@ -134,7 +134,7 @@ def test_an_adapter_and_what_it_is_merged_into_have_them(tmp_path: Path, merge: 
     model = full_folder(tmp_path / "model")
     adapter_checkpoint(tmp_path / "run", LLAMA)
     said: list[str] = []
-    export(tmp_path / "run", model, tmp_path / "out", merge=merge, say=said.append)
+    export(tmp_path / "run", BaseModel(model), tmp_path / "out", merge=merge, say=said.append)
     assert of_the_same(tmp_path / "out", model, (*ALONG, *(["generation_config.json"] if merge else [])))
     assert told(said, {name: reason for name, reason in LEFT_OUT.items() if merge or name != "adapter_config.json"})
     assert (tmp_path / "out" / "adapter_config.json").exists() is not merge

@@ -281,7 +281,7 @@ def broken(path: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """As one rank with one disk."""
     line = Lineage.of(folder, "")
-    pruning.prune(line, keep, None, manifest, gather=lambda value: [value], rank=0, local_rank=0)
+    pruning.prune(line, keep, None, manifest, pruning.Ranks(lambda value: [value], 0, 0))
 
 
 @pytest.mark.parametrize(

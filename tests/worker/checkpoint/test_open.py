@@ -15,7 +15,7 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.manifest import Manifest, step_folder, write_manifest
 from smtrain.worker.checkpoint.native.files import model_file, write_safetensors
@@ -104,15 +104,15 @@ def test_anything_else_is_told_what_it_is(tmp_path: Path) -> None:
 def test_export_refuses_another_model_and_keeps_what_is_there(tmp_path: Path) -> None:
     native(tmp_path / "run", LLAMA, 1)
     model = hf_folder(tmp_path / "model", LLAMA)
-    export(tmp_path / "run", model, tmp_path / "out")
+    export(tmp_path / "run", BaseModel(model), tmp_path / "out")
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     assert same(weights_of(HFSource(tmp_path / "out")), random_weights(LLAMA))
     other = hf_folder(tmp_path / "other", {**LLAMA, "num_hidden_layers": 2})
     with pytest.raises(CheckpointError, match="describes another model than the weights"):
-        export(tmp_path / "run", other, tmp_path / "out")
+        export(tmp_path / "run", BaseModel(other), tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
     with pytest.raises(CheckpointError, match="overlap"):
-        export(tmp_path / "run", model, model)
+        export(tmp_path / "run", BaseModel(model), model)
     assert same(weights_of(HFSource(model)), random_weights(LLAMA))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from tests.worker.engine import adapters, cases
 from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -139,8 +139,8 @@ def test_peft_loads_what_is_exported(
     cases.transformers_model(config).save_pretrained(base)
     four.run(adapters.train, config, mesh(text), adapter, tmp_path / "run")
     checkpoint = tmp_path / "run" / "step_00000003"
-    export(tmp_path / "run", base, tmp_path / "adapter", base="hf://who/what@main")
-    changed = export(tmp_path / "run", base, tmp_path / "merged", merge=True)
+    export(tmp_path / "run", BaseModel(base, "hf://who/what@main"), tmp_path / "adapter")
+    changed = export(tmp_path / "run", BaseModel(base), tmp_path / "merged", merge=True)
     assert changed is not None
     assert changed.tensors == len(adapters.factors(checkpoint)) / 2
     ours = next(a for _, a in four.run(adapters.logits, config, mesh(text), adapter, checkpoint) if a is not None)

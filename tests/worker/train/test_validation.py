@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from smtrain.core.demo.inputs import CHAT_TEMPLATE
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.open import newest_checkpoint, open_weights
 from smtrain.worker.checkpoint.storage import place
 from smtrain.worker.data.load.heldout import HeldOut
@@ -224,7 +224,7 @@ def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) ->
 def exported_step(shell: Shell, best: bool = False) -> int:
     """Of the checkpoint whose weights an export has."""
     target = shell.root.parent / f"exported-{best}"
-    export(shell.root / "checkpoints", shell.root / "input/data/model", target, best=best)
+    export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=best)
     made = weights_of(open_weights(target))
 
     def is_of(step: int) -> bool:
@@ -241,7 +241,7 @@ def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) ->
     with pytest.raises(
         CheckpointError, match=r"names no best checkpoint; train with train\.validation\.keep_best: true"
     ):
-        export(shell.root / "checkpoints", shell.root / "input/data/model", target, best=True)
+        export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=True)
     assert not target.exists()
 
 

@@ -1,66 +1,141 @@
-"""The export stage: weights of any kind to an ordinary Hugging Face folder."""
+"""The export stage: weights of any kind to a standard Hugging Face folder with a model card."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from smtrain.core import text
-from smtrain.core.model.card import README
+from smtrain.core.errors import CheckpointError
+from smtrain.core.model.card import README, card, hub_name, metadata, table, usage
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.hf_folder import SOURCE, is_legal
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, companions_of
 from smtrain.worker.checkpoint.huggingface.folder import read_config, write_hf
-from smtrain.worker.checkpoint.huggingface.model_card import write_card
 from smtrain.worker.checkpoint.huggingface.peft import write_peft
+from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.merge import Changed, Merged
 from smtrain.worker.checkpoint.native.reader import NativeSource
 from smtrain.worker.checkpoint.open import best_checkpoint, open_weights
-from smtrain.worker.checkpoint.storage import place, refuse_overlap
+from smtrain.worker.checkpoint.storage import Place, place, read_text, refuse_overlap
 
 _CARD = "the card of the model that was trained; a new one tells its licence and languages"
 
 
+@dataclass(frozen=True)
+class BaseModel:
+    """The model that training started from."""
+
+    folder: Path
+    """Its config.json, its files that are not weights and, unless `weights` is given, its weights."""
+    name: str | None = None
+    """Its path as the user gave it, for the model card and peft. Default: the folder."""
+    weights: Path | None = None
+
+
 def export(
-    checkpoint: Path, model_folder: Path, target: Path, *, max_shard_size: int = 5_000_000_000, merge: bool = False,
-    base: str | None = None, title: str = "A model trained with smtrain", best: bool = False,
-    weights: Path | None = None, say: Say = text.say,
+    checkpoint: Path, base: BaseModel, target: Path, *, merge: bool = False, best: bool = False,
+    title: str = "A model trained with smtrain", max_shard_size: int = 5_000_000_000, say: Say = text.say,
 ) -> Changed | None:  # fmt: skip
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load; it appears whole or stays as it was.
 
-    A checkpoint that holds an adapter becomes peft's folder, which names the model `base`; or, with `merge`, the model
-    with the adapter in it, and what that changed is given back. `checkpoint` is anything `open_weights` takes, or one
-    with an adapter; with `best`, a run's checkpoints of which the best is taken. `model_folder` is what training
-    started from. It gives config.json and all files that are not weights (`companions_of`), of which `say` names those
-    that are left out, and its weights unless those lay in `weights`. A model card (README.md) under `title` replaces
-    the model's. Raises CheckpointError where either cannot be read or they are not of one model.
+    `checkpoint` is anything `open_weights` takes, or a checkpoint with an adapter; with `best`, a run's checkpoints, of
+    which the best is taken. An adapter becomes peft's folder or, with `merge`, the base model with the adapter in it;
+    returns what that changed. A model card under `title` replaces the base's README. Raises CheckpointError if either
+    cannot be read or they are not of one model.
     """
-    for source in (checkpoint, model_folder):
+    for source in (checkpoint, base.folder):
         refuse_overlap(source, target)
     if best:
-        found = best_checkpoint(place(checkpoint)).path()
-        assert found is not None  # `checkpoint` is a folder
-        checkpoint = found
+        chosen = best_checkpoint(place(checkpoint)).path()
+        assert chosen is not None  # `checkpoint` is a folder
+        checkpoint = chosen
+    folder = place(base.folder)
     adapter = native_adapter(place(checkpoint))
-
-    def readme(source: object) -> bytes:
-        manifest = source.manifest if isinstance(source, NativeSource) else None
-        whole = adapter is None or merge
-        return write_card(place(model_folder), base, manifest, title=title, adapter=not whole)
-
     if adapter is not None and not merge:
-        carried = companions_of(place(model_folder), {README: _CARD, **OF_A_WHOLE_MODEL})
-        write_peft(adapter, target, base or str(model_folder), readme=readme(adapter), carried=carried)
+        carried = companions_of(folder, {README: _CARD, **OF_A_WHOLE_MODEL})
+        readme = _card(folder, base.name, adapter.manifest, title=title, adapter=True)
+        write_peft(adapter, target, base.name or str(base.folder), readme=readme, carried=carried)
         carried.tell(say)
         return None
-    carried = companions_of(place(model_folder), {README: _CARD})
+    merged = None
     if adapter is None:
         trained = open_weights(checkpoint)
-        write_hf(trained, target, model_folder, max_shard_size, readme=readme(trained), carried=carried)
-        carried.tell(say)
-        return None
-    began = open_weights(model_folder) if weights is None else open_weights(weights, read_config(model_folder))
-    merged = Merged(began, open_adapter(checkpoint, ModelShape.from_config(began.config)))
-    write_hf(merged, target, model_folder, max_shard_size, readme=readme(adapter), carried=carried)
+        manifest = trained.manifest if isinstance(trained, NativeSource) else None
+    else:
+        manifest = adapter.manifest
+        began = open_weights(base.weights or base.folder, read_config(base.folder) if base.weights else None)
+        trained = merged = Merged(began, open_adapter(checkpoint, ModelShape.from_config(began.config)))
+    carried = companions_of(folder, {README: _CARD})
+    readme = _card(folder, base.name, manifest, title=title, adapter=False)
+    write_hf(trained, target, base.folder, max_shard_size, readme=readme, carried=carried)
     carried.tell(say)
-    return merged.changed()
+    return None if merged is None else merged.changed()
+
+
+def _card(base: Place, path: str | None, manifest: Manifest | None, *, title: str, adapter: bool) -> bytes:
+    """README.md of a model trained from the folder `base`, which its user named `path`."""
+    files = base.files()
+    readme = _text(base, README) if README in files else ""
+    about = metadata(_base(base, path), readme, adapter=adapter, legal=filter(is_legal, files))
+    paragraphs = [_lead(about, adapter)]
+    if manifest is not None:
+        paragraphs += ["## Training", table(["setting", "value"], _rows(manifest)), *_results(manifest.state)]
+    paragraphs.append(usage("path/to/this/folder", adapter=adapter))
+    return card(title, about, paragraphs).encode()
+
+
+def _lead(about: Mapping[str, Any], adapter: bool) -> str:
+    base = about.get("base_model")
+    of = f"[{base}](https://huggingface.co/{base})" if base else "the model named in its config"
+    what = "A LoRA adapter for" if adapter else "Trained from"
+    terms = about.get("license_link") or about.get("license")
+    legal = f" The base model's licence ({terms}) applies to it." if terms else ""
+    return f"{what} {of}, by smtrain.{legal}"
+
+
+def _rows(manifest: Manifest) -> list[tuple[str, str]]:
+    state, settings = manifest.state, manifest.state.get("settings") or {}
+    samples, length = state.get("samples"), state.get("seq_len")
+    rows = [("steps", f"{manifest.step:,}")]
+    if samples and length:
+        rows += [("sequences", f"{samples:,} of {length:,} tokens"), ("tokens", f"{samples * length:,}")]
+    if state.get("objective"):
+        rows.append(("objective", str(state["objective"])))
+    names = ("global_batch_size", "lr", "schedule", "warmup_steps", "weight_decay", "grad_clip", "precision", "mesh")
+    rows += [(name.replace("_", " "), str(settings[name])) for name in names if name in settings]
+    if manifest.lora is not None:
+        rows += [("LoRA rank", str(manifest.lora.rank)), ("LoRA alpha", f"{manifest.lora.alpha:g}")]
+    return rows
+
+
+def _results(state: Mapping[str, Any]) -> list[str]:
+    losses, validation = state.get("losses") or [], state.get("validation") or {}
+    rows = [("training loss, last step", f"{losses[-1]:.4f}")] if losses else []
+    if validation.get("loss") is not None:
+        rows.append((f"loss on held-out text, step {validation['step']}", f"{validation['loss']:.4f}"))
+    return ["## Results", table(["measure", "value"], rows)] if rows else []
+
+
+def _base(base: Place, path: str | None) -> str | None:
+    """The base model's name on the hub, from the config or from the record of its download."""
+    if name := hub_name(path if (path or "").startswith("hf://") else None):
+        return name
+    try:
+        record = json.loads(_text(base, SOURCE)) if SOURCE in base.files() else {}
+    except ValueError:
+        return None
+    elsewhere = not isinstance(record, dict) or record.get("hub") == "modelscope"  # its names are not the hub's
+    return None if elsewhere else hub_name(record.get("model"))
+
+
+def _text(base: Place, file: str) -> str:
+    try:
+        return read_text(base, file)
+    except (CheckpointError, ValueError):  # a README that is not text
+        return ""

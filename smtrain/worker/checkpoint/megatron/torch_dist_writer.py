@@ -22,12 +22,12 @@ from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, SAID
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
-from smtrain.worker.checkpoint.torch_files import streams as torchstream
+from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, dumps
 
 _FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
 _MODULE = "torch.distributed.checkpoint.metadata"
-_NOTHING_AT, _NOTHING = "__states_0.distcp", torchstream.alone("archive", dumps([None]))
+_NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip_writer.alone("archive", dumps([None]))
 """What Transformer Engine's layers keep where nothing is in fp8: one None for all of them."""
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
@@ -93,7 +93,7 @@ def write_torch_dist(
         **carried.files,
         "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
         f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
-        f"{ITERATION}/common.pt": torchstream.alone("common", dumps(common)),
+        f"{ITERATION}/common.pt": torchzip_writer.alone("common", dumps(common)),
         f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
         f"{ITERATION}/{SAID}": json.dumps(said).encode(),
         TRACKER: b"1",
@@ -149,7 +149,7 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
         ends = {}
         at = 0
         for chunk in held:
-            alone = torchstream.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
+            alone = torchzip_writer.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
             fixed.append((at, alone.head))
             offsets[chunk.name] = at + len(alone.head)
             ends[chunk.name] = alone
@@ -161,7 +161,7 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
     return containers, groups, places
 
 
-def _end(ends: dict[str, torchstream.Alone], name: str, crc32: int, _size: int) -> bytes:
+def _end(ends: dict[str, torchzip_writer.Alone], name: str, crc32: int, _size: int) -> bytes:
     return ends[name].tail(crc32)
 
 

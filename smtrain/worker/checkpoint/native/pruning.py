@@ -1,12 +1,13 @@
-"""Which checkpoints may go, and how all hosts let go of them: both engines' pruning.
+"""Pruning of old checkpoints on all hosts, for both engines.
 
-A checkpoint goes when enough newer ones are whole *where they are kept*: on the hosts' disks in a shell, in S3 in a
-job, whose disks are gone when it ends. What became whole on the disks a moment ago is on its way only.
+A checkpoint is deleted when enough newer ones are whole where they are kept: on the hosts' disks in a shell, in S3 in a
+job, whose disks are gone when it ends. One that just became whole on the disks is still on its way there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,32 +15,42 @@ from smtrain.core.protocol.lineage import Lineage, lines_in
 
 Sizes = Mapping[str, int]
 Arrived = Callable[[Path], bool]
-"""Whether a checkpoint that is whole on the disks is whole where it is kept."""
+"""Tells whether a checkpoint that is whole on the disks is whole where it is kept."""
 
 
 class Disk(Protocol):
     """One engine's checkpoints on one disk."""
 
     def sizes(self, checkpoint: Path) -> dict[str, int]:
-        """Bytes of the files that it holds of one, by relative path."""
+        """Sizes of the files of a checkpoint on this disk, by relative path."""
         ...
 
     def fault(self, checkpoint: Path, present: Sizes | None = None) -> str | None:
-        """Why one is not whole, where all disks together hold `present`."""
+        """Why a checkpoint is not whole if all disks together hold `present`; None if it is."""
         ...
 
     def remove(self, checkpoint: Path) -> None:
-        """Delete it; what is cut off leaves nothing that looks whole."""
+        """Delete a checkpoint; if interrupted, what is left does not look whole."""
         ...
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run."""
+
+    gather: Callable[[Any], list[Any]]
+    """Collects a value of every rank, by rank."""
+    rank: int
+    local_rank: int
 
 
 def surplus(
     line: Lineage, keep: int, whole: Callable[[Path], bool], arrived: Arrived | None, spared: Collection[str] = ()
 ) -> list[Path]:
-    """What may go so that the newest `keep` (at least one) that are whole and have arrived stay, and all newer ones.
+    """Checkpoints to delete so that the newest `keep` that are whole and have arrived stay, and all newer ones.
 
-    What is older than those goes, whole or broken, of the line and of what its jobs wrote beyond the steps that it
-    goes on from; another line's stays, and so do those that `spared` names. While fewer have arrived nothing goes.
+    Older ones are deleted whether whole or broken: those of the line, and those that its jobs wrote beyond the steps
+    that it resumed from. Other lines' and `spared` ones stay. While fewer than `keep` have arrived, none is deleted.
     """
     if keep < 1:
         raise ValueError(f"keep = {keep}: at least one checkpoint must stay")
@@ -55,24 +66,23 @@ def surplus(
 
 
 def prune(
-    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, distrusted: Collection[str] = (),
-    spared: Collection[str] = (), *,
-    gather: Callable[[Any], list[Any]], rank: int, local_rank: int,
+    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, ranks: Ranks, distrusted: Collection[str] = (),
+    spared: Collection[str] = (),
 ) -> None:  # fmt: skip
-    """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold its host's files only."""
-    mine = {line.name(path): disk.sizes(path) for _, path in line.checkpoints()} if local_rank == 0 else {}
+    """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold only its host's files."""
+    mine = {line.name(path): disk.sizes(path) for _, path in line.checkpoints()} if ranks.local_rank == 0 else {}
     together: dict[str, dict[str, int]] = {}
-    for held in gather(mine):
-        for name, files in held.items():
+    for checkpoints in ranks.gather(mine):
+        for name, files in checkpoints.items():
             together.setdefault(name, {}).update(files)
 
     def whole(path: Path) -> bool:
         return line.name(path) not in distrusted and disk.fault(path, together.get(line.name(path), {})) is None
 
-    gone = [line.name(path) for path in surplus(line, keep, whole, arrived, spared)] if rank == 0 else []
+    gone = [line.name(path) for path in surplus(line, keep, whole, arrived, spared)] if ranks.rank == 0 else []
     for name in gone:
         disk.remove(line.root / name)
-    # Rank 0 tells what went only now, so that no host drops a file that a manifest still lists.
-    told = gather(gone)[0]
-    for name in told if local_rank == 0 else []:
+    # Rank 0 announces the deletions only now, so that no host drops a file that a manifest still lists.
+    gone = ranks.gather(gone)[0]  # collective: every rank must call it
+    for name in gone if ranks.local_rank == 0 else []:
         disk.remove(line.root / name)

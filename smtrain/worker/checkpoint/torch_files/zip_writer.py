@@ -160,3 +160,24 @@ def _number(n: int) -> bytes:
         return b"J" + struct.pack("<i", n)
     data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
     return b"\x8a" + bytes([len(data)]) + data
+
+
+class Alone:
+    """A stream of torch.save with one tensor: what stands before and after its numbers, and the length of all."""
+
+    def __init__(self, stem: str, tensor: Tensor) -> None:
+        whole = container(f"{stem}.pt", {"": tensor}, b"\x80\x02" + pickle_tensor(0, tensor) + b".")
+        self.head = b"".join(data for _, data in whole.fixed)
+        self._whole, self._size = whole, tensor.size
+        self.size = len(self.head) + tensor.size + len(self.tail(0))
+
+    def tail(self, crc32: int) -> bytes:
+        assert self._whole.tail is not None
+        return descriptor(crc32, self._size) + self._whole.tail({"": crc32})
+
+
+def alone(stem: str, pickled: bytes) -> bytes:
+    """A file of torch.save with an object that has no tensors."""
+    whole = container(f"{stem}.pt", {}, pickled)
+    assert whole.tail is not None
+    return b"".join(data for _, data in whole.fixed) + whole.tail({})

@@ -23,7 +23,7 @@ from smtrain.core.model.lora import AdapterShape, Lora
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
-from smtrain.worker.checkpoint.native.pruning import Arrived, prune
+from smtrain.worker.checkpoint.native.pruning import Arrived, Ranks, prune
 from smtrain.worker.checkpoint.nxd.names import factor_of
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
@@ -211,10 +211,11 @@ class NxdEngine:
         spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         everyone = self.everyone
-        prune(
-            line, keep, arrived, completeness if self._saver is None else manifest, distrusted, spared,
-            gather=everyone.gather, rank=everyone.rank, local_rank=local_rank(),
-        )  # fmt: skip
+        disk, ranks = (
+            completeness if self._saver is None else manifest,
+            Ranks(everyone.gather, everyone.rank, local_rank()),
+        )
+        prune(line, keep, arrived, disk, ranks, distrusted, spared)
 
     def any(self, flag: bool) -> bool:
         return self.everyone.sum(float(flag))[0] > 0

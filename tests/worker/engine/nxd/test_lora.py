@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from smtrain.worker.checkpoint.huggingface.export import export
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from tests.worker.engine import adapters, cases
 from tests.worker.engine.adapters import lora
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -131,8 +131,8 @@ def test_an_export_is_peft_s_folder_with_the_same_factors(world: dict[int, World
     config, adapter, base = CONFIGS["llama"], lora(CONFIGS["llama"], rslora=True), tmp_path / "base"
     cases.transformers_model(config).save_pretrained(base)
     world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "run")
-    export(tmp_path / "run", base, tmp_path / "adapter", base="hf://who/what@main")
-    changed = export(tmp_path / "run", base, tmp_path / "merged", merge=True)
+    export(tmp_path / "run", BaseModel(base, "hf://who/what@main"), tmp_path / "adapter")
+    changed = export(tmp_path / "run", BaseModel(base), tmp_path / "merged", merge=True)
     factors = adapters.factors(tmp_path / "run" / "step_00000003")
     assert changed is not None
     assert changed.tensors == len(factors) / 2
