@@ -10,10 +10,10 @@ from smtrain.worker.train.entry import main
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation import report
     from smtrain.worker.evaluation.evaluate import evaluate, save, shown
-    from smtrain.worker.evaluation.request import Asked
+    from smtrain.worker.evaluation.request import EvaluationRequest
 
     given = config.evaluate
-    asked = Asked(
+    asked = EvaluationRequest(
         given.tasks,
         container.channel("tasks") if given.data else None,
         given.num_fewshot,

@@ -61,7 +61,7 @@ def evaluate(
     from smtrain.client.backends.choose import place_of
     from smtrain.worker.evaluation import evaluate
     from smtrain.worker.evaluation.harness import refuse_unheard, refuse_unreachable
-    from smtrain.worker.evaluation.request import Asked
+    from smtrain.worker.evaluation.request import EvaluationRequest
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -76,7 +76,9 @@ def evaluate(
     def told(text: str) -> None:
         say(text, error=True)
 
-    asked = Asked(names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size)
+    asked = EvaluationRequest(
+        names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size
+    )
     refuse_unheard(asked)
     models = [given for given in (model, base) if given is not None]
     here = {given: _found(given, target) for given in models if Path(given).is_dir() or not_here(given)}

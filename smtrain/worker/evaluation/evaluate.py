@@ -1,4 +1,4 @@
-"""Evaluate a model, and the one that it was trained from, on the same questions."""
+"""Evaluate a model, and the model that it was trained from, on the same questions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
 from smtrain.worker.evaluation.harness import Measured, Tasks, versions
-from smtrain.worker.evaluation.progress import HarnessProgress
-from smtrain.worker.evaluation.request import Asked
+from smtrain.worker.evaluation.libraries import HarnessProgress
+from smtrain.worker.evaluation.request import EvaluationRequest
 
 ADAPTER = "adapter_config.json"
 
 
 def evaluate(
-    model: Path, base: Path | None, asked: Asked, say: Callable[[str], None] = print, under: Path | None = None
+    model: Path,
+    base: Path | None,
+    request: EvaluationRequest,
+    say: Callable[[str], None] = print,
+    under: Path | None = None,
 ) -> dict[str, Any]:
-    """The report, as `evaluation.json` has it: numbers with their errors, differences, prompts, versions.
+    """Evaluate, and return the report (`evaluation.json`): numbers with errors, differences, prompts, versions.
 
-    `model` and `base` are Hugging Face folders; `model` may be an adapter as PEFT writes it, of the model `under`.
-    Raises `ConfigError` for a task that there is not, `DataError` where a model or a task's data cannot be read,
-    `CheckpointError` for an adapter of another model.
+    `model` and `base` are Hugging Face folders; `model` may be a PEFT adapter for the model `under`. Raises
+    `ConfigError` for an unknown task, `DataError` if a model or a task's data cannot be read, `CheckpointError` for an
+    adapter of another model.
     """
     adapter = (model / ADAPTER).is_file()
     if adapter and under is None:
@@ -40,9 +44,9 @@ def evaluate(
         refuse_renamed(folder)
     if adapter and under:
         refuse_other_base(model, under)
-    tasks = Tasks(asked)
+    tasks = Tasks(request)
     if tasks.not_read:
-        say(f"{asked.data}: {tasks.not_read}")
+        say(f"{request.data}: {tasks.not_read}")
     try:
         before = _measured(tasks, base, "the base model", say) if base else None
         name = "the trained model" if base else str(model)
@@ -51,7 +55,7 @@ def evaluate(
         tasks.close()
     made: dict[str, Any] = {
         "format": report.FORMAT,
-        "asked": asked.told(),
+        "asked": request.as_json(),
         "models": {"after": str(model), "before": str(base) if base else None},
         "results": report.rows(before, after),
         "prompts": after.prompts,
@@ -62,11 +66,11 @@ def evaluate(
 
 
 def _refuse_unknown_ids(folder: Path) -> None:
-    """Raises `DataError` if the tokenizer of a folder has ids that its model lacks."""
+    """Raise `DataError` if the tokenizer of a folder has ids that its model lacks."""
     try:
         described = json.loads((folder / "config.json").read_text("utf-8"))
     except ValueError:
-        return  # which loading it says
+        return  # loading the model reports it
     if fault := vocabulary_fault(vocab_in(folder), vocabulary_of(described)):
         raise DataError(f"{folder}: {fault}.")
 
@@ -74,15 +78,15 @@ def _refuse_unknown_ids(folder: Path) -> None:
 def _measured(
     tasks: Tasks, folder: Path, name: str, say: Callable[[str], None], adapter: Path | None = None
 ) -> Measured:
-    say(f"evaluating {name} on {', '.join(tasks.asked.tasks)}")
-    found = tasks.measure(folder, adapter, HarnessProgress(say))
-    if found.cut:
-        say(f"{found.cut} requests are longer than the model's positions and were cut at the beginning")
-    return found
+    say(f"evaluating {name} on {', '.join(tasks.request.tasks)}")
+    measured = tasks.measure(folder, adapter, HarnessProgress(say))
+    if measured.cut:
+        say(f"{measured.cut} requests are longer than the model's positions and were cut at the beginning")
+    return measured
 
 
 def save(made: dict[str, Any], folder: Path) -> Path:
-    """Write the report into a folder; gives its path."""
+    """Write the report into a folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / report.NAME
     path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -90,7 +94,7 @@ def save(made: dict[str, Any], folder: Path) -> Path:
 
 
 def shown(made: dict[str, Any]) -> str:
-    """One prompt as the model read it, the table, and a sentence for each task."""
+    """Lay out one prompt as the model read it, the table, and a sentence for each task."""
     parts = []
     for task, prompt in list(made["prompts"].items())[:1]:
         if prompt:

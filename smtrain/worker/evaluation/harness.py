@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on one model: its numbers, each question's score, and the prompts that the model was given."""
+"""Run lm-evaluation-harness on one model: its numbers, the score of each question, and the prompts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
 from smtrain.core.near import nearest
 from smtrain.worker.evaluation.libraries import (
+    HarnessProgress,
     endpoint,
     holds_data_sets,
     hub_answers,
@@ -28,8 +29,7 @@ from smtrain.worker.evaluation.libraries import (
     within,
 )
 from smtrain.worker.evaluation.mmlu import subjects_in
-from smtrain.worker.evaluation.progress import HarnessProgress
-from smtrain.worker.evaluation.request import Asked
+from smtrain.worker.evaluation.request import EvaluationRequest
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -37,7 +37,7 @@ VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a task, as the harness gives it."""
+    """One metric of a task."""
 
     task: str
     metric: str
@@ -47,7 +47,7 @@ class Score:
     n: int
     higher_is_better: bool
     each: tuple[float, ...] = ()
-    """One a question, in the order of the questions; none where the metric is no mean of such."""
+    """The score of each question, in order; empty if the metric is not a mean over questions."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,20 @@ class Measured:
 
     scores: dict[tuple[str, str, str], Score]
     questions: dict[str, list[str]]
-    """By task, a digest of each question, to pair by."""
+    """A digest of each question by task, for pairing."""
     prompts: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By task, the first question exactly as the model read it, and the answer that is scored."""
+    """The first question by task, exactly as the model read it, and the answer that is scored."""
     listed: dict[str, str] = field(default_factory=dict)
-    """By task, the metric that it lists first."""
+    """The first metric that each task lists."""
     cut: int = 0
-    """How many requests were longer than the model has positions for, and lost their beginning."""
+    """Requests that were longer than the model's positions, and lost their beginning."""
 
 
-def reachable(asked: Asked) -> bool:
-    """Whether the data of tasks that are not all in `asked.data` can come from the hub; else it is what is kept here.
+def reachable(request: EvaluationRequest) -> bool:
+    """Whether the data of tasks that are not all in `request.data` can come from the hub; else take the local cache.
 
-    Takes seconds and loads nothing, so it comes before models are fetched. Raises `ConfigError` if the harness is not
-    installed, `DataError` if the hub does not answer and no data set is kept here.
+    Takes seconds and loads nothing, so call it before models are fetched. Raises `ConfigError` if the harness is not
+    installed, `DataError` if the hub does not answer and no data set is cached.
     """
     if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
         raise ConfigError([missing(lacking)])
@@ -77,13 +77,13 @@ def reachable(asked: Asked) -> bool:
         return True
     if holds_data_sets():
         return False
-    folders = [folder for folder in (asked.data, _own_tasks()) if folder is not None]
+    folders = [folder for folder in (request.data, _own_tasks()) if folder is not None]
     known = {name for folder in folders for name in _named_in(folder)}
-    if set(asked.tasks) <= known:  # else the harness tells which task there is not
+    if set(request.tasks) <= known:  # else the harness reports the unknown task
         raise DataError(
-            f"tasks: the data of {', '.join(asked.tasks)} cannot be read (it is not on this machine, and {endpoint()} "
-            "does not answer); give a folder that has it (evaluate.data; for mmlu a copy of the hub's cais/mmlu), or "
-            "let the machine reach the hub."
+            f"tasks: the data of {', '.join(request.tasks)} cannot be read (it is not on this machine, and "
+            f"{endpoint()} does not answer); give a folder that has it (evaluate.data; for mmlu a copy of the hub's "
+            "cais/mmlu), or let the machine reach the hub."
         )
     return False
 
@@ -92,15 +92,15 @@ _TOKEN = re.compile(rb"[\w.\-+]{2,}")
 _NO_TASKS = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".pyc")
 
 
-def refuse_unheard(asked: Asked) -> None:
-    """Raise `ConfigError` for a task whose name stands nowhere among the harness's own.
+def refuse_unheard(request: EvaluationRequest) -> None:
+    """Raise `ConfigError` for a task whose name occurs nowhere in the harness's own files.
 
-    Importing the harness, which reads all of them, takes ten seconds; this takes one. A name that stands somewhere and
-    is no task's is refused by the harness itself.
+    Takes one second; importing the harness, which reads them all, takes ten. The harness itself refuses a name that
+    occurs but is not a task's.
     """
-    names = [name for name in asked.tasks if _TOKEN.fullmatch(name.encode())]
+    names = [name for name in request.tasks if _TOKEN.fullmatch(name.encode())]
     own = _own_tasks()
-    if asked.data is not None or not names or own is None:
+    if request.data is not None or not names or own is None:
         return
     heard: set[bytes] = set()
     for folder, _, files in os.walk(own):
@@ -125,11 +125,11 @@ def _no_task(name: str, known: Iterable[str]) -> ConfigError:
     return ConfigError([f"tasks: there is no task {name!r}; {hint}"])
 
 
-def refuse_unreachable(asked: Asked) -> None:
-    """Raise what `reachable` does for tasks that the folder of data has not all; its own faults are told later."""
-    folder = asked.data
-    if folder is None or (folder.is_dir() and not subjects_in(folder) and not _named_in(folder) >= set(asked.tasks)):
-        reachable(asked)
+def refuse_unreachable(request: EvaluationRequest) -> None:
+    """Raise as `reachable` does unless the folder of data has all tasks; faults of the folder are reported later."""
+    folder = request.data
+    if folder is None or (folder.is_dir() and not subjects_in(folder) and not _named_in(folder) >= set(request.tasks)):
+        reachable(request)
 
 
 def _named_in(folder: Path) -> set[str]:
@@ -137,18 +137,17 @@ def _named_in(folder: Path) -> set[str]:
 
 
 class Tasks:
-    """The tasks that are asked for, found and with their data read; the folder of what was made of it goes at the end.
+    """The requested tasks with their data; `close` deletes the temporary folder.
 
-    Raises `ConfigError` where the harness is not installed or there is no such task, `DataError` where a task's data is
-    not there.
+    Raises `ConfigError` if the harness is not installed or a task is unknown, `DataError` if a task's data is missing.
     """
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, request: EvaluationRequest) -> None:
         if lacking := next((name for name in ("lm_eval", "accelerate") if not present(name)), None):
             raise ConfigError([missing(lacking)])
-        self.asked = asked
+        self.request = request
         self.not_read = ""
-        """The columns and files of MMLU that no task has, in words."""
+        """A sentence about MMLU's columns and files that no task uses."""
         self._work = tempfile.TemporaryDirectory(prefix="smtrain-evaluation-")
         work = Path(self._work.name)
         try:
@@ -161,48 +160,51 @@ class Tasks:
         from smtrain.worker.data.read.unread import UnreadText, unread_sentence
         from smtrain.worker.evaluation.mmlu import write_tasks
 
-        asked, folders = self.asked, []
+        request, folders = self.request, []
         local = False
-        if asked.data is not None:
-            if not asked.data.is_dir():
-                raise DataError(f"{asked.data} is not a folder; give one of task YAMLs, or of MMLU's files.")
+        if request.data is not None:
+            if not request.data.is_dir():
+                raise DataError(f"{request.data} is not a folder; give one of task YAMLs, or of MMLU's files.")
             unread = UnreadText()
-            made = write_tasks(asked.data, work, unread)
+            made = write_tasks(request.data, work, unread)
             self.not_read = unread_sentence(unread)
-            yamls = list(asked.data.rglob("*.yaml"))
+            yamls = list(request.data.rglob("*.yaml"))
             if not made and not yamls:
                 raise DataError(
-                    f"{asked.data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
+                    f"{request.data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
                     "test/SUBJECT_test.csv); give the folder that does."
                 )
-            folders = [*([str(work / "mmlu")] if made else []), *([str(asked.data.resolve())] if yamls else [])]
-            local = set(asked.tasks) <= {*made, *_names(yamls)}
-        offline = local or not reachable(asked)
+            folders = [*([str(work / "mmlu")] if made else []), *([str(request.data.resolve())] if yamls else [])]
+            local = set(request.tasks) <= {*made, *_names(yamls)}
+        offline = local or not reachable(request)
         with doing("importing lm-evaluation-harness"), collector_paused():
             from lm_eval.tasks import TaskManager
 
-        # Without a hub its libraries take what is kept here, in place of asking it again and again.
+        # Without a hub the libraries take the local cache instead of asking again and again.
         self._settled = partial(settled, work / "cache", offline=offline)
-        with doing("reading the tasks"), quiet(), self._settled(), within(asked.data):
+        with doing("reading the tasks"), quiet(), self._settled(), within(request.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
-            unknown = [name for name in asked.tasks if not self.manager.match_tasks([name])]
+            unknown = [name for name in request.tasks if not self.manager.match_tasks([name])]
             if unknown:
                 raise _no_task(unknown[0], self.manager.all_tasks)
 
     def measure(self, folder: Path, adapter: Path | None = None, progress: HarnessProgress | None = None) -> Measured:
-        """The scores of the Hugging Face model in `folder`, with a PEFT adapter on it if there is one.
+        """Score the Hugging Face model in `folder`, with a PEFT adapter on it if one is given.
 
-        `progress` is told how far it has come. Raises `DataError` where data or model cannot be read.
+        Raises `DataError` if data or model cannot be read.
         """
         import torch
 
         if adapter is not None and not present("peft"):
             raise ConfigError([missing("peft")])
 
-        asked = self.asked
-        folder, adapter = folder.resolve(), adapter.resolve() if adapter else None  # from here, not from the data
+        request = self.request
+        folder, adapter = (
+            folder.resolve(),
+            adapter.resolve() if adapter else None,
+        )  # before we change into the folder of the data
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
-        with quiet(), self._settled(), within(asked.data):
+        with quiet(), self._settled(), within(request.data):
             with collector_paused():
                 from lm_eval import simple_evaluate
                 from lm_eval.models.huggingface import HFLM
@@ -215,7 +217,7 @@ class Tasks:
                     tokenizer=_tokenizer(folder),
                     device=device,
                     dtype="auto",
-                    batch_size=asked.batch_size,
+                    batch_size=request.batch_size,
                     peft=str(adapter) if adapter else None,
                 )
             except MISFITS as error:
@@ -224,7 +226,7 @@ class Tasks:
                 if not isinstance(error, NO_MODEL):
                     raise
                 raise DataError(not_loaded(folder, error)) from error
-            if asked.chat_template and not model.tokenizer.chat_template:
+            if request.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
                     [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]
                 )
@@ -232,34 +234,34 @@ class Tasks:
                 progress.watch(model)
             try:
                 with no_repository():
-                    found: Any = simple_evaluate(
-                        model=model, tasks=list(asked.tasks), num_fewshot=asked.num_fewshot, limit=asked.limit,
-                        task_manager=self.manager, apply_chat_template=asked.chat_template, log_samples=True,
-                        batch_size=asked.batch_size,
+                    results: Any = simple_evaluate(
+                        model=model, tasks=list(request.tasks), num_fewshot=request.num_fewshot, limit=request.limit,
+                        task_manager=self.manager, apply_chat_template=request.chat_template, log_samples=True,
+                        batch_size=request.batch_size,
                     )  # fmt: skip
             except (OSError, ConnectionError, ValueError) as error:
                 if isinstance(error, SmtrainError):
                     raise
                 raise DataError(
-                    f"tasks: the data of {', '.join(asked.tasks)} cannot be read ({first_line(error)}); give a folder "
-                    "that has it (evaluate.data), or let the machine reach the hub."
+                    f"tasks: the data of {', '.join(request.tasks)} cannot be read ({first_line(error)}); give a "
+                    "folder that has it (evaluate.data), or let the machine reach the hub."
                 ) from error
-            return _measured(found, model)
+            return _measured(results, model)
 
     def close(self) -> None:
-        """Delete what was made of the data."""
+        """Delete the temporary folder."""
         self._work.cleanup()
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Versions of the packages that the numbers depend on."""
     return {name: metadata.version(name) for name in VERSIONS}
 
 
 def _tokenizer(folder: Path) -> Any:
     """The tokenizer of a model's folder, with a padding token that the model has.
 
-    Raises what transformers raises, and `DataError` if it can write ids that the model lacks.
+    Raises as transformers does, and `DataError` if the tokenizer has ids that the model lacks.
     """
     from smtrain.core.model import hf_tokenizer
 
@@ -268,52 +270,54 @@ def _tokenizer(folder: Path) -> Any:
     if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), hf_tokenizer.vocabulary_of(described)):
         raise DataError(f"{folder}: {fault}.")
     if not any((tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token)):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # or the harness adds one of its own, with a new id
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(
+            0
+        )  # else the harness adds one, with an id that the model lacks
     return tokenizer
 
 
-def _measured(found: dict[str, Any], model: Any) -> Measured:
+def _measured(results: dict[str, Any], model: Any) -> Measured:
     scores: dict[tuple[str, str, str], Score] = {}
     questions: dict[str, list[str]] = {}
     prompts: dict[str, dict[str, str]] = {}
-    for task, samples in found["samples"].items():
+    for task, samples in results["samples"].items():
         ordered = sorted(samples, key=lambda one: one["doc_id"])
         questions[task] = [one["doc_hash"] for one in ordered if one.get("filter") == ordered[0].get("filter")]
         prompts[task] = _prompt(ordered[0]) if ordered else {}
-    for group in found.get("group_subtasks", {}):
+    for group in results.get("group_subtasks", {}):
         if group not in questions:
-            questions[group] = [one for task in _leaves(found, group) for one in questions[task]]
-    for task, numbers in {**found["results"], **found.get("groups", {})}.items():
+            questions[group] = [one for task in _leaves(results, group) for one in questions[task]]
+    for task, numbers in {**results["results"], **results.get("groups", {})}.items():
         for key, value in numbers.items():
             metric, _, filtered = key.partition(",")
             if not filtered or metric.endswith("_stderr") or not isinstance(value, (int, float)):
                 continue
             error = numbers.get(f"{metric}_stderr,{filtered}")
-            each = _each(found, task, metric, filtered)
-            better = found.get("higher_is_better", {}).get(task, {}).get(metric)
+            each = _each(results, task, metric, filtered)
+            better = results.get("higher_is_better", {}).get(task, {}).get(metric)
             scores[task, metric, filtered] = Score(
                 task, metric, filtered, float(value), float(error) if isinstance(error, (int, float)) else None,
                 len(questions.get(task, ())), better is not False, each,
             )  # fmt: skip
     listed = {
-        task: str(told["metric_list"][0]["metric"])
-        for task, told in found.get("configs", {}).items()
-        if told.get("metric_list")
+        task: str(config["metric_list"][0]["metric"])
+        for task, config in results.get("configs", {}).items()
+        if config.get("metric_list")
     }
-    return Measured(scores, questions, prompts, listed, _cut(found, model))
+    return Measured(scores, questions, prompts, listed, _cut(results, model))
 
 
-def _leaves(found: dict[str, Any], task: str) -> list[str]:
-    """The tasks with questions that a group has, also through groups within it; a task is its own."""
-    if task in found["samples"]:
+def _leaves(results: dict[str, Any], task: str) -> list[str]:
+    """The tasks with questions in a group, also through nested groups; a task's leaf is itself."""
+    if task in results["samples"]:
         return [task]
-    return sorted({leaf for one in found.get("group_subtasks", {}).get(task, ()) for leaf in _leaves(found, one)})
+    return sorted({leaf for one in results.get("group_subtasks", {}).get(task, ()) for leaf in _leaves(results, one)})
 
 
-def _each(found: dict[str, Any], task: str, metric: str, filtered: str) -> tuple[float, ...]:
+def _each(results: dict[str, Any], task: str, metric: str, filtered: str) -> tuple[float, ...]:
     values: list[float] = []
-    for leaf in _leaves(found, task):
-        for one in sorted(found["samples"].get(leaf, ()), key=lambda sample: sample["doc_id"]):
+    for leaf in _leaves(results, task):
+        for one in sorted(results["samples"].get(leaf, ()), key=lambda sample: sample["doc_id"]):
             if one.get("filter", filtered) != filtered:
                 continue
             value = one.get(metric)
@@ -324,9 +328,10 @@ def _each(found: dict[str, Any], task: str, metric: str, filtered: str) -> tuple
 
 
 def _arguments(sample: dict[str, Any]) -> list[tuple[str, str]]:
-    """(context, continuation) of each request of a question; a continuation that is to be generated is empty."""
-    told = sample["arguments"]
-    pairs = [tuple(one.values()) for one in told.values()] if isinstance(told, dict) else [tuple(one) for one in told]
+    """(context, continuation) of each request of a question; empty if the continuation is to be generated."""
+    requests = sample["arguments"]
+    requests = [one.values() for one in requests.values()] if isinstance(requests, dict) else requests
+    pairs = [tuple(one) for one in requests]
     return [(str(pair[0]), pair[1] if len(pair) > 1 and isinstance(pair[1], str) else "") for pair in pairs]
 
 
@@ -335,16 +340,16 @@ def _prompt(sample: dict[str, Any]) -> dict[str, str]:
     return {"prompt": context, "first_continuation": continuation, "target": str(sample.get("target"))}
 
 
-def _cut(found: dict[str, Any], model: Any) -> int:
-    """How many requests are longer than the model's positions; what is shorter in bytes need not be counted."""
+def _cut(results: dict[str, Any], model: Any) -> int:
+    """Count the requests that are longer than the model's positions; fewer bytes than that are never too long."""
     longest = model.max_length
-    pairs = [pair for samples in found["samples"].values() for one in samples for pair in _arguments(one)]
-    # the last token of a continuation is predicted only
+    pairs = [pair for samples in results["samples"].values() for one in samples for pair in _arguments(one)]
+    # the last token of a continuation is only predicted, so it needs no position
     rooms = [(f"{context}{after}", longest + bool(after)) for context, after in pairs]
     return sum(len(model.tok_encode(text)) > room for text, room in rooms if len(text.encode(errors="replace")) > room)
 
 
 def _names(yamls: Iterable[Path]) -> Iterator[str]:
-    """The names of tasks, groups and tags in files of the harness, whose own tags a plain reader does not know."""
+    """Names of tasks, groups and tags in the harness's YAML files, whose own tags a plain YAML reader does not know."""
     for path in yamls:
         yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))

@@ -1,7 +1,7 @@
-"""What the harness and its libraries are told while they work, and what they find as it was afterwards.
+"""Settings and progress of the harness and its libraries, restored after each evaluation.
 
-They take their settings from the environment while they are imported, once for the whole process: in a notebook, what
-was good for one evaluation would hold for all that its user does next.
+The libraries read their settings from the environment when they are imported, once for the process: in a notebook, the
+settings of one evaluation would otherwise hold for everything that follows.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import inspect
 import os
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+EVERY = 30.0
+"""Seconds between two lines."""
+
 
 def hub_answers(seconds: float = 3.0) -> bool:
-    """Whether the hub answers within some seconds. The libraries ask five times, for 40 seconds in all."""
+    """Whether the hub answers within some seconds. The libraries themselves retry for 40 seconds."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     answered = threading.Event()
@@ -31,12 +35,12 @@ def hub_answers(seconds: float = 3.0) -> bool:
         try:
             urllib.request.urlopen(request, timeout=seconds).close()  # noqa: S310
         except urllib.error.HTTPError:
-            pass  # an answer too
+            pass  # an error status is an answer too
         except (OSError, ValueError, http.client.HTTPException):
             return
         answered.set()
 
-    # Looking up a name has no time limit of its own, so it is left behind.
+    # Looking up a name has no time limit, so leave the thread behind.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(seconds)
@@ -44,12 +48,12 @@ def hub_answers(seconds: float = 3.0) -> bool:
 
 
 def endpoint() -> str:
-    """The hub's address, as its library reads it."""
+    """The hub's address, read as its library does."""
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def holds_data_sets() -> bool:
-    """Whether the folders in which the hub's libraries keep data sets have any."""
+    """Whether the hub's libraries have cached any data sets."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     made = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
@@ -58,34 +62,34 @@ def holds_data_sets() -> bool:
 
 @contextlib.contextmanager
 def settled(cache: Path, offline: bool) -> Iterator[None]:
-    """Data goes into `cache` unless the user names another folder; `offline`, nothing is asked of the hub.
+    """Cache data in `cache` unless the user names another folder; with `offline`, do not ask the hub.
 
-    Where there is no terminal, no bars are drawn.
+    Progress bars are drawn only on a terminal.
     """
     from datasets import config
     from huggingface_hub import constants
     from lm_eval.api import task
     from transformers.utils import hub
 
-    told: list[tuple[Any, str, Any]] = []
+    patches: list[tuple[Any, str, Any]] = []
     if "HF_DATASETS_CACHE" not in os.environ:
-        told.append((config, "HF_DATASETS_CACHE", cache))
-        told.append((config, "DOWNLOADED_DATASETS_PATH", cache / "downloads"))
-        told.append((config, "EXTRACTED_DATASETS_PATH", cache / "downloads/extracted"))
+        patches.append((config, "HF_DATASETS_CACHE", cache))
+        patches.append((config, "DOWNLOADED_DATASETS_PATH", cache / "downloads"))
+        patches.append((config, "EXTRACTED_DATASETS_PATH", cache / "downloads/extracted"))
     if offline:
-        told += [(config, "HF_HUB_OFFLINE", True), (config, "HF_DATASETS_OFFLINE", True)]
-        told.append((constants, "HF_HUB_OFFLINE", True))
+        patches += [(config, "HF_HUB_OFFLINE", True), (config, "HF_DATASETS_OFFLINE", True)]
+        patches.append((constants, "HF_HUB_OFFLINE", True))
         if hasattr(hub, "_is_offline_mode"):  # transformers 4
-            told.append((hub, "_is_offline_mode", True))
+            patches.append((hub, "_is_offline_mode", True))
     if not sys.stderr.isatty():
-        told.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
-    with _told(told):
+        patches.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
+    with _patched(patches):
         yield
 
 
 @contextlib.contextmanager
 def within(folder: Path | None) -> Iterator[None]:
-    """In the folder of the tasks: the files that a task names are relative to it."""
+    """Work in the folder of the tasks, because the files that a task names are relative to it."""
     before = Path.cwd()
     if folder is not None:
         os.chdir(folder)
@@ -97,7 +101,7 @@ def within(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the harness's and its libraries' warnings about themselves."""
+    """Suppress the warnings of the harness and its libraries about themselves."""
     import logging
     import warnings
 
@@ -116,22 +120,55 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_repository() -> Iterator[None]:
-    """The harness asks git for the commit of whatever folder this is, which complains where it is no repository."""
+    """Keep the harness from asking git for the commit of this folder; git complains if it is not a repository."""
     from lm_eval import evaluator
 
-    with _told([(evaluator, "get_git_commit_hash", lambda: None)]):
+    with _patched([(evaluator, "get_git_commit_hash", lambda: None)]):
         yield
 
 
 @contextlib.contextmanager
-def _told(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """With these attributes of libraries, (where, name, value) each, and with their own afterwards."""
-    # As they lie there: read as an attribute, a method that is made when it is read is another one each time.
-    before = [(where, name, inspect.getattr_static(where, name, None)) for where, name, _ in values]
+def _patched(values: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of libraries, each (owner, name, value), and restore them afterwards."""
+    # getattr would bind methods and descriptors, and restoring that would change the library.
+    before = [(owner, name, inspect.getattr_static(owner, name, None)) for owner, name, _ in values]
     try:
-        for where, name, value in values:
-            setattr(where, name, value)
+        for owner, name, value in values:
+            setattr(owner, name, value)
         yield
     finally:
-        for where, name, value in before:
-            setattr(where, name, value)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+class HarnessProgress:
+    """Prints how far an evaluation has come: it takes hours for a large model or on a CPU.
+
+    The harness calls its cache hook after each request; this takes the hook's place.
+    """
+
+    def __init__(self, say: Callable[[str], None], every: float = EVERY) -> None:
+        self._say, self._every = say, every
+        self._whole = self._done = 0
+        self._last = time.monotonic()
+
+    def watch(self, model: Any) -> None:
+        """Count the requests to a model of the harness from now on; its own bars are drawn only on a terminal."""
+        for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+            setattr(model, kind, self._counted(getattr(model, kind)))
+        model.set_cache_hook(self)
+
+    def _counted(self, answers: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(requests: list[Any], disable_tqdm: bool = False) -> Any:
+            self._whole, self._done = len(requests), 0
+            return answers(requests, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+
+        return counted
+
+    def add_partial(self, _kind: str, _request: Any, _answer: Any) -> None:
+        """Count one answered request; the harness calls this."""
+        self._done += 1
+        now = time.monotonic()
+        if now - self._last >= self._every and self._done < self._whole:
+            self._last = now
+            self._say(f"{self._done:,} of {self._whole:,} requests")

@@ -1,6 +1,6 @@
-"""MMLU from files: the hub's Parquet folders or the original CSV folders become tasks of lm-evaluation-harness.
+"""Make tasks for lm-evaluation-harness from MMLU's files: the hub's Parquet or the original CSV folders.
 
-The tasks, prompts and groups are the harness's own `mmlu`; only where the questions are read from differs.
+Tasks, prompts and groups are the harness's own `mmlu`; only the source of the questions differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Question = dict[str, Any]
 
 
 def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
-    """The files of each subject's splits, {} where the folder holds no MMLU. `all` has every subject in one."""
+    """The files of each subject's splits, {} if the folder is not MMLU. `all` has every subject in one file."""
     for root in (folder, folder / "data"):
         found: dict[str, dict[str, list[Path]]] = {}
         for split in _SPLITS:
@@ -41,10 +41,9 @@ def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
 
 
 def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> list[str]:
-    """Write the questions and a task a subject below `work`; names of the tasks and groups, none where it is no MMLU.
+    """Write the questions and one task a subject below `work`; returns the tasks and groups, [] if it is not MMLU.
 
-    `unread` is told what the files hold and no task has: other columns, and other files. Raises `DataError` for a file
-    that is not laid out as MMLU is.
+    `unread` counts columns and files that no task uses. Raises `DataError` for a file without MMLU's layout.
     """
     subjects = subjects_in(folder)
     if not subjects:
@@ -56,7 +55,7 @@ def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> l
     out.mkdir(parents=True)
     template = yaml.safe_load((_harness() / "_default_template_yaml").read_text("utf-8"))
     groups: dict[str, list[str]] = {}
-    for subject, asked in sorted(questions["test"].items()):
+    for subject in sorted(questions["test"]):
         name, files = f"mmlu_{subject}", {}
         for split in _SPLITS:
             if rows := questions[split].get(subject, []):
@@ -67,36 +66,35 @@ def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> l
             "description": "The following are multiple choice questions (with answers) about "
             f"{subject.replace('_', ' ')}.\n\n",
         }  # fmt: skip
-        told = {**template, **own}
+        task = {**template, **own}
         if "dev" not in files:
-            told.pop("fewshot_split")
-            told.pop("fewshot_config")
-        (out / f"{name}.yaml").write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
+            task.pop("fewshot_split")
+            task.pop("fewshot_config")
+        (out / f"{name}.yaml").write_text(yaml.safe_dump(task, sort_keys=False), "utf-8")
         groups.setdefault(_group_of(subject), []).append(name)
-        assert asked
     for group, names in {**groups, "mmlu": sorted(groups)}.items():
-        told = {
+        listing = {
             "group": group, "task": names, "metadata": {"version": 2},
             "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
         }  # fmt: skip
-        (out / f"_{group}.yaml").write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
+        (out / f"_{group}.yaml").write_text(yaml.safe_dump(listing, sort_keys=False), "utf-8")
     return ["mmlu", *groups, *(name for names in groups.values() for name in names)]
 
 
 def _group_of(subject: str) -> str:
     """The harness's group of a subject."""
     try:
-        told = yaml.safe_load((_harness() / f"mmlu_{subject}.yaml").read_text("utf-8"))
-        return str(told["tag"]).removesuffix("_tasks")
+        task = yaml.safe_load((_harness() / f"mmlu_{subject}.yaml").read_text("utf-8"))
+        return str(task["tag"]).removesuffix("_tasks")
     except OSError:
         return "mmlu_other"
 
 
 def _harness() -> Path:
-    found = find_spec("lm_eval")
-    assert found is not None
-    assert found.origin
-    return Path(found.origin).parent / "tasks/mmlu/default"
+    package = find_spec("lm_eval")
+    assert package is not None
+    assert package.origin
+    return Path(package.origin).parent / "tasks/mmlu/default"
 
 
 def _count_others(folder: Path, subjects: dict[str, dict[str, list[Path]]], unread: UnreadText) -> None:
@@ -117,7 +115,7 @@ def _by_subject(
 
 
 def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
-    """question, four choices and a letter, without a header or with one."""
+    """Read rows of a question, four choices and a letter, with or without a header."""
     with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.reader(file), start=1):
             if number == 1 and len(row) == 6 and row[5].strip().lower() == "answer":
@@ -132,7 +130,7 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
 
 
 def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
-    """question, subject, choices and the answer's number (or letter), or the choices as columns A to D."""
+    """Read question, subject, choices and the answer's number (or letter); the choices may be columns A to D."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)

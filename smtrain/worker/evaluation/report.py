@@ -1,4 +1,4 @@
-"""What an evaluation found: rows of numbers before and after, as JSON, as a table and in one sentence each."""
+"""The report of an evaluation: rows of numbers before and after, as JSON, as a table and as sentences."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from smtrain.worker.evaluation.harness import Measured, Score
 FORMAT = 1
 NAME = "evaluation.json"
 _FIRST = ("acc", "exact_match", "acc_norm", "f1", "word_perplexity")
-"""Which metric of several is a group's own, the first that it has; a task's is the first that it lists."""
+"""A group's main metric is the first of these that it has; a task's is the first that it lists."""
 Row = dict[str, Any]
 
 
 def rows(before: Measured | None, after: Measured) -> list[Row]:
-    """A row for every metric of every task: value, standard error and number of questions, and the difference's."""
-    found = [_row(score, before.scores.get(key) if before else None, before, after)
+    """One row for every metric of every task: value, standard error, number of questions, and the difference."""
+    made = [_row(score, before.scores.get(key) if before else None, before, after)
              for key, score in after.scores.items()]  # fmt: skip
-    for row in found:
+    for row in made:
         if after.listed.get(row["task"]) == row["metric"]:
             row["listed_first"] = True
-    return found
+    return made
 
 
 def _row(score: Score, other: Score | None, before: Measured | None, after: Measured) -> Row:
@@ -38,23 +38,23 @@ def _row(score: Score, other: Score | None, before: Measured | None, after: Meas
     if not (same and score.each and len(score.each) == len(other.each)):
         row["verdict"] = "not tested: its value is no mean over the questions"
         return row
-    found = significance.compare(other.each, score.each)
+    paired = significance.compare(other.each, score.each)
     row["difference"] |= {
-        "stderr": found.stderr, "test": found.test, "p": found.p, "gained": found.gained, "lost": found.lost,
+        "stderr": paired.stderr, "test": paired.test, "p": paired.p, "gained": paired.gained, "lost": paired.lost,
     }  # fmt: skip
-    good = (found.value > 0) == score.higher_is_better
-    row["verdict"] = "within the noise" if found.noise else "better" if good else "worse"
+    good = (paired.value > 0) == score.higher_is_better
+    row["verdict"] = "within the noise" if paired.noise else "better" if good else "worse"
     return row
 
 
 def main_rows(report: dict[str, Any]) -> dict[str, Row]:
-    """By task or group that was asked for, the row of its own metric."""
-    found: dict[str, Row] = {}
+    """The row of the main metric of each requested task or group."""
+    main: dict[str, Row] = {}
     for task in report["asked"]["tasks"]:
         own = [row for row in report["results"] if row["task"] == task]
         if own:
-            found[task] = min(own, key=_place)
-    return found
+            main[task] = min(own, key=_place)
+    return main
 
 
 def _place(row: Row) -> int:
@@ -64,7 +64,7 @@ def _place(row: Row) -> int:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The rows as text, one a line under a heading."""
+    """Lay the rows out as text, one a line under a heading."""
     both = any("before" in row for row in report["results"])
     head = ["task", "metric", "n", *(["before", "after", "difference", "won:lost", "p", ""] if both else ["value"])]
     lines = [head]
@@ -83,7 +83,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def sentences(report: dict[str, Any]) -> list[str]:
-    """What each task that was asked for shows of the two models."""
+    """Compare the two models on each requested task, in one sentence."""
     return [_sentence(task, row) for task, row in main_rows(report).items() if "before" in row]
 
 
@@ -100,20 +100,20 @@ def _sentence(task: str, row: Row) -> str:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """For a job's log, where CloudWatch reads the numbers: `evaluation mmlu=0.2534 mmlu_base=0.2511`."""
-    found = []
+    """Lines for a job's log, from which CloudWatch reads: `evaluation mmlu=0.2534 mmlu_base=0.2511`."""
+    out = []
     for task, row in main_rows(report).items():
         base = f" {task}_base={row['before']['value']:.6f}" if "before" in row else ""
-        found.append(f"evaluation {task}={row['after']['value']:.6f}{base} metric={row['metric']} n={row['n']}")
-    return found
+        out.append(f"evaluation {task}={row['after']['value']:.6f}{base} metric={row['metric']} n={row['n']}")
+    return out
 
 
 def _odds(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _with_error(told: dict[str, Any] | None, sign: bool = False) -> str:
-    if not told:
+def _with_error(cell: dict[str, Any] | None, sign: bool = False) -> str:
+    if not cell:
         return ""
-    value = f"{told['value']:+.4f}" if sign else f"{told['value']:.4f}"
-    return value + (f" ± {told['stderr']:.4f}" if told.get("stderr") is not None else "")
+    value = f"{cell['value']:+.4f}" if sign else f"{cell['value']:.4f}"
+    return value + (f" ± {cell['stderr']:.4f}" if cell.get("stderr") is not None else "")

@@ -1,4 +1,4 @@
-"""What an evaluation asks: tasks, where their data lies, and how the questions are put."""
+"""A request for an evaluation: tasks, their data, and how to put the questions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """Tasks by name, and how they are put to a model."""
 
     tasks: tuple[str, ...]
     data: Path | None = None
     """A folder of task YAMLs with their data, or MMLU as the hub has it (Parquet) or as CSV folders."""
     num_fewshot: int | None = None
-    """Worked examples before each question; None: what the task says."""
+    """Worked examples before each question; None: the task's own number."""
     limit: int | None = None
     """Questions of each task (of a group: of each of its tasks); None: all."""
     chat_template: bool = False
     batch_size: int = 8
 
-    def told(self) -> dict[str, Any]:
-        """As JSON, for whoever wants to do it again."""
+    def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}

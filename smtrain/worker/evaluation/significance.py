@@ -1,4 +1,4 @@
-"""Two models on the same questions: is their difference more than chance?"""
+"""Test whether the difference of two models on the same questions is more than chance."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEVEL = 0.05
-"""A difference that chance makes more often than this is called noise."""
+"""If chance makes such a difference more often than this, it is noise."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """After less before, over the same questions."""
+    """The score after less the score before, on the same questions."""
 
     value: float
     stderr: float
-    """Of the difference, paired."""
+    """Of the paired difference."""
     test: Literal["mcnemar", "paired z"]
     p: float
-    """How often chance alone makes a difference as large, two-sided."""
+    """The probability that chance alone makes so large a difference, two-sided."""
     gained: int
-    """Questions that only the model after answers better."""
+    """Questions that the model answers better after."""
     lost: int
-    """Questions that only the model before answers better."""
+    """Questions that the model answered better before."""
 
     @property
     def noise(self) -> bool:
@@ -32,10 +32,10 @@ class Difference:
 
 
 def compare(before: Sequence[float], after: Sequence[float]) -> Difference:
-    """The difference of the means of one score a question, in the same order.
+    """Compare two lists with one score a question, in the same order.
 
-    Scores of 0 and 1 are compared by McNemar's exact test, others by the normal distribution of their differences.
-    Raises ValueError where there are not as many of both, or none.
+    Scores of 0 and 1 take McNemar's exact test, others a paired z test. Raises ValueError if the lists are empty or of
+    different length.
     """
     if len(before) != len(after) or not before:
         raise ValueError(f"{len(before)} scores cannot be paired with {len(after)}")
@@ -52,7 +52,7 @@ def compare(before: Sequence[float], after: Sequence[float]) -> Difference:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The exact two-sided p of as uneven a split of the questions on which two models differ."""
+    """Exact two-sided p of so uneven a split of the questions on which two models differ."""
     n = gained + lost
     tail, term = 0, 1  # of the binomial coefficients, in whole numbers
     for k in range(min(gained, lost) + 1):

@@ -1,4 +1,4 @@
-"""What was said, spelled by the model's chat template, cut to the turns and tokens that there is room for."""
+"""Write a conversation with the model's chat template, cut to the turns and tokens that fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smtrain.worker.generation.turns import Message
 
 
 def set_template(loaded: Loaded, file: Path | None) -> None:
-    """Use the chat template of a file. Raises `CheckpointError` where it cannot be read, or there is none at all."""
+    """Use the chat template of a file. Raises `CheckpointError` if it cannot be read, or if there is none at all."""
     if file is not None:
         try:
             loaded.tokenizer.chat_template = file.read_text("utf-8")
@@ -29,11 +29,11 @@ def set_template(loaded: Loaded, file: Path | None) -> None:
 
 
 def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.Tensor, int]:
-    """Ids [1, length] of the conversation up to the answer, and how many messages of it were left out.
+    """Ids [1, length] of the conversation up to the answer, and the number of messages that were left out.
 
-    The oldest question goes first, with its answer, until `room` tokens are left for the new one, or half of the
-    model's positions where they are fewer; the system prompt stays. Raises `CheckpointError` where the last question
-    alone is too long, or the template refuses it.
+    Leaves out the oldest question with its answer until `room` tokens, or half of the model's positions if that is
+    less, are free for the new answer; the system prompt stays. Raises `CheckpointError` if the last question alone is
+    too long, or if the template refuses it.
     """
     left_out = 0
     room = room if loaded.positions is None else min(room, loaded.positions // 2)
@@ -54,7 +54,7 @@ def spelled(loaded: Loaded, messages: list[Message], room: int) -> tuple[torch.T
 
 
 def text_of(loaded: Loaded, messages: list[Message]) -> str:
-    """The conversation as the template writes it, up to where the answer begins."""
+    """The conversation as the template writes it, up to the answer."""
     from jinja2 import TemplateError
 
     options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}

@@ -1,4 +1,4 @@
-"""One text at a time, piece by piece as it comes, and many at once; with transformers' generation under both."""
+"""Generate with transformers: one text, streamed piece by piece, or many in one batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.generation.load import Loaded
 from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
 
-_UNFINISHED = "\ufffd"  # what the tokenizer writes for the first bytes of a character
-_CHARACTER = 4  # tokens at most that a character is made of: after so many, bytes are none
-_BEFORE = 6  # tokens decoded together with what follows them
+_UNFINISHED = "\ufffd"  # the tokenizer decodes the first bytes of a character to this
+_CHARACTER = 4  # most tokens of one character; after these the bytes are not a character
+_BEFORE = 6  # tokens that are decoded together with the next ones
 
 
 def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
-    """The settings in transformers' class; what the model's own file says of sampling takes no part."""
+    """The settings as transformers' class; the model's own generation_config.json does not count."""
     ends = loaded.ends
     made: Any = GenerationConfig
     options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
@@ -44,20 +44,20 @@ def generation_config(loaded: Loaded, sampling: Sampling) -> GenerationConfig:
 
 
 def encoded(loaded: Loaded, text: str, *, special: bool) -> torch.Tensor:
-    """Ids of a prompt, [1, length]; `special` adds what the tokenizer puts at the beginning of a text.
+    """Ids of a prompt, [1, length]; `special` adds the tokens that begin a text.
 
     Raises `CheckpointError` for a prompt without tokens.
     """
-    asked = loaded.tokenizer(
+    ids = loaded.tokenizer(
         text, return_tensors="pt", return_token_type_ids=False, add_special_tokens=special
     )["input_ids"]  # fmt: skip
-    if not text or asked.shape[1] == 0:
+    if not text or ids.shape[1] == 0:
         raise CheckpointError("a prompt is empty; give at least one character.")
-    return torch.as_tensor(asked).to(loaded.model.device)
+    return torch.as_tensor(ids).to(loaded.model.device)
 
 
 def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> None:
-    """Raises `CheckpointError` where the model has no positions for a prompt and what is to follow it."""
+    """Raise `CheckpointError` if the model has too few positions for a prompt and the answer."""
     length, room = ids.shape[1], loaded.positions
     if room is not None and length + sampling.max_new_tokens > room:
         raise CheckpointError(
@@ -67,10 +67,10 @@ def refuse_overlong(loaded: Loaded, ids: torch.Tensor, sampling: Sampling) -> No
 
 
 def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool = False) -> Iterator[str]:
-    """Pieces of the text that follows `ids` [1, length], as soon as whole characters of it are there.
+    """Yield pieces of the text that follows `ids` [1, length], as soon as they are whole characters.
 
-    With beams it comes in one piece. Closing the iterator stops the model after the token in hand. `plain` leaves an
-    adapter out.
+    With beams there is one piece. Closing the iterator stops the model after the current token. `plain` switches an
+    adapter off.
     """
     pieces = _Pieces(loaded, ids[0], sampling.stop)
 
@@ -89,7 +89,7 @@ def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool
                 if sampling.beams > 1:
                     pieces.put_all(out[0])
             pieces.end()
-        except BaseException as error:  # raised again where the pieces are taken
+        except BaseException as error:  # the reader's thread raises it again
             pieces.fail(error)
 
     worker = threading.Thread(target=work, daemon=True)
@@ -102,10 +102,10 @@ def stream(loaded: Loaded, ids: torch.Tensor, sampling: Sampling, *, plain: bool
 
 
 def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *, plain: bool = False) -> list[str]:
-    """What follows each of the prompts (ids [1, length]), all in one batch, padded on the left.
+    """Complete the prompts (ids [1, length]) in one batch, padded on the left.
 
-    Where positions are learned one by one, a text ends with the last of them. Raises `CheckpointError` for a prompt
-    that leaves no room for a token.
+    If positions are learned, a text ends at the last of them. Raises `CheckpointError` for a prompt that leaves no room
+    for a token.
     """
     longest = max(ids.shape[1] for ids in prompts)
     if loaded.learned and loaded.positions is not None:
@@ -131,7 +131,7 @@ def complete(loaded: Loaded, prompts: list[torch.Tensor], sampling: Sampling, *,
 
 
 def after(tokenizer: Any, prompt: torch.Tensor, new: torch.Tensor) -> str:
-    """The text of new ids; decoded together with the prompt, because some tokenizers drop a leading space."""
+    """Decode new ids together with the prompt, because some tokenizers drop a leading space."""
     before: str = tokenizer.decode(prompt, skip_special_tokens=True)
     whole: str = tokenizer.decode(torch.cat([prompt, new]), skip_special_tokens=True)
     if whole.startswith(before):
@@ -144,7 +144,7 @@ def _stops(loaded: Loaded, sampling: Sampling) -> dict[str, Any]:
 
 
 class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transformers has no types here
-    """Takes tokens in the model's thread and gives text in the reader's; also how the reader stops the model."""
+    """Takes tokens in the model's thread and yields text in the reader's, which can stop the model."""
 
     def __init__(self, loaded: Loaded, prompt: torch.Tensor, stop: tuple[str, ...]) -> None:
         self._tokenizer, self._prompt, self._stops = loaded.tokenizer, prompt.cpu(), stop
@@ -154,39 +154,39 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
         """Ids whose text is in `_text`."""
         self._from = max(0, self._shown - _BEFORE)
         self._text = ""
-        self._told = 0
+        self._sent = 0
         self._stopped = False
         self._first = True
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        """Asked by transformers after each token: is it enough?"""
+        """Whether to stop; transformers calls this after each token."""
         return torch.full((input_ids.shape[0],), self._stopped, dtype=torch.bool, device=input_ids.device)
 
     def put(self, value: Any) -> None:
-        """The prompt, then each new token."""
+        """Take the prompt, then each new token."""
         if self._first:
             self._first = False
             return
         self._ids += value.reshape(-1).tolist()
         self._read()
-        self._tell()
+        self._send()
 
     def put_all(self, ids: torch.Tensor) -> None:
-        """A whole text, prompt and all."""
+        """Take a whole text with its prompt."""
         self._ids = ids.tolist()
 
     def end(self) -> None:
-        """The model is done: what was held back goes out."""
+        """Send what was held back: the model is done."""
         self._read(last=True)
-        self._tell(last=True)
+        self._send(last=True)
         self._queue.put(None)
 
     def fail(self, error: BaseException) -> None:
-        """The model raised."""
+        """Pass an error of the model on to the reader."""
         self._queue.put(error)
 
     def stop(self) -> None:
-        """The reader has enough."""
+        """Stop the model after the current token."""
         self._stopped = True
 
     def __iter__(self) -> Iterator[str]:
@@ -196,7 +196,7 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
             yield piece
 
     def _read(self, last: bool = False) -> None:
-        """Decode new ids with a few before them, so that a long text costs no more a token than a short one."""
+        """Decode new ids with a few ids before them, so that a long text costs no more per token."""
         before = self._decode(self._ids[self._from : self._shown])
         text = self._decode(self._ids[self._from :])
         if text.endswith(_UNFINISHED) and not last and len(self._ids) - self._shown < _CHARACTER:
@@ -207,18 +207,18 @@ class _Pieces(BaseStreamer, StoppingCriteria):  # type: ignore[misc]  # transfor
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _tell(self, last: bool = False) -> None:
+    def _send(self, last: bool = False) -> None:
         text, _ = cut_at(self._text, self._stops)
         if not last:
             text = text[: len(text) - held_back(text, self._stops)]
-        if len(text) > self._told:
-            self._queue.put(text[self._told :])
-            self._told = len(text)
+        if len(text) > self._sent:
+            self._queue.put(text[self._sent :])
+            self._sent = len(text)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its progress bars and advice on standard error."""
+    """Silence transformers' progress bars and advice on standard error."""
     from transformers.utils import logging
 
     logs: Any = logging

@@ -1,4 +1,4 @@
-"""A model and its tokenizer, loaded to generate; an adapter on it without merging it."""
+"""Load a model and its tokenizer for generation, with an adapter that is not merged."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from smtrain.worker.checkpoint.merge import refuse_other_base
 
 ADAPTER = "adapter_config.json"
 NO_MODEL = (OSError, ValueError, KeyError)
-"""What transformers raises for a folder that holds none."""
+"""Errors of transformers for a folder that is not a model."""
 MISFITS = (*NO_MODEL, RuntimeError, TypeError)
-"""What peft raises for an adapter that is none for a model."""
+"""Errors of peft for an adapter that does not fit the model."""
 
 
 @dataclass
@@ -39,32 +39,32 @@ class Loaded:
     model: Any
     tokenizer: Any
     adapted: bool = False
-    """Whether it has an adapter on it, which `plain` switches off."""
+    """Whether it has an adapter, which `plain` switches off."""
     learned: bool = False
-    """Whether its positions are a table, beyond whose end it can compute nothing."""
+    """Whether positions are a learned table, beyond whose end the model cannot compute."""
 
     @property
     def padding(self) -> int:
-        """The id that fills a batch up: that of the end of a text, if the model has it."""
+        """The id for padding: the end of a text, if the model has that id."""
         rows = self.model.get_input_embeddings().num_embeddings
         return next((i for i in self.ends if 0 <= i < rows), 0)
 
     @property
     def positions(self) -> int | None:
         """The longest text that the model has positions for, prompt and answer together."""
-        told = getattr(self.model.config, "max_position_embeddings", None)
-        return told if isinstance(told, int) else None
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return positions if isinstance(positions, int) else None
 
     @property
     def ends(self) -> list[int]:
         """Ids of the tokens that end a text."""
-        told = self.model.generation_config.eos_token_id
-        told = self.tokenizer.eos_token_id if told is None else told
-        return list(told) if isinstance(told, (list, tuple)) else [] if told is None else [told]
+        ends = self.model.generation_config.eos_token_id
+        ends = self.tokenizer.eos_token_id if ends is None else ends
+        return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [ends]
 
     @contextmanager
     def plain(self, on: bool = True) -> Iterator[None]:
-        """Within, the model answers without its adapter."""
+        """Switch the adapter off within the block."""
         if not (on and self.adapted):
             yield
             return
@@ -75,8 +75,8 @@ class Loaded:
 def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     """Load a Hugging Face folder in its own number format, on an accelerator if there is one.
 
-    Raises `CheckpointError` where transformers does not load it, or builds another model than config.json describes,
-    where the tokenizer has ids that the model lacks, and where the adapter is none for this model.
+    Raises `CheckpointError` if transformers does not load it, or builds another model than config.json describes, if
+    the tokenizer has ids that the model lacks, or if the adapter is for another model.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
@@ -107,17 +107,17 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
 
 
 def refuse_unknown_ids(folder: Path, tokenizer: Any, described: Any) -> None:
-    """Raises `CheckpointError` if the tokenizer of a folder can write ids that the model of its config.json lacks."""
+    """Raise `CheckpointError` if the tokenizer of a folder has ids that the model of its config.json lacks."""
     vocabulary = hf_tokenizer.vocabulary_of(described) if isinstance(described, dict) else None
     if fault := hf_tokenizer.vocabulary_fault(tokenizer.get_vocab(), vocabulary):
         raise CheckpointError(f"{folder}: {fault}.")
 
 
 def refuse_no_tokenizer(folder: Path) -> None:
-    """Raises `CheckpointError` for a model's folder without a tokenizer, or with a file that is none."""
+    """Raise `CheckpointError` for a model's folder without a tokenizer, or with a file that is not one."""
     files = tokenizer_in(path.name for path in folder.iterdir())
-    if found := next(filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))), None):
-        raise CheckpointError(f"{found}.")
+    if fault := next(filter(None, (file_misfit(folder / name) for name in (*files, "tokenizer_config.json"))), None):
+        raise CheckpointError(f"{fault}.")
     if not files and not any((folder / name).is_file() for name in OTHER_TOKENIZERS):
         raise CheckpointError(
             f"{folder} has no tokenizer; copy the tokenizer's files (tokenizer.json and tokenizer_config.json, or "
@@ -126,12 +126,12 @@ def refuse_no_tokenizer(folder: Path) -> None:
 
 
 def _by_our_names(source: HFSource, config: Any) -> Any:
-    """The model with weights that transformers would not find, as their names have words in front."""
+    """Load weights that transformers would not find because their names have a prefix."""
     family = FAMILIES[config.model_type]
     modules = {file: module for module, file in family.module_names.items()}
     model: Any = AutoModelForCausalLM.from_config(config)
-    held = set(model.state_dict())
-    names = {name: name if name in held else modules.get(name, name) for name in source.names()}
+    known = set(model.state_dict())
+    names = {name: name if name in known else modules.get(name, name) for name in source.names()}
     dtypes = {source.dtype(name) for name in names}
     model.to(source.read(next(iter(names))).dtype if len(dtypes) == 1 else torch.float32)
     model.load_state_dict({module: source.read(name) for name, module in names.items()}, strict=False)
@@ -140,11 +140,11 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
 
 
 def not_loaded(folder: Path, error: BaseException) -> str:
-    """The sentence for a folder that transformers does not load: it names the file that is damaged, if one is."""
+    """Explain why transformers does not load a folder; names the damaged file if there is one."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         file = folder / name
-        if found := file_misfit(file):
-            return f"{found}."
+        if fault := file_misfit(file):
+            return f"{fault}."
         try:
             json.loads(file.read_text("utf-8") if file.is_file() else "{}")
         except (OSError, ValueError) as broken:
@@ -170,14 +170,14 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
     refuse_other_base(adapter, folder)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers 5 by an older name
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses an old name of transformers 5
             return PeftModel.from_pretrained(model, str(adapter))
     except MISFITS as error:
         raise CheckpointError(not_an_adapter_for(folder, adapter, error)) from error
 
 
 def not_an_adapter_for(folder: Path, adapter: Path, error: BaseException) -> str:
-    """What to say of one of `MISFITS`."""
+    """Explain one of `MISFITS`."""
     shapes = "size mismatch" in str(error)
     why = "its factors have the shapes of another model's" if shapes else first_line(error)
     return f"{adapter} is not an adapter for the model in {folder} ({why}); name the model that it was trained on"

@@ -1,4 +1,4 @@
-"""Whether this machine's memory holds a model that is to generate, told before any of it is loaded."""
+"""Check whether a model fits into this machine's memory before loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that generating takes, by part."""
+    """Bytes that generation needs, by part."""
 
     name: str
     weights: float
@@ -36,32 +36,32 @@ class Need:
 
 
 def need_of(name: str, weights: float, described: Mapping[str, Any]) -> Need:
-    """What a model takes that has so many bytes of weights and this config.json."""
+    """The need of a model with this many bytes of weights and this config.json."""
     return Need(name, weights, cache_of(described))
 
 
 def weights_in(folder: Path) -> float:
-    """Bytes of the weight files of a folder; of one kind alone where there are several."""
+    """Bytes of the weight files of a folder; if there are several kinds, of the first."""
     for ending in WEIGHTS:
-        found = [path.stat().st_size for path in folder.glob(f"*{ending}") if path.is_file()]
-        if found:
-            return float(sum(found))
+        sizes = [path.stat().st_size for path in folder.glob(f"*{ending}") if path.is_file()]
+        if sizes:
+            return float(sum(sizes))
     return 0.0
 
 
 def described_in(folder: Path) -> dict[str, Any]:
-    """The contents of config.json; nothing where it cannot be read, which loading will tell better."""
+    """The contents of config.json; {} if it cannot be read, because loading reports that better."""
     try:
-        told = json.loads((folder / "config.json").read_text("utf-8"))
+        described = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return described if isinstance(described, dict) else {}
 
 
 def refuse_too_large(needs: Sequence[Need], free: float | None = None, stage: str = "generate") -> None:
-    """Raises `CheckpointError` with the sum where the free memory does not hold these models side by side.
+    """Raise `CheckpointError` with the sum if the free memory does not hold all these models at once.
 
-    `stage` is the one that does the same on AWS.
+    `stage` does the same on AWS.
     """
     free = memory_here() if free is None else free
     total = PROCESS + sum(need.total for need in needs)

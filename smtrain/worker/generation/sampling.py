@@ -1,4 +1,4 @@
-"""How text is drawn from a model: greedy, at a temperature, among the likeliest, by beams; and where it ends."""
+"""Sampling settings: greedy, temperature, top-k and top-p, beams, and stop strings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Sampling:
     temperature: float = 0.0
     """0 takes the likeliest token each time; 1 follows the model's probabilities."""
     top_k: int = 0
-    """Draw among the so many likeliest tokens; 0: among all."""
+    """Draw among this many likeliest tokens; 0: among all."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens that have this probability together; 1: among all."""
+    """Draw among the likeliest tokens that together have this probability; 1: among all."""
     beams: int = 1
-    """Keep so many texts side by side and take the likeliest; 1: no beam search."""
+    """Keep this many candidate texts and take the likeliest; 1: no beam search."""
     length_penalty: float = 1.0
     """With beams: above 0 prefers longer texts, below 0 shorter ones."""
     stop: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Sampling:
 
     @property
     def sampled(self) -> bool:
-        """Whether chance takes part."""
+        """Whether tokens are drawn at random."""
         return self.temperature > 0
 
 

@@ -1,4 +1,4 @@
-"""Completions of a list of prompts, one after another: what stage generate shows of a trained model."""
+"""Complete a list of prompts for stage generate."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def generate(
     chat: bool = False,
     sampling: Sampling | None = None,
 ) -> list[str]:
-    """One completion per prompt, without the prompt; at temperature 0 the likeliest token each time.
+    """Return one completion per prompt, without the prompt; temperature 0 takes the likeliest token each time.
 
-    With `chat` a prompt is what a user says, spelled by the tokenizer's chat template, and the completion the answer.
-    A prompt's completion depends on the prompt and the seed, not on the other prompts. `sampling` holds further
-    settings. Raises CheckpointError where the folder is not one that transformers loads or has no chat template, or a
-    prompt is empty.
+    With `chat` a prompt is a user's message, written with the chat template, and the completion is the answer. A
+    completion depends on its prompt and the seed, not on the other prompts. `sampling` has further settings. Raises
+    `CheckpointError` if transformers does not load the folder, if it has no chat template, or if a prompt is empty.
     """
     settings = replace(
         sampling or Sampling(), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed

@@ -1,4 +1,4 @@
-"""What was said: questions and answers in turn. Needs no model."""
+"""A conversation: questions and answers in turn. Needs no model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Conversation:
 
     system: str | None = None
     turns: int | None = None
-    """How many earlier questions with their answers go before a new one; None: as many as there is room for."""
+    """Earlier questions, with their answers, to send before a new one; None: as many as fit."""
     messages: list[Message] = field(default_factory=list)
 
     def asked(self, text: str) -> list[Message]:
-        """The messages of a new question, after those that are kept of the earlier ones."""
+        """The messages to send for a new question, including the earlier ones that are kept."""
         kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *kept, {"role": "user", "content": text}]
@@ -27,7 +27,7 @@ class Conversation:
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def take_back(self) -> str | None:
-        """Forget the last question and its answer; gives the question. None where nothing was asked."""
+        """Forget the last question and its answer; returns the question, or None if there is none."""
         if not self.messages:
             return None
         question = self.messages[-2]["content"]

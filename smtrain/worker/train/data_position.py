@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside the weights: where in the data the run is, and what a resume may not change unsaid."""
+"""The training loop's part of a checkpoint: position in the data, settings, and the identity of the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import digest
 from smtrain.core.config.training import Train
 from smtrain.core.errors import CheckpointError
+from smtrain.worker.checkpoint.digest import weights_digest
+from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.train.identity import difference
 from smtrain.worker.train.schedule import learning_rate
 
 Spans = list[list[float]]
@@ -29,12 +30,18 @@ _FIXED = {
     "objective": "train.objective",
     "document_mask": "data.document_mask",
 }
-_OLDEST = ("seq_len", "seed", "data", "weights")  # every version has written these
+# Keys that change no step, or that each version of transformers writes in its own way.
+_FREE = {
+    "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path", "architectures", "use_cache",
+    "_attn_implementation", "return_dict", "output_attentions", "output_hidden_states", "model_type",
+    "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "chunk_size_feed_forward",
+    "is_encoder_decoder", "pretraining_tp", "initializer_range",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Position:
-    """The part of a run's checkpoints that is the training loop's own; `before` is that of the one it began from."""
+    """Makes the state that checkpoints of this attempt keep; `before` is that of the checkpoint it resumed from."""
 
     config: JobConfig
     data: DatasetManifest
@@ -44,7 +51,7 @@ class Position:
     abandoned: Sequence[str] = ()
 
     def at(self, step: int, samples: int, losses: Sequence[float], proven: bool = True) -> dict[str, Any]:
-        """After `step` steps and `samples` samples; `losses` are the last ones; `proven` if a step went on from it."""
+        """The state after `step` steps and `samples` samples; `proven` if a step has been done from these weights."""
         return {
             "samples": samples,
             **self.fixed(),
@@ -58,7 +65,7 @@ class Position:
         }
 
     def fixed(self) -> dict[str, Any]:
-        """What the place in the data depends on, and what a loss means."""
+        """The values that the position in the data and the meaning of a loss depend on."""
         config = self.config
         return {
             "seq_len": config.train.seq_len,
@@ -70,27 +77,22 @@ class Position:
         }
 
     def refuse_another(self, name: str, state: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` where data, order, cut or model are not those of the checkpoint `name`.
-
-        What older versions did not write is not compared.
-        """
+        """Raise `CheckpointError` if the checkpoint `name` is of other data, order, objective or model."""
         for key, expected in self.fixed().items():
-            if (key in state or key in _OLDEST) and json.dumps(state.get(key)) != json.dumps(expected):
+            if json.dumps(state.get(key)) != json.dumps(expected):
                 shown = "" if key == "data" else f" ({json.dumps(state.get(key))} there, {json.dumps(expected)} here)"
                 raise CheckpointError(
                     f"{name}: was written with another value of {_FIXED[key]}{shown}, so its position in the data does "
                     "not hold here; restore that value, or give the run another name"
                 )
-        if told := difference(state.get("model") or {}, self.model):
+        if other := difference(state.get("model") or {}, self.model):
             raise CheckpointError(
-                f"model.path: {name} of this run was trained from another model ({told}); name that model, or give the "
-                "run another name to train this one"
+                f"model.path: {name} of this run was trained from another model ({other}); name that model, or give "
+                "the run another name to train this one"
             )
 
     def _spans(self, step: int) -> Spans:
         out: Spans = [list(span) for span in self.before.get("spans", [])]
-        if self.before and not out and self.step:
-            out = [[self.step, self.before["samples"] / self.step]]  # an older version's
         done, each = step - self.step, self.config.train.global_batch_size
         if done and out and out[-1][1] == each:
             out[-1][0] += done
@@ -100,7 +102,7 @@ class Position:
 
 
 def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
-    """Why the samples of a checkpoint are not those of its own steps; None if they are, or it kept no record."""
+    """Explain how a checkpoint's samples and steps disagree; None if they agree, or if it has no record of them."""
     spans = state.get("spans")
     if spans is None:
         return None
@@ -114,17 +116,17 @@ def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
 
 
 def settings(config: JobConfig) -> dict[str, Any]:
-    """What may be changed on a resume, but not unsaid."""
+    """The settings that a resume may change, each with a line in the log."""
     train = config.train.model_dump(mode="json")
     parallel = config.parallel
     return {**{key: train[key] for key in SETTINGS}, "mesh": f"tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}"}
 
 
 def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]:
-    """Lines that say what is not as it was when the checkpoint of `step` was written."""
+    """Describe each setting that has changed since the checkpoint of `step` was written."""
     was, now = state.get("settings") or {}, settings(config)
-    told = [f"{key} {_short(was[key])} -> {_short(now[key])}" for key in now if key in was and was[key] != now[key]]
-    lines = [f"continuing with changed {', '.join(told)}"] if told else []
+    changed = [f"{key} {_short(was[key])} -> {_short(now[key])}" for key in now if key in was and was[key] != now[key]]
+    lines = [f"continuing with changed {', '.join(changed)}"] if changed else []
     former = Train.model_validate({**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}})
     if was and former.schedule != "constant" and former.steps <= step < config.train.steps:
         lines.append(
@@ -141,3 +143,36 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_short, value))})"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def identity(described: Mapping[str, Any], weights: WeightSource | None, init: str) -> dict[str, Any]:
+    """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of the base weights."""
+    digest = "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
+    kept = {key: value for key, value in described.items() if key not in _FREE and value is not None}
+    return {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
+
+
+def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Explain how two identities differ; None if they are one model, or if one of them is not known."""
+    was, now = (_flat(side["config"]) if side.get("config") else {} for side in (there, here))
+    keys = [key for key in sorted(was) if key in now and was[key] != now[key]]  # defaults are written by some only
+    if keys:
+        shown = ", ".join(f"{key} {was[key]!r} there and {now[key]!r} here" for key in keys[:3])
+        return f"config.json differs: {shown}"
+    if there.get("weights") and here.get("weights") and there["weights"] != here["weights"]:
+        if "scratch" in (there["weights"], here["weights"]):
+            return f"model.init was {'scratch' if there['weights'] == 'scratch' else 'weights'} there"
+        return "the base weights are others"
+    return None
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring the rotary settings of both generations of transformers into one form."""
+    out = dict(config)
+    scaling = out.pop("rope_scaling", None) or {}
+    rope = {**scaling, **(out.pop("rope_parameters", None) or {})}
+    rope["rope_type"] = rope.pop("type", rope.get("rope_type", "default"))
+    if "rope_theta" in out:
+        rope.setdefault("rope_theta", out.pop("rope_theta"))
+    out.pop("rope_theta", None)
+    return {**out, **{f"{key} of rope" if key != "rope_theta" else key: value for key, value in rope.items()}}

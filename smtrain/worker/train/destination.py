@@ -1,8 +1,8 @@
-"""Where a job's checkpoints go, as its rank 0 sees it: who owns the prefix in S3, and what has arrived there.
+"""A job's checkpoint prefix in S3, as rank 0 sees it: which job owns it, and what has arrived there.
 
 SageMaker syncs /opt/ml/checkpoints to S3 in any order, deletions too. A container that cannot reach S3 (network
-isolation, a VPC without an endpoint) trains all the same: its files are kept apart by their folder's name, and one
-checkpoint more than asked for is kept instead of looking.
+isolation, a VPC without an endpoint) trains all the same: the name of its folder keeps its files apart, and it keeps
+one more checkpoint because it cannot look.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _RECORDS = (manifest.NAME, completeness.NAME)
 
 
 class Destination:
-    """Rank 0's view of a job's checkpoint prefix; a shell has none, and what its disk holds has arrived."""
+    """A job's checkpoint prefix; a run in a shell has none, so what its disk holds has arrived."""
 
     def __init__(self, container: Container, line: Lineage, say: Say) -> None:
-        """Take the checkpoints for this job. Raises `OwnerError`, which names the owner, where another job has them."""
+        """Take ownership of the checkpoints. Raises `OwnerError`, which names the owner, if another job has them."""
         self.line, self._say, self._in_job = line, say, bool(container.job)
         self._uri = os.environ.get(VARIABLE, "") if container.job else ""
         self._there: set[str] = set()
@@ -39,7 +39,7 @@ class Destination:
         self._fence: Fence | None = None
         self._closed = threading.Event()
         self._shared = self._uri.startswith("/")
-        """On a file system that every host sees what is whole has arrived."""
+        """Every host sees this file system, so what is whole has arrived."""
         if self._uri and not self._shared:
             self._reach(container.job)
 
@@ -51,7 +51,7 @@ class Destination:
             self._s3, self._fence = s3, fence
         except OwnerError:
             raise
-        except Exception as error:  # of boto3, of the network, of permissions: the folder's name is enough
+        except Exception as error:  # boto3, network or permissions: train on, the folder's own name is enough
             self._say(
                 f"the owner of the checkpoints in {self._uri} cannot be asked for from here ({_short(error)}); this "
                 "job's lie in a folder of its own name"
@@ -60,7 +60,7 @@ class Destination:
         threading.Thread(target=self._renew, name="owner of the checkpoints", daemon=True).start()
 
     def allowed(self) -> None:
-        """Raise `OwnerError` where the checkpoints belong to another job now."""
+        """Raise `OwnerError` if the checkpoints belong to another job now."""
         if self._fence is None:
             return
         try:
@@ -73,7 +73,7 @@ class Destination:
     def arrived(self, checkpoint: Path) -> bool:
         """Whether a checkpoint that is whole on the hosts' disks is whole in S3 too.
 
-        Where S3 cannot be seen the newest has not, and those before it have.
+        Without access to S3 we assume that all but the newest are.
         """
         name = self.line.name(checkpoint)
         if not self._in_job or self._shared or name in self._there:
@@ -92,9 +92,9 @@ class Destination:
 
     @property
     def unfinished(self) -> set[str]:
-        """Checkpoints of other jobs that have no record here, where nobody can be asked whether one still writes them.
+        """Checkpoints of other jobs without a record, if there is no owner to ask: a job may still be writing them.
 
-        Pruned here they would be deleted in S3, from under the record that their job may have written since.
+        Pruning them here would delete them in S3 too, although their job may have completed them by then.
         """
         if not self._in_job or self._shared or self._fence:
             return set()
@@ -102,10 +102,10 @@ class Destination:
         return {name for _, name in others if not any((self.line.root / name / record).exists() for record in _RECORDS)}
 
     def wait(self, seconds: float) -> None:
-        """Return once the newest checkpoint has arrived, or after so long; at once where that cannot be seen."""
+        """Wait until the newest checkpoint has arrived; not at all without access to S3."""
         deadline = time.monotonic() + seconds
-        while self._s3 is not None and (held := self.line.checkpoints()):
-            if self.arrived(held[-1][1]) or time.monotonic() >= deadline:
+        while self._s3 is not None and (checkpoints := self.line.checkpoints()):
+            if self.arrived(checkpoints[-1][1]) or time.monotonic() >= deadline:
                 return
             time.sleep(0.5)
 
@@ -131,7 +131,7 @@ class Destination:
             try:
                 self._fence.keep()
             except OwnerError:
-                return  # `allowed` says so before the next manifest
+                return  # `allowed` raises it before the next manifest
             except Exception as error:
                 self._say(f"the ownership of the checkpoints could not be renewed ({_short(error)}); going on")
 

@@ -1,7 +1,7 @@
-"""What of a host's accelerators is used, as their makers' own tools say it: nvidia-smi (NVML) and neuron-monitor.
+"""Utilisation of a host's accelerators, from nvidia-smi (NVML) or neuron-monitor.
 
-Both run beside the training and write what they see again and again; nothing is started anew for a reading. The format
-of neuron-monitor: its user guide, "The JSON output format", Neuron 2.29.
+The tool runs as long as the training and prints a reading every few seconds. neuron-monitor's format: its user guide,
+"The JSON output format", Neuron 2.29.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 _STALE = 3.5
-"""So many periods after its last word a tool has fallen silent, and says nothing of now."""
+"""Periods after which the last reading is too old to show."""
 _GPU = ["--query-gpu=index,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits"]
 Reading = Callable[[str], dict[str, float] | None]
 
 
 class DeviceUse:
-    """The last that a tool said; nothing where the machine has none of these tools, or the tool has no devices."""
+    """The tool's last reading; empty if this machine has no such tool, or no devices."""
 
     def __init__(self, period: int) -> None:
-        """`period`: seconds between a tool's words."""
+        """`period`: seconds between readings."""
         self._period, self._last, self._at = period, dict[str, float](), 0.0
         self._process: subprocess.Popen[str] | None = None
         self._listener: threading.Thread | None = None
@@ -51,7 +51,7 @@ class DeviceUse:
             self._process.kill()  # it keeps nothing
             self._process.wait()
         if self._listener:
-            self._listener.join(_STALE)  # whom the tool itself has started may hold its pipe
+            self._listener.join(_STALE)  # a child of the tool may still hold the pipe open
         if self._settings:
             self._settings.unlink(missing_ok=True)
 
@@ -61,7 +61,7 @@ class DeviceUse:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 encoding="utf-8", errors="replace",
             )  # fmt: skip
-        except OSError:  # it is there and does not run: training matters more
+        except OSError:  # the tool is installed but does not run: no reason to stop a training
             return
         self._listener = threading.Thread(target=self._listen, args=(self._process, reading), daemon=True)
         self._listener.start()
@@ -70,12 +70,12 @@ class DeviceUse:
         assert process.stdout
         with process.stdout as lines:
             for line in lines:
-                if found := reading(line):
-                    self._last, self._at = found, time.monotonic()
+                if shares := reading(line):
+                    self._last, self._at = shares, time.monotonic()
 
 
 class Gpus:
-    """Lines of nvidia-smi, one a GPU: `0, 97, 61234, 81559` (%, MiB, MiB). A field it cannot tell is `[N/A]`."""
+    """Reads nvidia-smi, one line a GPU: `0, 97, 61234, 81559` (%, MiB, MiB); an unknown field is `[N/A]`."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[float | None]] = {}
@@ -87,12 +87,12 @@ class Gpus:
         self._rows[fields[0]] = [_number(field) for field in fields[1:]]
         busy = [row[0] for row in self._rows.values() if row[0] is not None]
         filled = [row[1] / row[2] for row in self._rows.values() if row[1] is not None and row[2]]
-        found = {"device": sum(busy) / len(busy) / 100} if busy else {}
-        return found | ({"device_memory": sum(filled) / len(filled)} if filled else {})
+        shares = {"device": sum(busy) / len(busy) / 100} if busy else {}
+        return shares | ({"device_memory": sum(filled) / len(filled)} if filled else {})
 
 
 def neuron_settings(period: int) -> dict[str, Any]:
-    """neuron-monitor's settings: of every process on the Neuron cores what is read here, and no more."""
+    """neuron-monitor's settings: only the metrics read here, for every process on the Neuron cores."""
     metrics = [{"type": "neuroncore_counters"}, {"type": "memory_used"}]
     return {
         "period": f"{period}s",
@@ -102,23 +102,23 @@ def neuron_settings(period: int) -> dict[str, Any]:
 
 
 def neuron(line: str) -> dict[str, float] | None:
-    """A line of neuron-monitor: one JSON object. A core that nobody uses counts as idle."""
+    """Read a line of neuron-monitor: one JSON object. A core that no process uses is idle."""
     try:
-        told = json.loads(line)
-        hardware = told["neuron_hardware_info"]
-        reports = [one["report"] for one in told["neuron_runtime_data"] or ()]
+        reading = json.loads(line)
+        hardware = reading["neuron_hardware_info"]
+        reports = [one["report"] for one in reading["neuron_runtime_data"] or ()]
         cores = hardware["neuron_device_count"] * hardware["neuroncore_per_device_count"]
-        # every process tells of all cores that it holds: what others do on them is 0 there
-        shares = [
+        # Each process reports its cores only, so the sum over processes is what all cores do.
+        busy = [
             core["neuroncore_utilization"]
             for report in reports
             for core in (report.get("neuroncore_counters", {}).get("neuroncores_in_use") or {}).values()
         ]
-        found = {"device": min(1.0, sum(shares) / cores / 100)} if cores else {}
+        shares = {"device": min(1.0, sum(busy) / cores / 100)} if cores else {}
         memory = hardware["neuron_device_count"] * hardware.get("neuron_device_memory_size", 0)
         used = [r["memory_used"]["neuron_runtime_used_bytes"]["neuron_device"] for r in reports if "memory_used" in r]
-        return found | ({"device_memory": sum(used) / memory} if memory and (used or not reports) else {})
-    except (ValueError, KeyError, TypeError, AttributeError):  # another version's form
+        return shares | ({"device_memory": sum(used) / memory} if memory and (used or not reports) else {})
+    except (ValueError, KeyError, TypeError, AttributeError):  # another version's format
         return None
 
 

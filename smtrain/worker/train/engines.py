@@ -1,4 +1,4 @@
-"""The engine that a config asks for: how to join its job, which of its checkpoints are whole, how to build it."""
+"""The engine that a config names: join its process group, read its checkpoints' records, build it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ from smtrain.core.model.lora import Lora, targets_of
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.initial import RandomWeights
-from smtrain.worker.train.compile_trace import tracing
 
 Gather = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True)
 class EngineRecords:
-    """What an engine's checkpoints say of themselves."""
+    """Functions that read the records of an engine's checkpoints."""
 
     name: str
-    """Of the record's file."""
+    """The record's file."""
     fault: Callable[[Path], str | None]
-    """Why a checkpoint is not whole, by the sizes of its files."""
+    """The reason that a checkpoint is not whole, by the sizes of its files; None if it is."""
     state: Callable[[Path], dict[str, Any]]
     files: Callable[[Path], Mapping[str, Mapping[str, Any]]]
-    """Size of every file, and its checksums where there are any."""
+    """Size and checksums of every file."""
     read_by: Callable[[Path, tuple[int, int, int], int], set[str]]
     """The files that a rank of a (tp, pp, dp) mesh loads."""
     read_whole: Callable[[Path, tuple[int, int, int], int], set[str]] = lambda *_: set()
-    """Those of them whose crc32 the engine's `load` gives."""
+    """Those whose crc32 the engine's `load` returns."""
     unread: Callable[[Path], set[str]] = lambda _: set()
     """The files that no rank loads."""
 
 
-def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
-    """Join the process group; gives what collects a value of every rank, and what reads the checkpoints' records.
+def tracing() -> bool:
+    """Whether this process runs under neuron_parallel_compile, which sets the variable."""
+    return os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY") == "1"
 
-    Raises `ConfigError` where the container cannot run the engine.
+
+def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
+    """Join the process group; returns a function that gathers a value of every rank, and the records' readers.
+
+    Raises `ConfigError` if the container cannot run the engine.
     """
     if config.train.engine == "nxd":
         from smtrain.worker.engine.nxd import completeness, library
@@ -50,7 +54,7 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         library.require()
         if config.train.stochastic_rounding:
             os.environ["NEURON_RT_STOCHASTIC_ROUNDING_EN"] = "1"  # read when the runtime starts
-        if tracing():  # all hosts' processes are on one, and groups are laid out by those of a host
+        if tracing():  # the processes of all hosts are on this one, but the library lays groups out by host
             os.environ["LOCAL_WORLD_SIZE"] = str(config.processes_per_instance)
         library.init_distributed()
         if config.train.adapter is None:
@@ -79,7 +83,7 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
 
 
 def _own_records(native_engine: bool) -> EngineRecords:
-    """Of checkpoints in our own form: all of engine native, and those of adapters, whichever engine trains them."""
+    """Readers for our own format: every checkpoint of engine native, and adapters of both engines."""
     from smtrain.worker.checkpoint import manifest
     from smtrain.worker.checkpoint.native import files as native_files
 
@@ -99,7 +103,7 @@ def _own_records(native_engine: bool) -> EngineRecords:
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
-    """What the config adapts of a model. Raises `ConfigError` where it has no such layers."""
+    """The adapter that the config asks for. Raises `ConfigError` if the model has no such layers."""
     asked = config.train.adapter
     if asked is None:
         return None
@@ -108,7 +112,7 @@ def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
 
 
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:
-    """The engine with its values; `described` is the model's config.json."""
+    """Build the engine with its weights; `described` is the model's config.json."""
     options, parallel = config.train, config.parallel
     mesh = ParallelOptions(
         tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,

@@ -1,4 +1,4 @@
-"""A run that goes wrong says so and ends: a loss that is no number or explodes, and a step that never comes."""
+"""End a run that goes wrong: a loss that is not a number or explodes, or a step that never ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from collections.abc import Callable, Iterable
 
 from smtrain.core.errors import SmtrainError
 from smtrain.worker.engine.base import StepResult
-from smtrain.worker.train.exit_message import PATIENCE as SAY_SECONDS
-from smtrain.worker.train.exit_message import say, unwaiting_stderr
+from smtrain.worker.train.entry import PATIENCE as SAY_SECONDS
+from smtrain.worker.train.entry import say, unwaiting_stderr
 
-HISTORY = 32  # steps whose mean loss is what "usual" means; half of them must be known
+HISTORY = 32  # steps whose mean is the usual loss; half of them must be known
 RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
-PATIENCE = 3  # steps in a row above the bound: one alone can be its batch's fault
+PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
 DUMP_SECONDS = 10.0  # for the other ranks to say where they stand before the first one ends the job
-# until faulthandler ends what the watch should have ended: two writes to the log, one to disk and those seconds later
+# How much later faulthandler ends a process that the watch could not: it writes twice to the log and once to disk.
 AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
 
 
 class LossWatch:
-    """Raises when the loss or the gradient is no number, is that of a model that knows nothing, or explodes.
+    """Raises if the loss or the gradient is not a number, explodes, or is that of an untrained model.
 
-    To explode is to stay above twice the usual loss plus one; the usual loss is known across resumes.
+    A loss explodes if it stays above twice the usual loss plus one; checkpoints keep the usual loss.
     """
 
     def __init__(self, vocabulary: int = 0, losses: Iterable[float] = (), resumed_from: str | None = None) -> None:
-        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it goes on from."""
+        """`losses` are the `history` of the run so far, `resumed_from` names the checkpoint that it resumes from."""
         self._usual: deque[float] = deque(losses, maxlen=HISTORY)
         self._above: list[tuple[int, int]] = []
         self._uniform = math.log(vocabulary) if vocabulary > 1 else math.inf
@@ -45,7 +45,7 @@ class LossWatch:
         return list(self._usual)
 
     def check(self, step: int, result: StepResult, samples: range) -> None:
-        """`samples` are those of the step. Raises `SmtrainError` that names steps and samples."""
+        """Raise `SmtrainError` that names steps and samples if the step of these samples went wrong."""
         self._checked += 1
         where = f"samples {samples.start} to {samples.stop - 1}"
         self._check_scale(step, result, where)
@@ -75,11 +75,11 @@ class LossWatch:
             )
 
     def _check_scale(self, step: int, result: StepResult, where: str) -> None:
-        """A step whose gradient overflows fp16 is skipped, which is no fault while a lower loss scale may help."""
+        """Allow skipped fp16 steps while a lower loss scale may still help."""
         scaling = result.scaling
         if scaling is None:
             return
-        if not math.isfinite(result.loss):  # it was not multiplied: no scale helps
+        if not math.isfinite(result.loss):  # the loss itself is not scaled, so no scale helps
             raise SmtrainError(
                 f"train.precision: the loss is {result.loss} at step {step}, {where}: activations beyond what fp16 "
                 f"holds (65504), or values that are wrong; set bf16 or fp32, or {self._advice()}"
@@ -94,7 +94,7 @@ class LossWatch:
             )
 
     def _check_uniform(self, step: int, loss: float, usual: float) -> None:
-        """A trained model does not fall back to guessing: at once after a resume, else after some steps in a row."""
+        """Notice a trained model that guesses: at once after a resume, else after some steps in a row."""
         guesses = abs(loss - self._uniform) < 0.01 * self._uniform and usual < 0.8 * self._uniform
         self._ignorant = self._ignorant + 1 if guesses else 0
         if self._ignorant == PATIENCE or (guesses and self._resumed_from and self._checked == 1):
@@ -120,14 +120,14 @@ class LossWatch:
 
 
 def _standing(heading: str) -> str:
-    """The stack of every thread, marked as torch marks a rank's lines: all ranks write to one log, at once."""
+    """The stack of every thread, each line marked with the rank as torch does: all ranks write to one log."""
     mark = f"[rank{rank}]: " if (rank := os.environ.get("RANK")) else ""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [heading]
     for ident, frame in sys._current_frames().items():
         lines.append(f"thread {names.get(ident, ident)}:")
         stack = traceback.extract_stack(frame)
-        # A rank that is a fork has torchrun's frames below the script's.
+        # A forked rank has torchrun's frames below the script's: leave them out.
         script = next((i for i, entry in enumerate(stack) if entry.filename == sys.argv[0]), 0)
         lines += "".join(traceback.format_list(stack[script:])).splitlines()
     return "".join(f"{mark}{line}\n" for line in lines)
@@ -136,12 +136,12 @@ def _standing(heading: str) -> str:
 class StallWatch:
     """Ends the process when nothing was done for `minutes`, with the stack of every thread in the log.
 
-    Collectives hold all ranks up together, so each rank's own watch shows where it stands. Should even the interpreter
-    be stuck, faulthandler's timer, which needs no Python, does the same.
+    Collectives hold up all ranks together, so each rank's own watch shows where it stands. If the interpreter itself is
+    stuck, faulthandler's timer, which needs no Python, does the same.
     """
 
     def __init__(self, minutes: float, fail: Callable[[str], None]) -> None:
-        """`fail` reports a sentence and ends the process; 0 minutes never do."""
+        """`fail` reports a sentence and ends the process; with 0 minutes it is never called."""
         self._seconds, self._fail = minutes * 60, fail
         self._after, self._until = "the start", math.inf
         self._stderr = unwaiting_stderr() if minutes else sys.stderr
@@ -151,7 +151,7 @@ class StallWatch:
             threading.Thread(target=self._run, name="stall watch", daemon=True).start()
 
     def beat(self, done: str, factor: float = 1.0) -> None:
-        """Something was done; the next thing has `factor` times the usual time."""
+        """Note progress; the next beat may take `factor` times the usual time."""
         if self._seconds and not self._closed.is_set():
             allowed = self._seconds * factor
             self._after, self._until = done, time.monotonic() + allowed

@@ -1,13 +1,12 @@
-"""The loop: batches in, steps out, checkpoints on the way, and an orderly end when told to stop."""
+"""The training loop: batches in, steps out, checkpoints on the way, and an orderly end when told to stop."""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import FrameType
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -20,16 +19,21 @@ from smtrain.worker.engine.base import Engine, StepResult
 from smtrain.worker.engine.parts import part
 from smtrain.worker.train.data_position import Position
 from smtrain.worker.train.destination import Destination
-from smtrain.worker.train.first_step import FirstStep
+from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.schedule import learning_rate
-from smtrain.worker.train.validation import Judged, Validator
+from smtrain.worker.train.stop import FirstStep, StopRequest
+from smtrain.worker.train.validation import ValidationResult, Validator
 
 ARRIVAL = 30.0
 """Seconds that a finished job waits for its last checkpoint to arrive, so that the one before may go."""
-PROOF_SECONDS = 60.0  # after SIGTERM; SageMaker's other 60 are for what is still being written then
+Batch = tuple[torch.Tensor, ...]
+"""(input_ids, labels), or (input_ids, labels, segments) if attention must stay within segments.
+
+Each is int64 [global batch / dp, seq_len], as `Engine.step` takes them.
+"""
 
 
 class Loader(Protocol):
@@ -40,35 +44,11 @@ class Loader(Protocol):
         """Seconds that `batch` has waited for data so far."""
         ...
 
-    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
-        """(input_ids, labels), or (input_ids, labels, segments) where attention must stay within segments.
-
-        Each is int64 [global batch / dp, seq_len], as `Engine.step` takes them.
-        """
-        ...
+    def batch(self, samples_consumed: int) -> Batch: ...
 
 
-class StopRequest:
-    """SIGTERM, seen by any rank, agreed on by all at the end of a step."""
-
-    def __init__(self) -> None:
-        self._asked: float | None = None
-        signal.signal(signal.SIGTERM, self._note)
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = self._asked or time.monotonic()
-
-    def agreed(self, engine: Engine) -> bool:
-        """Whether any rank was asked to stop. Collective: hosts get their signals at different moments."""
-        return engine.any(self._asked is not None)
-
-    def in_time(self, engine: Engine, seconds: float) -> bool:
-        """Whether something of so many seconds leaves every rank the time to finish its files. Collective."""
-        return not engine.any(self._asked is not None and time.monotonic() - self._asked + seconds > PROOF_SECONDS)
-
-
-class Begun(NamedTuple):
-    """A step that the device has been given; `numbers` waits for what came of it."""
+class PendingStep(NamedTuple):
+    """A step that the device has been given; `numbers` waits for its result."""
 
     step: int
     first: int
@@ -77,142 +57,235 @@ class Begun(NamedTuple):
     numbers: Callable[[], StepResult]
 
 
-def train(
-    config: JobConfig, engine: Engine, loader: Loader, *, line: Lineage, resumed: int | None, samples: int,
-    position: Position, log: MetricsLog | None, stop: StopRequest, stall: StallWatch, watch: LossWatch,
-    distrusted: set[str], doubtful: Callable[[bool], set[str]] = lambda wait: set(),
-    destination: Destination | None = None, validator: Validator | None = None, profiler: StepProfiler | None = None,
-) -> int:  # fmt: skip
-    """Go on after step `resumed` (None: from the beginning) up to `train.steps`, and return the last step done.
+@dataclass
+class Trainer:
+    """Trains up to `train.steps`, saving on the way. All ranks make one and call `run`.
 
-    `samples` is how many the run has consumed so far; `position` says what a checkpoint keeps beside the weights.
-    `distrusted` names checkpoints that do not count when old ones are pruned; `doubtful`, which is collective, those
-    that are not known whole yet, and waits until they are if told to. Checkpoints are written while training goes on,
-    and become whole only when a step from their weights gave a finite loss and gradient: an update can spoil weights
-    that gave both, and a step that fp16 skips shows nothing. Told to stop, it saves first, and that step is done only
-    while the time given lasts. Raises `SmtrainError` naming step and samples when the loss is no number or explodes, or
-    when fp16 cannot go on.
-    A step's numbers are read once the device has been given `engine.steps_ahead` more, and before a save.
-    `destination`, rank 0's, says which of them have arrived where they are kept. `validator` judges the model between
-    two steps, before the first and after the last. `profiler` is around each step.
+    A checkpoint is written while training continues, and becomes whole only when a step from its weights gave a finite
+    loss and gradient: an update can spoil weights that gave both. A step that fp16 skips proves nothing.
     """
-    options = config.train
-    step, began, longest, proven, unshown = resumed or 0, 0.0, 0.0, True, False
-    arrived = destination.arrived if destination else None
 
-    def prune(wait: bool = False) -> None:
-        spared = (validator.spared if validator else set()) | (destination.unfinished if destination else set())
-        engine.prune(line, config.checkpoint.keep, arrived, distrusted | doubtful(wait), spared)
+    config: JobConfig
+    engine: Engine
+    loader: Loader
+    line: Lineage
+    position: Position
+    """What a checkpoint keeps next to the weights."""
+    stop: StopRequest
+    stall: StallWatch
+    watch: LossWatch
+    resumed: int | None = None
+    """The step to resume after; None: start from the beginning."""
+    samples: int = 0
+    """Samples that the run has consumed so far."""
+    log: MetricsLog | None = None
+    distrusted: set[str] = field(default_factory=set)
+    """Checkpoints that do not count when old ones are pruned."""
+    doubtful: Callable[[bool], set[str]] = lambda wait: set()
+    """Collective: checkpoints not yet known to be whole; given True, it waits until they are."""
+    destination: Destination | None = None
+    """Rank 0's view of what has arrived in S3."""
+    validator: Validator | None = None
+    profiler: StepProfiler | None = None
 
-    def ended(wait: bool) -> None:
-        whole = engine.end_save(wait)
-        if whole is not None:
-            name = line.name(step_folder(line.own, whole))
-            distrusted.discard(name)  # it was written anew
-            if validator:
-                validator.saved(name)
-            prune()
-            stall.beat(f"saving step {whole}")
-            if engine.rank == 0:
-                print(f"checkpoint of step {whole} saved in {time.perf_counter() - began:.1f} s", flush=True)
+    def __post_init__(self) -> None:
+        self.step = self.resumed or 0
+        self._options = self.config.train
+        self._pending: deque[PendingStep] = deque()
+        self._stopping = False
+        self._longest = 0.0
+        """Seconds of the longest step so far."""
+        self._can_prove = True
+        """There is time for a step from the weights that are saved last."""
+        self._unproven = False
+        """No step since the last save was begun has shown that its weights are good."""
+        self._save_began = 0.0
 
-    def save(hurry: bool = False) -> None:
-        nonlocal began, unshown
-        if unshown:  # every step since the last save was skipped: its weights are saved anew now
-            engine.abandon_save()
-        ended(wait=True)
-        began, unshown = time.perf_counter(), True
-        read_back = config.checkpoint.verify == "full" and not hurry
-        state = position.at(step, samples, watch.history, proven)
-        if validator:
-            state["validation"] = validator.kept(step, line.name(step_folder(line.own, step)))
-        engine.begin_save(line.own, step, state, read_back)
+    def run(self) -> int:
+        """Train and return the last step done; if told to stop, save first.
 
-    def advance(batch: tuple[torch.Tensor, ...], first: int, lr: float) -> Begun:
-        """One step from the weights as they are."""
+        Raises `SmtrainError` that names step and samples if the loss is not a number or explodes, or if fp16 cannot
+        continue.
+        """
+        if self.resumed is None and self._options.steps == 0:
+            self._save()
+        if self.stop.agreed(self.engine):
+            self._say("asked to stop before the first step: nothing to save, the same command goes on")
+            return self.step
+        if (before := self._validate()) and self.log:
+            self.log.log_validation(self.step, before)
+        first_step = FirstStep()
+        while self.step < self._options.steps:
+            self._advance(first_step)
+            if self._stopping:
+                return self.step
+        first_step.done()  # a run that is already complete has no first step
+        self._complete()
+        return self.step
+
+    def _advance(self, first_step: FirstStep) -> None:
+        """Do one step, and save after it if that is due."""
+        began = time.monotonic()
+        batch = self._begin_next()
+        first_step.done()
+        last = self.step == self._options.steps or self._stopping
+        saving = last or self.step % self._options.save_interval == 0
+        self._settle_due(saving)
+        if self.step > (self.resumed or 0) + 1:  # the first step compiles: it does not tell how long another one takes
+            self._longest = max(self._longest, time.monotonic() - began)
+        self._can_prove = self._has_time()
+        if saving:
+            self._save()
+        if last:
+            self._prove(batch)
+            self._end_save(wait=True)
+        if self._stopping:
+            later = "; no time was left to show that it can, the next step does" if self._unproven else ""
+            self._say(f"asked to stop: saved step {self.step}, the same command goes on from here{later}")
+
+    def _begin_next(self) -> Batch:
+        """Give the device the next batch; agree with all ranks on whether to stop after it."""
+        self.step += 1
+        with self.profiler.step() if self.profiler else nullcontext():
+            with part("data"):
+                batch = self.loader.batch(self.samples)
+            self._pending.append(self._begin(batch, self.samples))
+            self.samples += self._options.global_batch_size
+            with part("data parallel"):
+                self._stopping = self.stop.agreed(self.engine)
+        return batch
+
+    def _begin(self, batch: Batch, first: int) -> PendingStep:
+        """Begin a step from the weights as they are; `first` is the batch's first sample."""
         input_ids, labels, *segments = batch
-        begun = Begun(step, first, lr, engine.begin_step(input_ids, labels, lr, *segments))
-        stall.beat(f"step {step}")
-        return begun
+        lr = learning_rate(self._options, self.step)
+        pending = PendingStep(self.step, first, lr, self.engine.begin_step(input_ids, labels, lr, *segments))
+        self.stall.beat(f"step {self.step}")
+        return pending
 
-    def judge(begun: Begun, watch: LossWatch) -> StepResult:
-        """Wait for a step's numbers; a save of weights that do not bear it is given up."""
-        result = begun.numbers()
+    def _settle_due(self, saving: bool) -> None:
+        """Read the numbers of all steps but the last `engine.steps_ahead`, so that the device never waits for the host.
+
+        Before a save or a validation all are read: both are about the weights after exactly this step.
+        """
+        every = saving or (self.validator is not None and self.validator.due(self.step))
+        while self._pending and (every or len(self._pending) > self.engine.steps_ahead):
+            self._settle(self._pending.popleft())
+
+    def _settle(self, pending: PendingStep) -> None:
+        """Read a step's numbers, then log it, validate after it and complete the save before it, as is due."""
+        result = self._judge(pending, self.watch)
+        self._unproven = self._unproven and result.skipped
+        if (scaling := result.scaling) and scaling.skipped:
+            scales = f"{scaling.scale:g} -> {scaling.following:g}"
+            self._say(f"step {pending.step} skipped: gradients overflowed fp16; loss scale {scales}")
+        validated = self._validate() if pending.step == self.step else None  # else the weights are a later step's
+        logged = pending.step % self._options.log_interval == 0 or pending.step in (1, self._options.steps)
+        if self.log and (validated or logged):
+            self.log.log(pending.step, result, pending.lr, self.loader.waited, validated)
+        if not self._unproven:  # a save begins only when all steps are settled, so this step followed the save
+            self._end_save(wait=False)
+
+    def _judge(self, pending: PendingStep, watch: LossWatch) -> StepResult:
+        """Wait for a step's numbers; if they are bad, so is the save that the step began from: give it up."""
+        result = pending.numbers()
+        samples = range(pending.first, pending.first + self._options.global_batch_size)
         try:
-            watch.check(begun.step, result, range(begun.first, begun.first + options.global_batch_size))
+            watch.check(pending.step, result, samples)
         except SmtrainError:
-            engine.abandon_save()
+            self.engine.abandon_save()
             raise
-        stall.beat(f"step {begun.step}")
+        self.stall.beat(f"step {pending.step}")
         return result
 
-    def validated(stopping: bool = False) -> Judged | None:
-        """How the model does after `step` on what is held out, if that is to be known now and nobody waits."""
-        if validator is None or stopping or not validator.due(step):
+    def _validate(self) -> ValidationResult | None:
+        """Validate if it is due. Not while stopping: the time left is for the save."""
+        if self.validator is None or self._stopping or not self.validator.due(self.step):
             return None
-        return validator.judge(step, stall.beat, lambda: stop.agreed(engine))
+        return self.validator.judge(self.step, self.stall.beat, lambda: self.stop.agreed(self.engine))
 
-    def settle(begun: Begun) -> None:
-        nonlocal unshown
-        result = judge(begun, watch)
-        unshown = unshown and result.skipped
-        if (scaling := result.scaling) and scaling.skipped and engine.rank == 0:
-            scales = f"{scaling.scale:g} -> {scaling.following:g}"
-            print(f"step {begun.step} skipped: gradients overflowed fp16; loss scale {scales}", flush=True)
-        judged = validated(stopping) if begun.step == step else None
-        if log and (judged or begun.step % options.log_interval == 0 or begun.step in (1, options.steps)):
-            log.log(begun.step, result, begun.lr, loader.waited, judged)
-        if not unshown:  # a save is of weights before this step: one begins only once all steps are settled
-            ended(wait=False)
+    def _save(self) -> None:
+        """Begin to save the weights after `step`, once the save before is complete."""
+        if self._unproven:  # all steps since the last save were skipped: these are the same weights, saved again
+            self.engine.abandon_save()
+        self._end_save(wait=True)
+        self._save_began, self._unproven = time.perf_counter(), True
+        # Reading back takes time that a stopping job needs for the files themselves.
+        read_back = self.config.checkpoint.verify == "full" and not self._stopping
+        state = self.position.at(self.step, self.samples, self.watch.history, self._can_prove)
+        if self.validator:
+            state["validation"] = self.validator.kept(self.step, self.line.name(step_folder(self.line.own, self.step)))
+        self.engine.begin_save(self.line.own, self.step, state, read_back)
 
-    if resumed is None and options.steps == 0:
-        save()
-    if stop.agreed(engine):
-        if engine.rank == 0:
-            print("asked to stop before the first step: nothing to save, the same command goes on", flush=True)
-        return step
-    if (before := validated()) and log:
-        log.log_validation(step, before)
-    first_step, ahead, stopping = FirstStep(), deque[Begun](), False
-    while step < options.steps:
-        started = time.monotonic()
-        step += 1
-        lr = learning_rate(options, step)
-        with profiler.step() if profiler else nullcontext():
-            with part("data"):
-                batch = loader.batch(samples)
-            ahead.append(advance(batch, samples, lr))
-            samples += options.global_batch_size
-            with part("data parallel"):
-                stopping = stop.agreed(engine)
-        first_step.done()
-        saving = step % options.save_interval == 0 or step == options.steps or stopping
-        settling = saving or (validator is not None and validator.due(step))
-        while ahead and (settling or len(ahead) > engine.steps_ahead):
-            settle(ahead.popleft())
-        longest = max(longest, time.monotonic() - started) if step > (resumed or 0) + 1 else 0.0  # the first compiles
-        proven = not stopping or stop.in_time(engine, 1.5 * longest)
-        if saving:
-            save(hurry=stopping)
-        if step == options.steps or stopping:
-            shows = LossWatch()
-            while unshown and proven:  # nobody keeps this step: it shows whether the weights just saved can go on
-                unshown = judge(advance(batch, samples - options.global_batch_size, lr), shows).skipped
-                proven = not stopping or stop.in_time(engine, 1.5 * longest)
-            ended(wait=True)
-        if stopping:
-            if engine.rank == 0:
-                later = "" if not unshown else "; no time was left to show that it can, the next step does"
-                print(f"asked to stop: saved step {step}, the same command goes on from here{later}", flush=True)
-            return step
-    first_step.done()
-    ended(wait=True)
-    if destination:
-        destination.wait(ARRIVAL)
-    if validator and validator.best and (arrived is None or arrived(line.root / validator.best["name"])):
-        validator.settled()
-    prune(wait=True)
-    if validator and validator.best and engine.rank == 0:
-        best = validator.best
-        print(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}", flush=True)
-    return step
+    def _end_save(self, wait: bool) -> None:
+        """Make the save that was begun whole and prune older ones; without `wait`, only if it is written already."""
+        whole = self.engine.end_save(wait)
+        if whole is None:
+            return
+        name = self.line.name(step_folder(self.line.own, whole))
+        self.distrusted.discard(name)  # it was damaged or abandoned, and has just been written again
+        if self.validator:
+            self.validator.saved(name)
+        self._prune()
+        self.stall.beat(f"saving step {whole}")
+        self._say(f"checkpoint of step {whole} saved in {time.perf_counter() - self._save_began:.1f} s")
+
+    def _prune(self, wait: bool = False) -> None:
+        """Delete old checkpoints, except the best ones and those that other jobs may still be writing."""
+        arrived = self.destination.arrived if self.destination else None
+        spared = (self.validator.spared if self.validator else set()) | (
+            self.destination.unfinished if self.destination else set()
+        )
+        distrusted = self.distrusted | self.doubtful(wait)
+        self.engine.prune(self.line, self.config.checkpoint.keep, arrived, distrusted, spared)
+
+    def _has_time(self) -> bool:
+        """False if we are stopping and a step could take the time that files need. Collective while stopping."""
+        return not self._stopping or self.stop.in_time(self.engine, 1.5 * self._longest)
+
+    def _prove(self, batch: Batch) -> None:
+        """Repeat the last batch from the weights just saved, to show that they can be trained on; its update is lost.
+
+        fp16 may skip the step, which proves nothing: then try again with the lower loss scale.
+        """
+        watch = LossWatch()  # this step is not part of the run, so its loss stays out of the run's history
+        while self._unproven and self._can_prove:
+            pending = self._begin(batch, self.samples - self._options.global_batch_size)
+            self._unproven = self._judge(pending, watch).skipped
+            self._can_prove = self._has_time()
+
+    def _complete(self) -> None:
+        """Let the last checkpoint arrive, and prune what it makes superfluous."""
+        self._end_save(wait=True)
+        if self.destination:
+            self.destination.wait(ARRIVAL)
+        best = self.validator.best if self.validator else None
+        # The former best checkpoint goes only once the best one is where checkpoints are kept.
+        if (
+            self.validator
+            and best
+            and (not self.destination or self.destination.arrived(self.line.root / best["name"]))
+        ):
+            self.validator.settled()
+        self._prune(wait=True)
+        if best:
+            self._say(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}")
+
+    def _say(self, text: str) -> None:
+        if self.engine.rank == 0:
+            log_line(text)
+
+
+def trace(config: JobConfig, engine: Engine, loader: Loader, stall: StallWatch) -> None:
+    """Do `train.steps` steps under neuron_parallel_compile, which collects the graphs.
+
+    The runtime answers zeros, so no loss means anything: nothing is watched or kept.
+    """
+    samples = 0
+    for step in range(1, config.train.steps + 1):
+        input_ids, labels, *segments = loader.batch(samples)
+        engine.step(input_ids, labels, learning_rate(config.train, step), *segments)
+        samples += config.train.global_batch_size
+        stall.beat(f"step {step}")
+    if engine.rank == 0:
+        log_line(f"traced {config.train.steps} steps on {engine.world_size} processes")

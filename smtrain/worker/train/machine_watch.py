@@ -1,29 +1,26 @@
-"""What of its machine a host uses while it trains: a file of all readings, and a line in the log once a minute."""
+"""Machine use while a host trains: a file with all readings, and a line in the log once a minute."""
 
 from __future__ import annotations
 
 import json
-import sys
+import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from smtrain.core.protocol.log_lines import machine_line
 from smtrain.core.text import Say
 from smtrain.worker.train.device_use import DeviceUse
-from smtrain.worker.train.machine_counters import MachineCounters
+from smtrain.worker.train.entry import log_line
 
 EVERY = 10
 """Seconds between readings."""
 SAID = 6
-"""Readings to a line of the log; the first reading has one of its own."""
-
-
-def log_line(text: str) -> None:
-    """Write a line in one piece: ranks share the log."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+"""Readings that make a line of the log; the first has a line of its own."""
+_SECTOR = 512  # bytes, whatever the disk's own are
 
 
 class MachineWatch:
@@ -56,7 +53,7 @@ class MachineWatch:
         """Read for the last time, and end."""
         self._over.set()
         self._thread.join(EVERY)
-        if not self._thread.is_alive():  # else a disk or a tool hangs, which is no reason to hang, too
+        if not self._thread.is_alive():  # else a disk or a tool hangs, and we would hang with it
             self.take()
             if self._unsaid:
                 self._tell()
@@ -86,3 +83,82 @@ def mean(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for reading in readings for name in reading)
     values = {name: [reading[name] for reading in readings if name in reading] for name in names}
     return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+@dataclass
+class MachineCounters:
+    """Processor time, memory, network and disk use from /proc and /sys; what a system does not tell is left out."""
+
+    disk: Path
+    """A path on the disk whose use is read."""
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    _before: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._before = dict(self._counted())
+
+    def read(self) -> dict[str, float]:
+        """Shares of 1 (`cpu`, `memory`, `disk`) and bytes a second (`net_in`, ...) since the reading before."""
+        now = dict(self._counted())
+        grown = {name: value - self._before[name] for name, value in now.items() if name in self._before}
+        self._before = now
+        found: dict[str, float] = {}
+        if (every := grown.get("cpu_all", 0.0)) > 0:
+            found["cpu"] = min(1.0, max(0.0, 1 - grown["cpu_idle"] / every))
+        with suppress(OSError, ValueError, KeyError):
+            found["memory"] = self._memory()
+        with suppress(OSError):
+            use = shutil.disk_usage(self.disk)
+            found["disk"] = 1 - use.free / use.total if use.total else 0.0
+        if (passed := grown.get("time", 0.0)) > 0:
+            # A counter goes back if its device was removed and added again.
+            found |= {name: max(0.0, grown[name]) / passed for name in grown if name.startswith(("net_", "disk_"))}
+        return found
+
+    def _counted(self) -> Iterator[tuple[str, float]]:
+        """Counters that only grow."""
+        yield "time", time.monotonic()
+        with suppress(OSError, ValueError, IndexError):
+            ticks = [float(word) for word in self._text("stat").split("\n", 1)[0].split()[1:9]]
+            yield "cpu_all", sum(ticks)
+            yield "cpu_idle", ticks[3] + ticks[4]  # waiting for a disk is idle, too
+        with suppress(OSError, ValueError, IndexError):
+            received, sent = self._network()
+            yield "net_in", received
+            yield "net_out", sent
+        with suppress(OSError, ValueError, IndexError):
+            read, written = self._disks()
+            yield "disk_read", read
+            yield "disk_write", written
+
+    def _memory(self) -> float:
+        rows = (line.split() for line in self._text("meminfo").splitlines())
+        sizes = {row[0]: float(row[1]) for row in rows if len(row) > 1}
+        return 1 - sizes["MemAvailable:"] / sizes["MemTotal:"]
+
+    def _network(self) -> tuple[float, float]:
+        """Bytes in and out of the machine, without the loopback."""
+        rows = {name.strip(): rest.split() for name, _, rest in self._rows("net/dev", ":") if name.strip() != "lo"}
+        # Bridges and tunnels count the bytes of the real cards a second time.
+        real = {name: row for name, row in rows.items() if (self.sys / "class/net" / name / "device").exists()}
+        counted = (real or rows).values()
+        received, sent = sum(float(row[0]) for row in counted), sum(float(row[8]) for row in counted)
+        # The kernel does not see what passes through an EFA device.
+        for port in self.sys.glob("class/infiniband/*/ports/*/hw_counters"):
+            with suppress(OSError, ValueError):
+                came, went = (float((port / name).read_text()) for name in ("rx_bytes", "tx_bytes"))
+                received, sent = received + came, sent + went
+        return received, sent
+
+    def _disks(self) -> tuple[float, float]:
+        """Bytes read from and written to whole disks; partitions and volumes would count twice."""
+        rows = [line.split() for line in self._text("diskstats").splitlines()]
+        whole = [row for row in rows if len(row) > 9 and (self.sys / "block" / row[2] / "device").exists()]
+        return _SECTOR * sum(float(row[5]) for row in whole), _SECTOR * sum(float(row[9]) for row in whole)
+
+    def _rows(self, name: str, mark: str) -> Iterator[tuple[str, str, str]]:
+        return (line.partition(mark) for line in self._text(name).splitlines() if mark in line)
+
+    def _text(self, name: str) -> str:
+        return (self.proc / name).read_text("utf-8", "replace")

@@ -1,38 +1,49 @@
-"""What a step leaves behind: one line for people and CloudWatch, one JSON line, TensorBoard scalars, a progress bar."""
+"""Record each step: a line for people and CloudWatch, a JSON line, TensorBoard, trackers, and a progress bar."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from smtrain.core.config import JobConfig
+from smtrain.core.config.secret import Secret
+from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import instance
+from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.log_lines import step_line
 from smtrain.core.tracking.buffer import Buffered, TrackedStep
+from smtrain.core.tracking.open import open_trackers
+from smtrain.core.tracking.settings import VARIABLE, Tracked, id_of, parameters, parse
 from smtrain.worker.engine.base import StepResult
-from smtrain.worker.train.validation import Judged
+from smtrain.worker.train.entry import log_line
+from smtrain.worker.train.validation import ValidationResult
 
 LIVE = 10
-"""Seconds between writes of TensorBoard's files, where they are copied while the job runs."""
+"""Seconds between writes of TensorBoard's files that are copied while the job runs."""
+FLUSH = 30.0
+"""Seconds that a job waits at its end for trackers."""
 
 
 def peak_flops(instance_type: str) -> float | None:
     """Dense matrix-multiply peak of one training process, in operations a second; None for a CPU.
 
-    Neuron cores, and GPUs that are what the instance type has: the table in core/facts/instances.toml. Any other device
-    has no number to cite, so a square matrix multiplication is timed here, and MFU is relative to that.
+    Neuron cores and the instance type's own GPUs are in core/facts/instances.toml. For any other device there is no
+    number to cite, so we time a square matrix multiplication, and MFU is relative to that.
     """
     row = instance(instance_type)
     neuron = torch.accelerator.is_available() and "neuron" in str(torch.accelerator.current_accelerator())
     chip = row.get("chip") if row else None
     gpu = bool(chip) and torch.cuda.is_available() and str(chip) in torch.cuda.get_device_name()
-    if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch knows no accelerator of PyTorch/XLA's
+    if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch.accelerator does not know PyTorch/XLA
         return float(row["core_tflops"]) * 1e12
     if not torch.accelerator.is_available():
         return None
@@ -46,7 +57,7 @@ def peak_flops(instance_type: str) -> float | None:
 
 
 def _opened(path: Path) -> IO[str]:
-    """Open a file of lines to append to, without the half line that a full disk or a kill left at its end."""
+    """Open a file of lines to append to; drop the half line that a full disk or a kill left at its end."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
@@ -54,15 +65,15 @@ def _opened(path: Path) -> IO[str]:
 
 
 class MetricsLog:
-    """Writes the records of one rank (rank 0); every other rank has none."""
+    """Writes the records of rank 0; other ranks have none."""
 
     def __init__(
         self, folder: Path, *, total_steps: int, first_step: int, tokens_per_step: int,
         flops_per_token: float, peak: float | None, live: Path | None = None, trackers: Sequence[Buffered] = (),
     ) -> None:  # fmt: skip
-        """`peak` is the whole mesh's, in operations a second; None: MFU is not logged.
+        """`peak` is the whole mesh's, in operations a second; with None MFU is not logged.
 
-        `live` gets TensorBoard's files too, and soon.
+        `live` is a second folder for TensorBoard's files, written every few seconds.
         """
         from torch.utils.tensorboard import SummaryWriter
 
@@ -85,31 +96,33 @@ class MetricsLog:
             self._task = self._bar.add_task("train", total=total_steps, completed=first_step - 1, loss="")
             self._bar.start()
 
-    def log(self, step: int, result: StepResult, lr: float, waited: float, judged: Judged | None = None) -> None:
-        """Record one step, and how the model did after it on held-out text.
+    def log(
+        self, step: int, result: StepResult, lr: float, waited: float, validated: ValidationResult | None = None
+    ) -> None:
+        """Record one step, and the validation after it.
 
-        Rates are the mean since the record before, without the time of the validation. `waited` is seconds for data in
-        all so far. A step that was skipped has `skipped` in place of its norm, which is no number.
+        Rates are the mean since the last record, without the time of the validation. `waited` is the total time that
+        the run has waited for data, in seconds. A skipped step has `skipped` instead of its norm, which is not finite.
         """
         now = time.perf_counter()
-        worked = now - self._since - (judged.seconds if judged else 0.0)
+        worked = now - self._since - (validated.seconds if validated else 0.0)
         rate = self._tokens * (step - self._last_step) / worked
         data_wait = (waited - self._waited) / worked
         self._since, self._last_step, self._waited = now, step, waited
         scaling = result.scaling
-        told = {} if scaling is None else {"loss_scale": scaling.scale}
-        told |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
+        numbers = {} if scaling is None else {"loss_scale": scaling.scale}
+        numbers |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
         record = {
-            "step": step, "loss": result.loss, **told, "lr": lr,
+            "step": step, "loss": result.loss, **numbers, "lr": lr,
             "tokens_per_s": rate, **({"mfu": rate * self._flops / self._peak} if self._peak else {}),
-            "data_wait": data_wait, **(judged.numbers() if judged else {}),
+            "data_wait": data_wait, **(validated.numbers() if validated else {}),
         }  # fmt: skip
         self._write(step, f"loss {result.loss:.4f}", record)
 
-    def log_validation(self, step: int, judged: Judged) -> None:
-        """Record how the model does on held-out text where no step was done just before."""
-        self._since += judged.seconds
-        self._write(step, "", {"step": step, **judged.numbers()})
+    def log_validation(self, step: int, validated: ValidationResult) -> None:
+        """Record a validation before the first step."""
+        self._since += validated.seconds
+        self._write(step, "", {"step": step, **validated.numbers()})
 
     def _write(self, step: int, shown: str, record: dict[str, Any]) -> None:
         line = step_line(record, self._total)
@@ -117,9 +130,7 @@ class MetricsLog:
             self._bar.update(self._task, completed=step, loss=shown)
             self._bar.console.print(line, highlight=False, soft_wrap=True)
         else:
-            # One write: a log collector must never see half a line.
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            log_line(line)
         self._jsonl.write(json.dumps(record) + "\n")
         self._jsonl.flush()
         for tracker in self._trackers:
@@ -136,3 +147,35 @@ class MetricsLog:
         self._jsonl.close()
         for board in self._boards:
             board.close()
+
+
+def trackers_of(config: JobConfig, container: Container) -> list[Buffered]:
+    """The trackers that this job is to feed (`track.by: job`), opened without waiting for them."""
+    track = parse(os.environ.get(VARIABLE))
+    if track is None or track.by != "job":
+        return []
+    run_uri = os.environ.get("SMTRAIN_CHECKPOINTS", config.name).removesuffix("/").removesuffix("/checkpoints")
+    settings = parameters(config.model_dump(mode="json", exclude_defaults=True))
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    tracked = Tracked(config.name, container.job, id_of(run_uri), stamp, settings, {"smtrain.job": container.job})
+    return open_trackers(track, tracked, container.output_data_dir, log_line, _secret())
+
+
+def close_trackers(trackers: list[Buffered], status: str | None) -> None:
+    """Send what is left within `FLUSH` seconds; print how many steps could not be sent."""
+    until = time.monotonic() + FLUSH
+    for tracker in trackers:
+        if left := tracker.close(status, max(0.1, until - time.monotonic())):
+            log_line(f"{left} steps could not be tracked; metrics.jsonl has them")
+
+
+def _secret() -> Callable[[Secret], str]:
+    """The entry scripts' reader of secrets; this package imports no AWS client."""
+    try:
+        read: Callable[[Secret], str] = import_module("token_by_name").read
+    except ModuleNotFoundError:
+
+        def read(named: Secret) -> str:
+            raise SmtrainError(f"the secret {named.secret or named.ssm} can only be read inside a job")
+
+    return read

@@ -1,4 +1,4 @@
-"""What a stage says that ran out of memory: what it asked for, what was free, and which setting asks for less."""
+"""Explain an out-of-memory error: requested, free, and the setting to change."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from smtrain.core.machine import memory_here
 GIB = 2**30
 _SIZES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40, "PiB": 2**50}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB|PiB)"
-_ASKED = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
+_REQUESTED = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
 _DEVICE = re.compile(rf"(\w+ \d+) has a total capacity of {_SIZE} of which {_SIZE} is free")
 _SPELLED = re.compile(r"out of memory|can't allocate memory|Unable to allocate", re.I)
 
 
 def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
-    """What to tell the user about memory that could not be had, of device or host; None for other errors."""
+    """Explain an out-of-memory error of device or host; None for other errors."""
     text = str(error)
     of_device = type(error).__name__ == "OutOfMemoryError"
     if not (of_device or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _SPELLED.search(text))):
         return None
-    asked = _ASKED.search(text)
-    what = f"{_gib(*asked.groups())} GiB were asked for" if asked else "more was asked for than there is"
-    if where := _DEVICE.search(text):
-        name, total, unit, free, free_unit = where.groups()
+    requested = _REQUESTED.search(text)
+    what = f"{_gib(*requested.groups())} GiB were asked for" if requested else "more was asked for than there is"
+    if device := _DEVICE.search(text):
+        name, total, unit, free, free_unit = device.groups()
         left = f"{_gib(free, free_unit)} of {_gib(total, unit)} GiB were free on {name}"
     else:
         free_here = memory_here()
         left = "nothing says how much was free"
         if not of_device and free_here is not None:
             left = f"{free_here / GIB:.2f} GiB were free on the host"
-    return f"out of memory: {what}, and {left}; {_advice(config, of_device or where is not None)}"
+    return f"out of memory: {what}, and {left}; {_advice(config, of_device or device is not None)}"
 
 
 def _gib(number: str, unit: str) -> str:
@@ -40,7 +40,7 @@ def _gib(number: str, unit: str) -> str:
 
 
 def _advice(config: JobConfig, of_device: bool) -> str:
-    """The settings that ask for less, those first that change least of the run."""
+    """Settings that need less memory; those that change the run least come first."""
     if "RANK" not in os.environ:
         return "take a machine with more memory (compute.cpu_instance_type)"
     parallel, ways = config.parallel, []

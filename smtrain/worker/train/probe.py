@@ -1,6 +1,7 @@
-"""What this machine does, measured: matrix multiplication, memory, and all-reduce between its devices.
+"""Measure this machine: matrix multiplication, memory, and all-reduce between its devices.
 
-`smtrain plan --probe` makes an entry of `machines` of it. One process a device: GPUs over NCCL, else cores over gloo.
+`smtrain plan --probe` writes the result as an entry of `machines`. There is one process a device: GPUs with NCCL, cores
+with gloo.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Number = Literal["bf16", "fp32"]
 GIB = 2**30
 MOST = 8
 """Processes on a machine without GPUs."""
-_SECONDS = 1.0  # of each measurement, after one that is thrown away
-_PARTS = 4  # of it, of which the best counts
+_SECONDS = 1.0  # for each measurement
+_PARTS = 4  # of it; the fastest counts, as the machine may be busy
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _SIDE = {"cuda": 8192, "cpu": 1024}  # of the square matrices
 _USUAL: dict[str, Number] = {"cuda": "bf16", "cpu": "fp32"}
@@ -32,12 +33,11 @@ _MESSAGE = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}  # bytes of an all-reduce
 
 
 def measure(processes: int | None = None, number: Number | None = None) -> dict[str, Any]:
-    """The fields of a machine's entry, of this machine.
+    """Measure the fields of a machine's entry.
 
     Args:
         processes: How many devices take part. Default: every GPU, or as many processes as cores, at most 8.
-        number: Format of the numbers that are multiplied. Default: bf16 on GPUs, fp32 on CPUs, which the engine trains
-            in there.
+        number: Format of the numbers that are multiplied. Default: bf16 on GPUs, fp32 on CPUs, as the engine trains.
 
     Returns:
         `kind`, `devices`, `memory_gib` of a device, `tflops` of the slowest one, `link_gbs` by an all-reduce if there
@@ -48,21 +48,21 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
     host = (memory_here() or 0.0) / GIB
     with tempfile.TemporaryDirectory(prefix="smtrain-probe-") as folder:
         spawn(_worker, args=(count, folder, kind, number or _USUAL[kind]), nprocs=count)  # type: ignore[no-untyped-call]
-        told = [_read(Path(folder) / str(rank)) for rank in range(count)]
-    found: dict[str, Any] = {
+        ranks = [_read(Path(folder) / str(rank)) for rank in range(count)]
+    fields: dict[str, Any] = {
         "kind": "gpu" if kind == "cuda" else "cpu",
         "devices": count,
-        "memory_gib": round(min(t[1] for t in told) if kind == "cuda" else host / count, 2),
-        "tflops": _figures(min(t[0] for t in told)),
+        "memory_gib": round(min(t[1] for t in ranks) if kind == "cuda" else host / count, 2),
+        "tflops": _figures(min(t[0] for t in ranks)),
         "host_memory_gib": round(host, 1),
     }
     if count > 1:
-        found["link_gbs"] = _figures(min(t[2] for t in told))
-    return found
+        fields["link_gbs"] = _figures(min(t[2] for t in ranks))
+    return fields
 
 
 def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> None:
-    """One device: its rate, its memory, and what an all-reduce gives each; written to a file of its own."""
+    """Measure one device's rate, memory and share of an all-reduce; write them to a file named after the rank."""
     cuda = kind == "cuda"
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
@@ -75,7 +75,7 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
     wait: Callable[[], None] = torch.cuda.synchronize if cuda else (lambda: None)
     side = _SIDE[kind]
     a = torch.randn(side, side, device=device, dtype=_TYPES[number])
-    distributed.barrier()  # all at once, as in training: they share power, and on CPUs memory
+    distributed.barrier()  # all together, as in training: they share power, and on CPUs memory
     multiplied = 2 * side**3 / _seconds(lambda: torch.mm(a, a), wait)
     moved = 0.0
     if count > 1:
@@ -90,10 +90,7 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], None], times: int | None = None) -> float:
-    """Seconds of one call: the mean of `times` calls, or the mean of the best quarter of a second on a busy machine.
-
-    One call goes before, to warm up.
-    """
+    """Seconds of one call after a first one to warm up: the mean of `times` calls, or of the fastest quarter second."""
     work()
     wait()
     means = [_mean(work, wait, times, _SECONDS / _PARTS) for _ in range(1 if times else _PARTS)]
@@ -115,7 +112,7 @@ def _read(file: Path) -> tuple[float, float, float]:
 
 
 def _figures(value: float) -> float:
-    """Three figures: more would not come out again."""
+    """Round to three figures: more would differ the next time."""
     return float(f"{value:.3g}")
 
 

@@ -1,4 +1,4 @@
-"""`train.profile`: a trace of a few steps for a viewer, and which part of a step takes how long on every rank."""
+"""`train.profile`: a trace of a few steps for a viewer, and the time of each part of a step on every rank."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
     from smtrain.worker.train.engines import Gather
 
 FOLDER = "profile"
-"""Beside metrics.jsonl."""
+"""Next to metrics.jsonl."""
 RECORD = "parts.json"
 
 
 @dataclass
 class StepProfiler:
-    """Traces `options.steps` steps, then times the parts of as many, untraced; before and after them it does nothing.
+    """Traces `options.steps` steps, then times the parts of as many more without the trace.
 
     One rank of each pipeline stage writes a trace, `stage0.pt.trace.json.gz`, for Perfetto or chrome://tracing. Rank 0
-    writes parts.json: a step's seconds, and by rank the seconds of its parts. A full disk ends the profile, not the
-    run.
+    writes parts.json: seconds of a step and of its parts by rank. A full disk ends the profile, not the run.
     """
 
     options: Profile
     folder: Path
     rank: int
     stage: int | None
-    """Which pipeline stage's trace this rank writes."""
+    """The pipeline stage whose trace this rank writes."""
     gather: Gather
     say: Say
     _done: int = 0
@@ -54,7 +53,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one step. Collective in the last one."""
+        """Wrap one step. Collective in the last one."""
         self._done += 1
         at = self._done - self.options.skip
         if 1 <= at <= self.options.steps:
@@ -71,7 +70,7 @@ class StepProfiler:
             yield
 
     def close(self) -> None:
-        """Say so where the run ended before the profile did."""
+        """Stop; print a line if the run ended before the profile was complete."""
         if self._trace is not None:
             self._trace.stop()
         wanted = self.options.skip + 2 * self.options.steps
@@ -111,11 +110,11 @@ class StepProfiler:
         if self.rank == 0:
             record = {"steps": n, "unit": "seconds of a step", "ranks": ranks}
             self._write(lambda: (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n"))
-            self.say(told(ranks))
+            self.say(summary(ranks))
 
 
-def told(ranks: list[dict[str, Any]]) -> str:
-    """The line of a profile: each part's mean share of a step over the ranks, and its range where they differ."""
+def summary(ranks: list[dict[str, Any]]) -> str:
+    """Each part's mean share of a step over the ranks, and its range if they differ."""
     words = []
     step = sum(rank["step"] for rank in ranks) / len(ranks)
     for name in PARTS:
@@ -128,7 +127,4 @@ def told(ranks: list[dict[str, Any]]) -> str:
 
 
 def _activities() -> list[ProfilerActivity]:
-    found = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        found.append(ProfilerActivity.CUDA)
-    return found
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint that every host has whole, of this run, and with the bytes written."""
+"""Choose the checkpoint to resume from: newest, complete on every host, verified."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.nxd import completeness
 from smtrain.worker.train.data_position import arithmetic
 from smtrain.worker.train.engines import EngineRecords, Gather
+from smtrain.worker.train.entry import log_line
 
 _NONE = (
     "no checkpoint of this run can be trained on: {}; bring back what was written, or give the run another name to "
@@ -39,35 +40,64 @@ class Saved:
     """Its path below the run's prefix."""
     path: Path
     digest: str
-    """sha256 of its record: two of one step that are not the same differ in it."""
+    """sha256 of its record, which tells apart two checkpoints of the same step."""
     state: dict[str, Any]
     """The training loop's part."""
 
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """What a run may go on from, the first that is good."""
+    """The checkpoints that a run may resume from; it takes the first that is good."""
 
     saved: list[Saved]
     abandoned: list[Saved]
-    """Newer ones that were passed over by hand (checkpoint.step): they are not returned to."""
+    """Newer ones that the user passed over (checkpoint.step); the run never returns to them."""
 
 
 def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | None) -> ResumeChoice:
-    """The checkpoints of a line that are whole on every host, the newest first. Collective.
+    """Choose the checkpoints of a line that are whole on every host, the newest first. Collective.
 
-    `step` is `checkpoint.step`: the checkpoint of that step, or the newest that was trained from it. Raises
-    `CheckpointError` where it is none of them.
+    `step` is `checkpoint.step`: take the checkpoint of that step, or the newest that was trained from it. Raises
+    `CheckpointError` if there is none.
     """
+    mine, faults, damaged = _on_this_host(line, records)
+    everyone = gather((sorted(mine), faults, damaged))
+    common = set(mine).intersection(*(keys for keys, _, _ in everyone))
+    saved = [mine[key] for key in sorted(common, reverse=True)]
+    reasons = {name: f"{reason} (on rank {rank})" for name, (rank, reason) in _first_faults(everyone).items()}
+    for name, reason in reasons.items() if dist.get_rank() == 0 else ():
+        log_line(f"passing over checkpoint {name}: {reason}")
+    if not saved and any(damaged for _, _, damaged in everyone):  # a run that has trained never silently starts over
+        raise CheckpointError(_NONE.format("; ".join(reasons.values())))
+    if step is None:
+        left = {digest for s in saved for digest in s.state.get("abandoned", ())}
+        return ResumeChoice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
+    chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
+    if not chosen:
+        steps = ", ".join(str(s.step) for s in reversed(saved)) or "none"
+        raise CheckpointError(
+            f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps}); name one of them, or "
+            "leave it out to go on from the newest"
+        )
+    return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
+
+
+def _on_this_host(
+    line: Lineage, records: EngineRecords
+) -> tuple[dict[tuple[int, str], Saved], dict[str, str], list[str]]:
+    """This host's checkpoints: those that are whole, the faults of the others, and which of these are damaged.
+
+    One that was never completed, or never arrived, is cut short but not damaged.
+    """
+    whole: dict[tuple[int, str], Saved] = {}
     faults: dict[str, str] = {}
-    damaged: list[str] = []  # not only cut short, as what was never completed or never arrived
-    mine: dict[tuple[int, str], Saved] = {}
-    for number, path in line.checkpoints():
+    damaged: list[str] = []
+    for step, path in line.checkpoints():
         reason, state = records.fault(path), {}
         if (path / records.name).exists():
             try:
                 state = records.state(path)
-                wrong = arithmetic(number, state)
+                wrong = arithmetic(step, state)
             except CheckpointError as error:
                 wrong = str(error)
             if wrong is not None:
@@ -75,33 +105,14 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
                 reason = wrong
         if reason is None:
             digest = hashlib.sha256((path / records.name).read_bytes()).hexdigest()
-            found = Saved(number, line.name(path), path, digest, state)
-            mine[number, found.digest] = found
+            whole[step, digest] = Saved(step, line.name(path), path, digest, state)
         else:
             faults[line.name(path)] = reason
-    everyone = gather((sorted(mine), faults, damaged))
-    common = set(mine).intersection(*(keys for keys, _, _ in everyone))
-    saved = [mine[key] for key in sorted(common, reverse=True)]
-    told = {name: f"{reason} (on rank {rank})" for name, (rank, reason) in _worst(everyone).items()}
-    for name, reason in told.items() if dist.get_rank() == 0 else ():
-        print(f"passing over checkpoint {name}: {reason}", flush=True)
-    if not saved and any(damaged for _, _, damaged in everyone):
-        raise CheckpointError(_NONE.format("; ".join(told.values())))
-    if step is None:
-        left = {digest for s in saved for digest in s.state.get("abandoned", ())}
-        return ResumeChoice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
-    chosen = [s for s in saved if s.step == step or s.state.get("chosen") == step]
-    if not chosen:
-        held = ", ".join(str(s.step) for s in reversed(saved)) or "none"
-        raise CheckpointError(
-            f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {held}); name one of them, or "
-            "leave it out to go on from the newest"
-        )
-    return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
+    return whole, faults, damaged
 
 
-def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[int, str]]:
-    """By checkpoint, the first rank that has a fault of it, and which."""
+def _first_faults(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[int, str]]:
+    """For each checkpoint with a fault, the first rank that has one, and the reason."""
     out: dict[str, tuple[int, str]] = {}
     for rank, (_, faults, _) in enumerate(everyone):
         for name, reason in faults.items():
@@ -112,8 +123,8 @@ def _worst(everyone: list[tuple[Any, dict[str, str], Any]]) -> dict[str, tuple[i
 class Resume:
     """Loads the newest checkpoint whose bytes are those written.
 
-    What the engine reads whole is hashed as it is loaded; the hashing of all else that it reads begins at once, and
-    that of files which it does not read beside the first steps.
+    Files that the engine reads whole are hashed while they are loaded. Hashing of the others that it reads begins at
+    once; files that it does not read are hashed during the first steps.
     """
 
     def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
@@ -122,18 +133,18 @@ class Resume:
         self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
         self._begun = self._verify(choice.saved[0]) if choice.saved else None
         self.passed_over: list[str] = []
-        """Names of those that are damaged."""
-        self._beside: tuple[Saved, Verification] | None = None
+        """Names of damaged checkpoints."""
+        self._unread: tuple[Saved, Verification] | None = None
         self._doubtful: set[str] = set()
         self.hashed, self.loading, self.waited = 0, 0.0, 0.0
-        """This rank's bytes, the seconds that it took to load, and those in which only hashes were left."""
+        """This rank's bytes, the seconds that loading took, and those spent waiting only for hashes."""
 
     def load(self, engine: Engine) -> Saved | None:
-        """Fill the engine; gives what it was filled with, None where there is nothing to go on from. Collective.
+        """Load the engine's state; returns the checkpoint, or None if there is nothing to resume. Collective.
 
-        Raises `CheckpointError` where every checkpoint is damaged: a run that has trained never begins anew unasked.
+        Raises `CheckpointError` if every checkpoint is damaged: a run that has trained never silently starts over.
         """
-        told = []
+        damaged = []
         for at, saved in enumerate(self._choice.saved):
             verification = self._begun if at == 0 else self._verify(saved)
             failed, began, read = None, time.perf_counter(), dict[str, int]()
@@ -143,80 +154,78 @@ class Resume:
                 failed = error
             loaded = time.perf_counter()
             faults = self._gather(verification.fault(read) if verification else None)
-            fault = next((f"{f} (rank {rank})" for rank, f in enumerate(faults) if f is not None), None)
+            fault = _first_fault(faults)
             if fault is None:
-                if failed is not None:
+                if failed is not None:  # the bytes are right, so the engine and the checkpoint do not fit
                     raise failed
                 self.waited = time.perf_counter() - loaded
                 self._say(saved, verification, loaded - began)
                 self._verify_unread(saved)
                 return saved
-            told.append(f"{saved.name}: {fault}")
+            damaged.append(f"{saved.name}: {fault}")
             self.passed_over.append(saved.name)
             following = self._choice.saved[at + 1 : at + 2]
             if dist.get_rank() == 0 and following:
-                print(
+                log_line(
                     f"passing over checkpoint {saved.name}, which is damaged: {fault}; going on from "
                     f"{following[0].name}, {saved.step - following[0].step} steps are trained again "
-                    "(`--from-step N`, checkpoint.step, chooses another)",
-                    flush=True,
+                    "(`--from-step N`, checkpoint.step, chooses another)"
                 )
-        if told:
-            raise CheckpointError(_NONE.format("; ".join(told)))
+        if damaged:
+            raise CheckpointError(_NONE.format("; ".join(damaged)))
         return None
 
     def doubtful(self, wait: bool) -> set[str]:
-        """The checkpoint that was gone on from, while it is not known whole. Collective.
+        """The checkpoint that was loaded, until it is known to be whole. Collective.
 
-        It is good to train from; a file of it that no run loads, as the bf16 weights beside the master weights, may
-        be damaged all the same. That is said once, by rank 0.
+        The run can train from it, but a file that it did not load (the bf16 weights next to the master weights) may be
+        damaged. Rank 0 says so once.
         """
-        if self._beside is None:
+        if self._unread is None:
             return self._doubtful
-        saved, verification = self._beside
+        saved, verification = self._unread
         if not all(self._gather(wait or verification.done)):
             return self._doubtful
         faults = self._gather(verification.fault({}))
-        self._beside = None
-        fault = next((f"{f} (rank {rank})" for rank, f in enumerate(faults) if f is not None), None)
+        self._unread = None
+        fault = _first_fault(faults)
         if fault is None:
             self._doubtful = set()
         elif dist.get_rank() == 0:
-            print(
+            log_line(
                 f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that file, goes on, and "
-                "older checkpoints are kept until newer ones are whole. Export and generate from a later one",
-                flush=True,
+                "older checkpoints are kept until newer ones are whole. Export and generate from a later one"
             )
         return self._doubtful
 
     def close(self) -> None:
-        """Hash no more: the process is to end."""
-        if self._beside is not None:
-            self._beside[1].close()
+        """Stop hashing: the process is about to end."""
+        if self._unread is not None:
+            self._unread[1].close()
 
     def _verify_unread(self, saved: Saved) -> None:
         files = self._records.files(saved.path)
         unread = sorted(name for name in self._records.unread(saved.path) if quickest(files[name]))
         if unread and self._full and saved.step < self._steps:
             mine = unread[dist.get_rank() :: dist.get_world_size()]
-            self._beside = saved, Verification(saved.path, {name: files[name] for name in mine})
+            self._unread = saved, Verification(saved.path, {name: files[name] for name in mine})
             self._doubtful = {saved.name}
 
     def _verify(self, saved: Saved) -> Verification | None:
-        """Begin to hash this rank's share of what the ranks of its host read. Collective."""
+        """Begin to hash this rank's share of the files that the ranks of its host read. Collective."""
         locals_ = self._gather(int(os.environ.get("LOCAL_RANK", "0")))
         if not self._full:
             return None
         rank = dist.get_rank()
         here = host_of(locals_, rank)
         files = self._records.files(saved.path)
-        # Where nothing is left to train the checkpoint is what the run gives: all of it has to be good.
+        # If nothing is left to train, the checkpoint is the result of the run: all of it has to be good.
         last = self._records.unread(saved.path) if saved.step >= self._steps else set()
         needed = [self._records.read_by(saved.path, self._mesh, peer) | last for peer in here]
         share = deal(needed, {name: about["size"] for name, about in files.items()})[rank - here.start]
         hashes = {name: files[name] for name in share if quickest(files[name])}
         if rank == 0 and not all(quickest(about) for about in files.values()):
-            print(f"checkpoint {saved.name} was written without hashes: only sizes are compared", flush=True)
+            log_line(f"checkpoint {saved.name} was written without hashes: only sizes are compared")
         loaded = self._records.read_whole(saved.path, self._mesh, rank)
         return Verification(saved.path, hashes, max(1, cores_here() // len(here)), loaded)
 
@@ -226,23 +235,26 @@ class Resume:
         self.hashed, self.loading = verification.bytes, loading
         if dist.get_rank() == 0:
             gigabytes = verification.bytes / 1e9
-            print(
+            log_line(
                 f"checkpoint {saved.name} is what was written: rank 0 checked {gigabytes:.3g} GB, loaded in "
-                f"{loading:.1f} s and waited {self.waited:.1f} s",
-                flush=True,
+                f"{loading:.1f} s and waited {self.waited:.1f} s"
             )
 
 
+def _first_fault(faults: list[str | None]) -> str | None:
+    return next((f"{fault} (rank {rank})" for rank, fault in enumerate(faults) if fault is not None), None)
+
+
 def line_of(container: Container, gather: Gather) -> Lineage:
-    """The line that this job writes and goes on with, the same on every host. Collective."""
+    """The line of checkpoints that this job continues, the same on every host. Collective."""
     root = container.checkpoint_dir
     return Lineage(root, gather(Lineage.of(root, container.job).parts if dist.get_rank() == 0 else None)[0])
 
 
 def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
-    """Raise `CheckpointError` where the run's checkpoints are another engine's: this one would begin anew.
+    """Raise `CheckpointError` if the run's checkpoints are another engine's: this one would start over.
 
-    Those of adapters are one form for both engines.
+    Adapters have one format for both engines.
     """
     marks = {"native": checkpoint_manifest.NAME, "nxd": completeness.NAME}
     reads = "native" if adapter else engine
@@ -250,19 +262,19 @@ def check_engine(line: Lineage, engine: str, adapter: bool) -> None:
         for _, path in reversed(line.checkpoints()):
             if other == reads or not (path / mark).exists():
                 continue
-            if told := _of_adapter(path, adapter, other):
-                raise CheckpointError(f"{path.name} of this run {told}")
+            if reason := _other_adapter(path, adapter, other):
+                raise CheckpointError(f"{path.name} of this run {reason}")
             raise CheckpointError(
                 f"train.engine: {path.name} of this run was written by engine {other}; set that, or start another "
                 f"run from its weights (`smtrain convert`) with engine {engine}"
             )
 
 
-def _of_adapter(path: Path, adapter: bool, engine: str) -> str | None:
-    """Why a checkpoint cannot be gone on from where it, or the config, is of an adapter and the other is not."""
+def _other_adapter(path: Path, adapter: bool, engine: str) -> str | None:
+    """Explain that only one of checkpoint and config has an adapter; None if that is not the reason."""
     if engine == "nxd":
         return another_adapter(None, Lora(1, 1.0)) if adapter else None
     try:
         return another_adapter(checkpoint_manifest.Manifest.read(path).lora, None)
     except CheckpointError:
-        return None  # what is wrong with it is said where it is chosen
+        return None  # `choose` reports what is wrong with it

@@ -8,9 +8,9 @@ from smtrain.core.config.training import Train
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """The rate of optimizer step `step` (the first is 1).
+    """Learning rate of optimizer step `step` (the first is 1).
 
-    Linear warm-up reaches `lr` after `warmup_steps`; from there a cosine or a line falls to `min_lr` at step `steps`.
+    Linear warm-up reaches `lr` after `warmup_steps`; then a cosine or a line falls to `min_lr` at step `steps`.
     """
     if step <= train.warmup:
         return train.lr * step / train.warmup

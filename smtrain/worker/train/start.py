@@ -1,4 +1,4 @@
-"""Put a training process together from its config and its container, and run it."""
+"""Build a training process from its config and its container, and run it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.protocol.container import Container
+from smtrain.core.protocol.lineage import Lineage
 from smtrain.core.protocol.log_lines import SOFTWARE
+from smtrain.core.tracking.buffer import Buffered
 from smtrain.version import __version__
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -27,55 +29,36 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.initial import Zeros
 from smtrain.worker.train.base_weights import BaseWeights
-from smtrain.worker.train.compile_trace import trace, tracing
-from smtrain.worker.train.data_position import Position, changes
+from smtrain.worker.train.data_position import Position, changes, identity
 from smtrain.worker.train.destination import Destination
-from smtrain.worker.train.engines import build, join
-from smtrain.worker.train.entry import fail
+from smtrain.worker.train.engines import EngineRecords, Gather, build, join, tracing
+from smtrain.worker.train.entry import fail, log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
-from smtrain.worker.train.identity import identity
-from smtrain.worker.train.loop import Loader, StopRequest, train
-from smtrain.worker.train.machine_counters import MachineCounters
-from smtrain.worker.train.machine_watch import MachineWatch
-from smtrain.worker.train.metrics import MetricsLog, peak_flops
+from smtrain.worker.train.loop import Loader, Trainer, trace
+from smtrain.worker.train.machine_watch import MachineCounters, MachineWatch
+from smtrain.worker.train.metrics import MetricsLog, close_trackers, peak_flops, trackers_of
 from smtrain.worker.train.profile import FOLDER as PROFILE
 from smtrain.worker.train.profile import StepProfiler
-from smtrain.worker.train.resume import Resume, check_engine, choose, line_of
-from smtrain.worker.train.sample_answers import Answers
-from smtrain.worker.train.tracked import close, trackers_of
-from smtrain.worker.train.validation import Validator
+from smtrain.worker.train.resume import Resume, ResumeChoice, Saved, check_engine, choose, line_of
+from smtrain.worker.train.stop import StopRequest
+from smtrain.worker.train.validation import SampleAnswers, Validator
 
 
 def start(config: JobConfig, container: Container) -> None:
     """Train until `train.steps`, from the newest whole checkpoint if there is one. Collective: every rank calls it."""
-    stop = StopRequest()
+    stop = StopRequest()  # first: a SIGTERM from now on must not end this rank alone
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
-    options = config.train
     described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
+    shape = ModelShape.from_config(described)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
-    manifest.check_objective(data, options.objective)
+    manifest.check_objective(data, config.train.objective)
     line = line_of(container, gather)
-    destination = Destination(container, line, _say) if dist.get_rank() == 0 else None
-    check_engine(line, options.engine, options.adapter is not None)
-    choice = choose(line, records, gather, config.checkpoint.step)
-    if choice.saved and not config.checkpoint.resume:
-        raise CheckpointError(
-            f"checkpoint.resume: is false, but the run has checkpoints up to {choice.saved[0].name}; "
-            "set it to true to go on, or give the run another name to start over"
-        )
+    destination = Destination(container, line, log_line) if dist.get_rank() == 0 else None
+    choice = _choose(config, line, records, gather)
     resume = Resume(choice, records, gather, config)
-    adapted = options.adapter is not None  # its base is read at every start
-    weights = _weights(config, container, described, needed=adapted or not choice.saved)
-    here = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
-    for saved in choice.saved:
-        Position(config, manifest, here).refuse_another(saved.name, saved.state)
-    replaced = bool(choice.saved) and not adapted
-    watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
-    shape = ModelShape.from_config(described)
-    engine = build(config, described, Zeros(described, shape, options.seed) if replaced else weights)
-    watched.refuse_damaged()
+    engine, model = _build_engine(config, container, described, manifest, choice, gather)
     loader = _loader(config, data, engine, shape.vocab, container.checkpoint_dir / verify_on_read.KEPT)
     if tracing():
         trace(config, engine, loader, stall)
@@ -83,69 +66,102 @@ def start(config: JobConfig, container: Container) -> None:
         stall.close()
         return
     good = resume.load(engine)
-    step, state, name = (good.step, good.state, good.name) if good else (0, {}, None)
-    log, trackers = None, trackers_of(config, container) if engine.rank == 0 else []
+    state = good.state if good else {}
+    trackers = trackers_of(config, container) if engine.rank == 0 else []
     line = line.begun(good.step if good else None)
     if destination:
         destination.line, engine.allowed = line, destination.allowed
         line.record()
-    if engine.rank == 0:
-        _announce(config, engine, name)
-        for told in changes(state, step, config):
-            print(told, flush=True)
-        if good and step >= options.steps:
-            print(
-                f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}", flush=True
-            )
-        peak = peak_flops(config.compute.instance_type)
-        log = MetricsLog(
-            container.output_data_dir, total_steps=options.steps, first_step=step + 1,
-            tokens_per_step=options.global_batch_size * options.seq_len,
-            flops_per_token=shape.flops_per_token(options.seq_len),
-            peak=peak * engine.world_size if peak else None,
-            live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
-        )  # fmt: skip
-    position = Position(config, manifest, here, step, state, [s.digest for s in choice.abandoned])
+    log = _log(config, container, engine, shape, good, trackers) if engine.rank == 0 else None
     validator = _validator(config, container, manifest, engine, state.get("validation"))
-    profiler = None
-    if options.profile:
-        stage, within = divmod(engine.rank, config.parallel.tp * config.dp)
-        folder = container.output_data_dir / PROFILE
-        profiler = StepProfiler(options.profile, folder, engine.rank, None if within else stage, gather, _say)
+    profiler = _profiler(config, container, engine, gather)
     machine = None
     if engine.rank % config.processes_per_instance == 0:
         machine = MachineWatch(container.output_data_dir, container.host, MachineCounters(container.checkpoint_dir))
+    trainer = Trainer(
+        config, engine, loader, line,
+        Position(config, manifest, model, good.step if good else 0, state, [s.digest for s in choice.abandoned]),
+        stop, stall, LossWatch(shape.vocab, state.get("losses", ()), good.name if good else None),
+        resumed=good.step if good else None, samples=state.get("samples", 0), log=log,
+        distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
+        destination=destination, validator=validator, profiler=profiler,
+    )  # fmt: skip
     try:
-        last = train(
-            config, engine, loader, line=line, resumed=good.step if good else None,
-            samples=state.get("samples", 0), position=position, log=log, stop=stop, stall=stall,
-            watch=LossWatch(shape.vocab, state.get("losses", ()), name),
-            distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
-            destination=destination, validator=validator, profiler=profiler,
-        )  # fmt: skip
+        last = trainer.run()
     finally:
-        resume.close()
-        if machine:
-            machine.close()
-        if log:
-            log.close()
-        if validator:
-            validator.close()
-        if profiler:
-            profiler.close()
-    close(trackers, "Completed" if last >= options.steps else "Stopped")
+        for each in (resume, machine, log, validator, profiler):
+            if each:
+                each.close()
+    close_trackers(trackers, "Completed" if last >= config.train.steps else "Stopped")
     if destination:
         destination.close()
     engine.close()
     stall.close()
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Gather) -> ResumeChoice:
+    """Choose the checkpoints to resume from. Raises `CheckpointError` if the config does not allow it."""
+    check_engine(line, config.train.engine, config.train.adapter is not None)
+    choice = choose(line, records, gather, config.checkpoint.step)
+    if choice.saved and not config.checkpoint.resume:
+        raise CheckpointError(
+            f"checkpoint.resume: is false, but the run has checkpoints up to {choice.saved[0].name}; "
+            "set it to true to resume, or give the run another name to start over"
+        )
+    return choice
+
+
+def _build_engine(
+    config: JobConfig, container: Container, described: dict[str, Any], manifest: DatasetManifest, choice: ResumeChoice,
+    gather: Gather,
+) -> tuple[Engine, dict[str, Any]]:  # fmt: skip
+    """The engine with the base weights, and the model's identity; refuses checkpoints of another model or data."""
+    adapted = config.train.adapter is not None
+    weights = _weights(config, container, described, needed=adapted or not choice.saved)
+    model = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
+    for saved in choice.saved:
+        Position(config, manifest, model).refuse_another(saved.name, saved.state)
+    # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base weights.
+    replaced = bool(choice.saved) and not adapted
+    watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
+    zeros = Zeros(described, ModelShape.from_config(described), config.train.seed)
+    engine = build(config, described, zeros if replaced else weights)
+    watched.refuse_damaged()
+    return engine, model
+
+
+def _log(
+    config: JobConfig, container: Container, engine: Engine, shape: ModelShape, good: Saved | None,
+    trackers: list[Buffered],
+) -> MetricsLog:  # fmt: skip
+    """Announce the run in the job's log, and open its metrics."""
+    options, step = config.train, good.step if good else 0
+    _announce(config, engine, good.name if good else None)
+    for change in changes(good.state if good else {}, step, config):
+        log_line(change)
+    if good and step >= options.steps:
+        log_line(f"nothing is left to train: the run is at step {step}, and train.steps is {options.steps}")
+    peak = peak_flops(config.compute.instance_type)
+    return MetricsLog(
+        container.output_data_dir, total_steps=options.steps, first_step=step + 1,
+        tokens_per_step=options.global_batch_size * options.seq_len,
+        flops_per_token=shape.flops_per_token(options.seq_len),
+        peak=peak * engine.world_size if peak else None,
+        live=container.tensorboard_dir if container.tensorboard_dir.is_dir() else None, trackers=trackers,
+    )  # fmt: skip
+
+
+def _profiler(config: JobConfig, container: Container, engine: Engine, gather: Gather) -> StepProfiler | None:
+    options = config.train.profile
+    if not options:
+        return None
+    stage, within = divmod(engine.rank, config.parallel.tp * config.dp)
+    folder = container.output_data_dir / PROFILE
+    return StepProfiler(options, folder, engine.rank, None if within else stage, gather, log_line)
 
 
 def _weights(config: JobConfig, container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
-    """What the run starts from; on a resume, only to know it again, and None where it is not there any more."""
+    """The weights that the run starts from. A resume needs them only for their identity: None if they are gone."""
     if config.model.init == "scratch" or tracing():
         return None
     try:
@@ -172,8 +188,7 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep
 def _validator(
     config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, before: dict[str, Any] | None
 ) -> Validator | None:
-    """What judges the model by held-out text, where that is asked for."""
-    asked, options = config.train.validation, config.train
+    options, asked = config.train, config.train.validation
     if asked is None:
         return None
     held_out = HeldOut(
@@ -182,7 +197,7 @@ def _validator(
     )  # fmt: skip
     answers = None
     if asked.samples and held_out.samples is not None:
-        answers = Answers(
+        answers = SampleAnswers(
             engine, held_out.samples, container.channel("model"), count=asked.samples, longest=asked.sample_tokens,
             seq_len=options.seq_len, eos_id=manifest.eos_id,
         )  # fmt: skip
@@ -193,20 +208,19 @@ def _validator(
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:
     origin = f"checkpoint {resumed_from}" if resumed_from else config.model.init
     adapted = f" of which {counted(engine.trained)} in LoRA adapters are trained," if config.train.adapter else ""
-    print(
+    log_line(
         f"{counted(engine.parameters)} parameters,{adapted} "
         f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
-        f"{config.train.precision}, from {origin}",
-        flush=True,
+        f"{config.train.precision}, from {origin}"
     )
-    found = {name: _version(name) for name in ("torch", "transformers", "neuronx_distributed", "torch_xla")}
-    libraries = "".join(f", {name} {version}" for name, version in found.items() if version)
-    print(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}, {_system()}", flush=True)
+    versions = {name: _version(name) for name in ("torch", "transformers", "neuronx_distributed", "torch_xla")}
+    libraries = "".join(f", {name} {version}" for name, version in versions.items() if version)
+    log_line(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}, {_system()}")
 
 
 def _system() -> str:
-    """The operating system that the process sees, by its own name."""
+    """The operating system's own name."""
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):  # no Linux, or one without the file

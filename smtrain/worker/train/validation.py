@@ -1,27 +1,37 @@
-"""Validation: the loss on what is held out, between two steps; nothing of the training's own state is touched."""
+"""Validation on held-out text between two steps, which leaves the state of the training as it is."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from smtrain.core.config.validation import Validation
 from smtrain.worker.data.load.heldout import HeldOut
+from smtrain.worker.data.load.packed import Samples
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.engine.base import Engine
+from smtrain.worker.train.entry import log_line
+
+_SHOWN = 300  # characters of a question
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How the model does on the held-out text, the same numbers on every rank."""
+class ValidationResult:
+    """Loss and accuracy on the held-out text, the same numbers on every rank."""
 
     loss: float
-    """Mean over the held-out tokens (sft: those of answers)."""
+    """Mean over the held-out tokens (sft: the tokens of answers)."""
     tokens: int
     accuracy: float | None
-    """Share of these tokens that the model finds likeliest; None for a pre-training."""
+    """Share of these tokens that the model finds likeliest; None in pre-training."""
     seconds: float
 
     @property
@@ -30,16 +40,16 @@ class Judged:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def numbers(self) -> dict[str, float]:
-        """By the names that a step's line has."""
-        found = {"val_loss": self.loss, "val_ppl": self.perplexity}
-        return found if self.accuracy is None else {**found, "val_accuracy": self.accuracy}
+        """The numbers under their names in a step's line."""
+        losses = {"val_loss": self.loss, "val_ppl": self.perplexity}
+        return losses if self.accuracy is None else {**losses, "val_accuracy": self.accuracy}
 
 
 class Validator:
-    """Judges the model at the steps that `options.interval` names, and at a run's first and last.
+    """Validates every `options.interval` steps, and at the first and the last step of a run.
 
-    `before` is what the checkpoint that a run goes on from kept of its validations. `answers`, if given, writes
-    samples of what the model says into the log. Its methods are collective, but for `kept`, `spared` and `saved`.
+    `before` is the state that `kept` returned for the checkpoint to resume from. `answers` prints sample answers.
+    All methods are collective, except `kept`, `spared` and `saved`.
     """
 
     def __init__(
@@ -57,18 +67,18 @@ class Validator:
             self._spared = {self._best["name"]} if self._best else set()
 
     def due(self, step: int) -> bool:
-        """Whether the model is to be judged after a step, and has not been."""
+        """Whether a validation is due after a step and has not been done."""
         at = self._at[0] if self._at else None
         return at != step and (at is None or step % self._options.interval == 0 or step == self._last_step)
 
-    def judge(self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]) -> Judged | None:
-        """The loss on the held-out text after `step`; None where it was `stopped` on the way."""
+    def judge(self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]) -> ValidationResult | None:
+        """Validate after `step`; None if it was `stopped` before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
         for number in range(self._held_out.batches):
             if stopped():
                 return None
-            found = self._engine.evaluate(*self._held_out.batch(number))
-            total, tokens, correct = total + found.loss * found.tokens, tokens + found.tokens, correct + found.correct
+            batch = self._engine.evaluate(*self._held_out.batch(number))
+            total, tokens, correct = total + batch.loss * batch.tokens, tokens + batch.tokens, correct + batch.correct
             beat(f"validation at step {step}")
         if self._answers is not None and not stopped():
             self._answers(step)
@@ -76,10 +86,10 @@ class Validator:
         loss = total / max(1, tokens)
         self._at = step, loss
         share = correct / max(1, tokens) if self._accuracy else None
-        return Judged(loss, tokens, share, time.perf_counter() - began)
+        return ValidationResult(loss, tokens, share, time.perf_counter() - began)
 
     def kept(self, step: int, name: str) -> dict[str, Any] | None:
-        """What the checkpoint `name` of a step keeps of the validations so far; it may be the best."""
+        """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the best."""
         if self._at is None:
             return None
         candidate = self._options.keep_best and self._at[0] == step and math.isfinite(self._at[1])
@@ -90,24 +100,70 @@ class Validator:
 
     @property
     def spared(self) -> set[str]:
-        """Names of the checkpoints that are kept whatever their age: the best, and the one before until it is safe."""
+        """Checkpoints to keep whatever their age: the best, and the former best until the best is safe."""
         return set(self._spared)
 
     def saved(self, name: str) -> None:
-        """A later checkpoint than the best became whole: none but the best is spared from then on."""
+        """Note that a checkpoint became whole."""
+        # A later checkpoint is whole, so the best one before it is too.
         if self._best and name != self._best["name"]:
             self.settled()
 
     def settled(self) -> None:
-        """The best checkpoint is safe: the one before it is spared no more."""
+        """The best checkpoint is safe, so the former best may go."""
         if self._best:
             self._spared = {self._best["name"]}
 
     @property
     def best(self) -> Mapping[str, Any] | None:
-        """Name, step and loss of the best checkpoint, where it is kept."""
+        """Name, step and loss of the best checkpoint, if `keep_best` is set."""
         return self._best
 
     def close(self) -> None:
         """Close the held-out text."""
         self._held_out.close()
+
+
+class SampleAnswers:
+    """Prints what the model answers to the first `count` held-out questions, at every validation.
+
+    Greedy, and without a KV cache: each token computes the whole text again. `tokenizer` is the model's folder. Works
+    with the native engine only.
+    """
+
+    def __init__(
+        self, engine: Any, samples: Samples, tokenizer: Path, *, count: int, longest: int, seq_len: int,
+        eos_id: int | None,
+    ) -> None:  # fmt: skip
+        self._engine, self._tokenizer = engine, load_tokenizer(tokenizer)
+        self._longest, self._seq_len = longest, seq_len
+        self._questions = [self._cut(*samples.sample(i), eos_id) for i in range(min(count, len(samples.lengths)))]
+
+    def _cut(self, tokens: Any, learned: Any, eos_id: int | None) -> tuple[list[int], list[int], set[int]]:
+        """Split a sample into the question's tokens, the answer in the data, and the tokens that end an answer."""
+        first = int(np.flatnonzero(learned)[0])
+        rest = np.flatnonzero(learned[first:] == 0)
+        answer = tokens[first : first + int(rest[0]) if len(rest) else len(tokens)].tolist()
+        special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return (
+            tokens[:first].tolist(),
+            answer,
+            {t for t in answer if t in special} | {i for i in (eos_id,) if i is not None},
+        )
+
+    def __call__(self, step: int) -> None:
+        """Print each question, the model's answer and the answer in the data. Collective."""
+        for question, wanted, ends in self._questions:
+            answer: list[int] = []
+            while len(answer) < self._longest and len(question) + len(answer) < self._seq_len:
+                token = self._engine.next_token(torch.tensor([question + answer]))
+                if token in ends:
+                    break
+                answer.append(token)
+            if self._engine.rank == 0:
+                text, said, known = map(self._text, (question, answer, wanted))
+                shown = text if len(text) <= _SHOWN else f"…{text[-_SHOWN:]}"
+                log_line(f"answer after step {step}: {shown} -> {said} (the data says {known})")
+
+    def _text(self, ids: list[int]) -> str:
+        return json.dumps(self._tokenizer.decode(ids, skip_special_tokens=True).strip(), ensure_ascii=False)

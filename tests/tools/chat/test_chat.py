@@ -30,7 +30,7 @@ from smtrain.worker.checkpoint.adapter import BASE
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.evaluation.evaluate import evaluate
-from smtrain.worker.evaluation.request import Asked
+from smtrain.worker.evaluation.request import EvaluationRequest
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.processes import read
@@ -275,7 +275,7 @@ def test_an_adapter_of_ours_is_put_on_the_weights_alone_that_it_was_trained_on(
     with pytest.raises(CheckpointError, match=r"was trained on other weights than those in .*trained; name the model"):
         smtrain.chat(other, adapter=tmp_path / "adapter", **GREEDY)
     with pytest.raises(CheckpointError, match="was trained on other weights"):
-        evaluate(tmp_path / "adapter", other, Asked(("any",)), under=other)
+        evaluate(tmp_path / "adapter", other, EvaluationRequest(("any",)), under=other)
     file.unlink()
     with pytest.raises(CheckpointError, match=r"has adapter_config.json and no adapter_model.safetensors; copy that"):
         smtrain.chat(folder, adapter=tmp_path / "adapter", **GREEDY)

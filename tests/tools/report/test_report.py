@@ -25,7 +25,7 @@ from smtrain.tools.report.gather import gather
 from smtrain.tools.report.installed import commands
 from smtrain.tools.report.report import config_text, page
 from smtrain.worker.engine.parts import PARTS
-from smtrain.worker.train.profile import told as profile_line
+from smtrain.worker.train.profile import summary as profile_line
 from tests.phone import assert_fits_a_phone
 from tests.shared_run import COMMIT, CONFIG, SharedRun
 

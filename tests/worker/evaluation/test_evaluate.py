@@ -26,10 +26,9 @@ from smtrain.worker.data.read.unread import UnreadText
 from smtrain.worker.evaluation import harness, report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
 from smtrain.worker.evaluation.harness import Tasks, reachable
-from smtrain.worker.evaluation.libraries import hub_answers
+from smtrain.worker.evaluation.libraries import HarnessProgress, hub_answers
 from smtrain.worker.evaluation.mmlu import subjects_in, write_tasks
-from smtrain.worker.evaluation.progress import HarnessProgress
-from smtrain.worker.evaluation.request import Asked
+from smtrain.worker.evaluation.request import EvaluationRequest
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.extras import need
@@ -131,7 +130,7 @@ def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
 ) -> None:
     parquet = as_parquet(tmp_path / "mmlu")
     known = by(model, theirs(tmp_path / "tasks", parquet), "by_hand_anatomy,by_hand_college_physics", tmp_path / "out")
-    made = evaluate(model, None, Asked(("mmlu",), parquet, num_fewshot=3), quiet)
+    made = evaluate(model, None, EvaluationRequest(("mmlu",), parquet, num_fewshot=3), quiet)
     rows = {row["task"]: row for row in made["results"]}
     for subject, count in SUBJECTS.items():
         told, row = known[f"by_hand_{subject}"], rows[f"mmlu_{subject}"]
@@ -175,7 +174,7 @@ def test_a_tokenizer_that_draws_or_has_more_ids_than_the_model(model: Path, own_
     said: list[str] = []
     for before, after in ((None, folder), (model, folder), (folder, model)):
         with pytest.raises(DataError, match=r"the tokenizer has ids up to 50256 \('<more>'\)"):
-            evaluate(after, before, Asked(("reds",), own_task), said.append)
+            evaluate(after, before, EvaluationRequest(("reds",), own_task), said.append)
     assert said == []
 
 
@@ -213,7 +212,7 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, own_task: Path, tmp_path: Path) -> None:
-    made = evaluate(model, base, Asked(("reds",), own_task), quiet)
+    made = evaluate(model, base, EvaluationRequest(("reds",), own_task), quiet)
     (row,) = made["results"]
     between = row["difference"]
     assert between["value"] == pytest.approx(row["after"]["value"] - row["before"]["value"])
@@ -224,7 +223,7 @@ def test_two_models_are_paired_on_the_same_questions(model: Path, base: Path, ow
     text = shown(made)
     assert "is 0 red?" in text
     assert f"{row['before']['value']:.4f} ± {row['before']['stderr']:.4f}" in text
-    same = evaluate(model, model, Asked(("reds", "by_length"), own_task, limit=10), quiet)
+    same = evaluate(model, model, EvaluationRequest(("reds", "by_length"), own_task, limit=10), quiet)
     assert {row["metric"] for row in same["results"] if row["task"] == "by_length"} == {"acc_norm", "acc"}
     assert "metric=acc_norm" in report.lines(same)[1], "the one that the task lists first is its own"
     assert same["results"][0]["verdict"] == "within the noise"
@@ -243,7 +242,7 @@ def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.
 
     said: list[str] = []
     before = settings()
-    tasks = Tasks(Asked(("reds",), own_task, limit=5))
+    tasks = Tasks(EvaluationRequest(("reds",), own_task, limit=5))
     tasks.measure(model, progress=HarnessProgress(said.append, every=0))
     tasks.close()
     assert settings() == before, "what a notebook does next is not offline, and has its bars"
@@ -253,22 +252,22 @@ def test_how_far_it_has_come_is_said(model: Path, own_task: Path, capfd: pytest.
 
 def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no task 'redz'; did you mean reds"):
-        evaluate(model, None, Asked(("redz",), own_task), quiet)
+        evaluate(model, None, EvaluationRequest(("redz",), own_task), quiet)
     with pytest.raises(DataError, match=r"holds no config\.json"):
-        evaluate(tmp_path, None, Asked(("reds",), own_task), quiet)
+        evaluate(tmp_path, None, EvaluationRequest(("reds",), own_task), quiet)
     with pytest.raises(DataError, match=r"holds neither a task's \.yaml nor MMLU"):
-        evaluate(model, None, Asked(("reds",), tmp_path), quiet)
+        evaluate(model, None, EvaluationRequest(("reds",), tmp_path), quiet)
     with pytest.raises(ConfigError, match="chat_template: the tokenizer of"):
-        evaluate(model, None, Asked(("reds",), own_task, chat_template=True), quiet)
+        evaluate(model, None, EvaluationRequest(("reds",), own_task, chat_template=True), quiet)
     without = tmp_path / "without"
     shutil.copytree(own_task, without)
     (without / "questions.jsonl").unlink()
     with pytest.raises(DataError, match="the data of reds cannot be read"):
-        evaluate(model, None, Asked(("reds",), without), quiet)
+        evaluate(model, None, EvaluationRequest(("reds",), without), quiet)
     broken = as_csv(tmp_path / "mmlu")
     (broken / "test/anatomy_test.csv").write_text("a question,A,B,C,D,7\n")
     with pytest.raises(DataError, match="row 1 is not a question, four choices and a letter"):
-        evaluate(model, None, Asked(("mmlu",), broken), quiet)
+        evaluate(model, None, EvaluationRequest(("mmlu",), broken), quiet)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
@@ -282,7 +281,7 @@ def test_an_adapter_is_judged_on_its_base_and_refused_on_another(model: Path, ow
     whole = tmp_path / "whole"
     shutil.copytree(model, whole)
     trained.merge_and_unload().save_pretrained(whole)
-    asked = Asked(("reds",), own_task, limit=10)
+    asked = EvaluationRequest(("reds",), own_task, limit=10)
     beside, merged = evaluate(tmp_path / "adapter", None, asked, quiet, model), evaluate(whole, None, asked, quiet)
     assert beside["results"] == merged["results"]
     with pytest.raises(DataError, match=r"its factors have the shapes of another model's\); name the model"):
@@ -293,7 +292,7 @@ def test_a_model_is_named_from_where_the_command_is_typed(
     model: Path, own_task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    made = evaluate(Path(model.name), None, Asked(("reds",), own_task, limit=2), quiet)
+    made = evaluate(Path(model.name), None, EvaluationRequest(("reds",), own_task, limit=2), quiet)
     assert made["cut_requests"]["after"] == 0
 
 
@@ -303,7 +302,7 @@ def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Pa
     told = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 4}))
     said: list[str] = []
-    made = evaluate(short, None, Asked(("reds",), own_task, limit=3), said.append)
+    made = evaluate(short, None, EvaluationRequest(("reds",), own_task, limit=3), said.append)
     assert made["cut_requests"]["after"] == 6
     assert "6 requests are longer than the model's positions and were cut at the beginning" in said
 
@@ -377,9 +376,9 @@ def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
     told = capsys.readouterr().err
     assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in told
     assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in told
-    assert not reachable(Asked(("mmlux",))), "which task there is not, the harness tells"
+    assert not reachable(EvaluationRequest(("mmlux",))), "which task there is not, the harness tells"
     (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
-    assert not reachable(Asked(("mmlu",))), "it may be what is kept here"
+    assert not reachable(EvaluationRequest(("mmlu",))), "it may be what is kept here"
 
 
 def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,10 +400,10 @@ def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported() -> None:
     code = (
-        "import sys\nfrom smtrain.worker.evaluation.request import Asked\n"
+        "import sys\nfrom smtrain.worker.evaluation.request import EvaluationRequest\n"
         "from smtrain.worker.evaluation.harness import refuse_unheard\n"
-        "refuse_unheard(Asked(('hellaswag', 'mmlu_*', 'gsm8k')))\n"
-        "try:\n    refuse_unheard(Asked(('helaswag',)))\nexcept Exception as error:\n    print(error)\n"
+        "refuse_unheard(EvaluationRequest(('hellaswag', 'mmlu_*', 'gsm8k')))\n"
+        "try:\n    refuse_unheard(EvaluationRequest(('helaswag',)))\nexcept Exception as error:\n    print(error)\n"
         "assert not {'lm_eval', 'torch'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -84,7 +84,8 @@ def go(
     """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
     from smtrain.core.protocol.lineage import Lineage
     from smtrain.worker.train.health import LossWatch, StallWatch
-    from smtrain.worker.train.loop import StopRequest, train
+    from smtrain.worker.train.loop import Trainer
+    from smtrain.worker.train.stop import StopRequest
 
     options = {"steps": 5, "global_batch_size": cases.BATCH, "seq_len": cases.SEQ_LEN, "precision": "fp32"}
     config = JobConfig.model_validate(
@@ -97,10 +98,9 @@ def go(
     if stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     try:
-        ended: Any = train(
-            config, engine, Batches(), line=Lineage.of(folder, ""), resumed=None, samples=0, position=where, log=None,
-            stop=stop, stall=StallWatch(0, lambda _: None), watch=LossWatch(), distrusted=set(),
-        )  # fmt: skip
+        stall = StallWatch(0, lambda _: None)
+        trainer = Trainer(config, engine, Batches(), Lineage.of(folder, ""), where, stop, stall, LossWatch())
+        ended: Any = trainer.run()
     except SmtrainError as error:
         ended = str(error)
     return engine.asked, ended, sorted(path.name for path in folder.iterdir())
@@ -187,7 +187,7 @@ def test_a_stop_before_the_first_step_begins_none(solo: World, tmp_path: Path) -
 
 STUCK = f"""
 import hashlib, signal, sys
-from smtrain.worker.train.first_step import FirstStep
+from smtrain.worker.train.stop import FirstStep
 signal.signal(signal.SIGTERM, lambda *_: None)
 first = FirstStep(grace=0.2)
 if sys.argv[1] == "done":

@@ -12,8 +12,7 @@ import pytest
 
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_record
 from smtrain.worker.train.device_use import DeviceUse, Gpus, neuron, neuron_settings
-from smtrain.worker.train.machine_counters import MachineCounters
-from smtrain.worker.train.machine_watch import SAID, MachineWatch
+from smtrain.worker.train.machine_watch import SAID, MachineCounters, MachineWatch
 
 STAT = (
     "cpu  {busy} 469490 358816 {idle} 11742 0 12175 32588 0 0\ncpu0 901338 232362 172305 246198 1739 0 5022 16147 0 0\n"

@@ -18,7 +18,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.training import Profile
 from smtrain.core.errors import ConfigError
 from smtrain.worker.engine.parts import PARTS, part
-from smtrain.worker.train.profile import StepProfiler, told
+from smtrain.worker.train.profile import StepProfiler, summary
 from tests.worker.engine.world import World
 from tests.worker.train import running
 from tests.worker.train.launched import lay_out
@@ -116,7 +116,7 @@ def test_the_line_gives_means_and_where_ranks_differ_their_range() -> None:
     ranks = [
         {"step": 1.0, "parts": {**dict.fromkeys(PARTS, 0.0), "data": 0.5, "pipeline": wait}} for wait in (0.1, 0.3)
     ]
-    assert told(ranks) == "profile: a step takes 1 s: data 50 %, pipeline 20 % (10 to 30 % by rank)"
+    assert summary(ranks) == "profile: a step takes 1 s: data 50 %, pipeline 20 % (10 to 30 % by rank)"
 
 
 def test_engine_nxd_says_what_to_use_instead() -> None:

@@ -390,7 +390,7 @@ def test_checksums_in_a_model_folder_of_ours_are_compared_at_the_first_start(run
 def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_is_time(
     run: Run, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smtrain.worker.train.loop.PROOF_SECONDS", seconds)
+    monkeypatch.setattr("smtrain.worker.train.stop.PROOF_SECONDS", seconds)
     metrics = run.root / "output/data/metrics.jsonl"
 
     def stop() -> None:
