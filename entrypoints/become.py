@@ -1,4 +1,4 @@
-"""What a fork of another Python does to run a script as a new Python would. Standard library alone."""
+"""Run a script in a fork of another Python as a new Python would run it. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 def become(
     arguments: list[str], environment: dict[str, str], files: dict[int, int], mask: set[Any], exits: bool = False
 ) -> None:
-    """Run the script `arguments[0]` in this fork, and end with it. Nothing of the parent's runs here again.
+    """Run the script `arguments[0]` in this fork, and end with it. No code of the parent runs here again.
 
-    `files` are the descriptors to have, by standard stream; `mask` are the signals that stay blocked. With `exits` the
-    functions that wait for the exit are run, those that were registered before the fork among them.
+    `files` are the descriptors of the standard streams; `mask` are the signals that stay blocked. With `exits` the
+    functions registered with atexit run, including those that were registered before the fork.
     """
     status = 1
     try:
@@ -48,7 +48,7 @@ def become(
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     finally:
-        # Not by an exit of Python's: objects of the parent's that are still here would close what they have not opened.
+        # os._exit: in an ordinary exit, objects of the parent would close files that this process has not opened.
         try:
             threading._shutdown()  # type: ignore[attr-defined]
             if exits:
@@ -60,6 +60,6 @@ def become(
 
 
 def _unbuffered(descriptor: int, like: Any) -> io.TextIOWrapper:
-    """A standard stream as `python -u` has it."""
+    """An unbuffered standard stream, as with `python -u`."""
     raw: Any = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, like.encoding, like.errors, write_through=True)

@@ -1,8 +1,8 @@
 """Stage compile: the graphs of the training run -> the compile cache, by neuron_parallel_compile on one host.
 
-The tool runs the training entry with every process of the mesh, with the runtime answering zeros, and compiles what it
-saw. It writes to this host's disk: failures, which it would remember, never reach the cache: a prefix in S3, or on a
-Slurm cluster a folder that all nodes see.
+The tool runs the training script with every process of the mesh and a runtime that answers zeros, then compiles the
+graphs that it saw. It writes to this host's disk, so that failed graphs, which it would remember, never reach the
+cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from graphs_in_folder import GraphsInFolder
-from graphs_in_s3 import GraphsInS3
+from compile_cache import GraphsInFolder, GraphsInS3
 
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import SmtrainError
@@ -50,7 +49,7 @@ def stage(config: JobConfig, container: Container) -> None:
             f"{PROGRAM} ended with status {status} before it compiled anything; what the training run said above is "
             "the cause"
         )
-    shared.store(folder, cache.files())  # also where others failed: the next attempt compiles those alone
+    shared.store(folder, cache.files())  # even if some failed: the next attempt compiles only those
     seconds = time.monotonic() - began
     result = {
         "total": totals.total, "successful": totals.successful, "failed": totals.failed, "cached": cached,
@@ -73,7 +72,7 @@ def stage(config: JobConfig, container: Container) -> None:
 
 
 def _trial(config: JobConfig) -> list[str]:
-    """The training run with all its processes on this host."""
+    """The command of the training run, with all its processes on this host."""
     return [
         sys.executable, str(HERE / "rendezvous.py"), "--nnodes=1", f"--nproc_per_node={config.world_size}",
         "--master_addr=127.0.0.1", f"--master_port={os.environ.get('SMTRAIN_MASTER_PORT', '7777')}",
@@ -82,13 +81,13 @@ def _trial(config: JobConfig) -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
-    """The program's exit status and totals; its lines go to the log as they come."""
+    """Run the program; returns its exit status and totals. Its lines go to the log at once."""
     listener = Listener()
-    surroundings = {**os.environ, "NEURON_COMPILE_CACHE_URL": str(folder)}
-    surroundings.setdefault("OMP_NUM_THREADS", "1")
-    surroundings["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
+    environment = {**os.environ, "NEURON_COMPILE_CACHE_URL": str(folder)}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
     with subprocess.Popen(
-        command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout
         for line in process.stdout:
@@ -100,11 +99,11 @@ def _run(command: list[str], folder: Path) -> tuple[int, Totals | None]:
 
 def _failure(totals: Totals, cache: Cache, status: int) -> str:
     names = [f"{path.name}: {reason(path)}" for path in cache.failed]
-    told = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+    failures = "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
     return (
         f"{max(totals.failed, len(names))} of {totals.total} graphs did not compile (status {status}), and were not "
         f"cached; read the compiler's errors above, try smaller pieces (parallel.pp, parallel.tp, train.seq_len) or "
-        f"another image, and launch stage compile again: {told or 'they left nothing in the cache'}"
+        f"another image, and launch stage compile again: {failures or 'they left nothing in the cache'}"
     )
 
 

@@ -1,8 +1,12 @@
-"""What every cache of compiled graphs does, wherever it lies: the order of its files, and refusals as sentences."""
+"""The cache of compiled graphs: a prefix in S3, or a folder that all nodes of a Slurm cluster see.
+
+Next to the entry scripts, because the package's worker half imports no AWS client.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,43 +15,106 @@ from typing import Any
 
 from smtrain.core.config.schema import GRAPHS_COMPLETE
 from smtrain.core.errors import SmtrainError
+from smtrain.core.files import write_atomically
+from smtrain.core.protocol.uris import split_uri
 
 
 class CompileCache(ABC):
-    """One place for graphs. Every method raises `SmtrainError` where it cannot be used."""
+    """One place for graphs. Every method raises `SmtrainError` if it cannot be used."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
 
     @abstractmethod
     def fetch(self, folder: Path) -> None:
-        """Copy all graphs into a folder, so that only what is new is compiled."""
+        """Copy all graphs into a folder, so that only new ones are compiled."""
 
     def store(self, folder: Path, files: list[Path]) -> None:
-        """Copy files of a folder; what says that a graph is whole comes after the rest of it."""
+        """Copy files of a folder; the file that marks a graph as whole comes after the rest of it."""
         with self.refusals():
             for path in sorted(files, key=lambda p: (p.parent, p.suffix in (".neff", ".done"), p.name)):
                 self.put(path.relative_to(folder).as_posix(), path)
 
-    def complete(self, told: dict[str, Any]) -> None:
-        """Say that all graphs are there."""
+    def complete(self, result: dict[str, Any]) -> None:
+        """Mark the cache as complete."""
         with self.refusals():
-            self.put(GRAPHS_COMPLETE, (json.dumps(told, indent=1) + "\n").encode())
+            self.put(GRAPHS_COMPLETE, (json.dumps(result, indent=1) + "\n").encode())
 
     @abstractmethod
     def put(self, name: str, content: Path | bytes) -> None:
-        """A file of the cache: all of it is there, or nothing."""
+        """Write a file of the cache, whole or not at all."""
 
     @abstractmethod
     def refusal(self, error: Exception) -> str | None:
-        """Why the cache cannot be used, and what to do; None for an error that is none of its own."""
+        """Explain why the cache cannot be used, and what to do; None if the error has another cause."""
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Turn errors of the place into a sentence."""
+        """Turn errors of the storage into `SmtrainError`."""
         try:
             yield
         except Exception as error:
             if (why := self.refusal(error)) is None:
                 raise
             raise SmtrainError(f"the compile cache {self.uri} cannot be used {why}") from None
+
+
+class GraphsInFolder(CompileCache):
+    """A shared folder."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self._shared = Path(uri)
+
+    def fetch(self, folder: Path) -> None:
+        if self._shared.is_dir():
+            with self.refusals():
+                # Hidden files are those that another job is writing.
+                shutil.copytree(
+                    self._shared, folder, ignore=shutil.ignore_patterns(GRAPHS_COMPLETE, ".*"), dirs_exist_ok=True
+                )
+
+    def put(self, name: str, content: Path | bytes) -> None:
+        path = self._shared / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content if isinstance(content, bytes) else content.read_bytes(), sync=False)
+
+    def refusal(self, error: Exception) -> str | None:
+        return f"({error})" if isinstance(error, OSError) else None
+
+
+class GraphsInS3(CompileCache):
+    """A prefix in S3, with the job's own role."""
+
+    def __init__(self, uri: str) -> None:
+        import boto3
+
+        super().__init__(uri)
+        self._bucket, prefix = split_uri(uri)
+        self._prefix = f"{prefix.rstrip('/')}/"
+        self._client = boto3.client("s3")
+
+    def fetch(self, folder: Path) -> None:
+        with self.refusals():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            for item in (item for page in pages for item in page.get("Contents", [])):
+                path = folder / item["Key"][len(self._prefix) :]
+                # A key with `..` must not write outside the folder.
+                if path.name != GRAPHS_COMPLETE and path.resolve().is_relative_to(folder.resolve()):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._client.download_file(self._bucket, item["Key"], str(path))
+
+    def put(self, name: str, content: Path | bytes) -> None:
+        key = self._prefix + name
+        if isinstance(content, bytes):
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=content)
+        else:
+            self._client.upload_file(str(content), self._bucket, key)
+
+    def refusal(self, error: Exception) -> str | None:
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if not isinstance(error, (Boto3Error, BotoCoreError, ClientError)):
+            return None
+        return f"({error}); let the role list, read and write it (`smtrain iam policy CONFIG --role`)"

@@ -12,18 +12,14 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation.evaluate import evaluate, save, shown
     from smtrain.worker.evaluation.request import EvaluationRequest
 
-    given = config.evaluate
-    asked = EvaluationRequest(
-        given.tasks,
-        container.channel("tasks") if given.data else None,
-        given.num_fewshot,
-        given.limit,
-        given.chat_template,
-        given.batch_size,
+    options = config.evaluate
+    tasks = container.channel("tasks") if options.data else None
+    request = EvaluationRequest(
+        options.tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size
     )
     before = container.channel("base") if container.has_channel("base") else None
-    base = before if given.base else None
-    made = evaluate(container.channel("model"), base, asked, lambda text: print(text, flush=True), before)
+    base = before if options.base else None
+    made = evaluate(container.channel("model"), base, request, lambda text: print(text, flush=True), before)
     save(made, container.model_dir)
     print(shown(made), flush=True)
     for line in report.lines(made):

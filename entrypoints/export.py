@@ -1,4 +1,4 @@
-"""Stage export: the newest whole checkpoint in channel `checkpoint` -> an ordinary Hugging Face folder."""
+"""Stage export: the newest whole checkpoint in channel `checkpoint` -> a standard Hugging Face folder."""
 
 from __future__ import annotations
 

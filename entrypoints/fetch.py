@@ -1,4 +1,4 @@
-"""Stage fetch: a model of a hub -> its files in the model folder, as the other stages read them."""
+"""Stage fetch: a model of a hub -> its files in the model folder, in the form that the other stages read."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from smtrain.worker.train.entry import main
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    found = HUB.fullmatch(config.model.path)
-    assert found, config.model.path
-    hub, name, revision = found.groups()
+    uri = HUB.fullmatch(config.model.path)
+    assert uri, config.model.path
+    hub, name, revision = uri.groups()
     token = read(config.model.token) if config.model.token else None
     fetch = from_modelscope if hub == "modelscope" else from_hugging_face
-    asked = {"model": name, "revision": revision or (modelscope.BRANCH if hub == "modelscope" else "main")}
+    request = {"model": name, "revision": revision or (modelscope.BRANCH if hub == "modelscope" else "main")}
     try:
-        source = fetch(config, name, asked["revision"], container.model_dir, token)
+        source = fetch(config, name, request["revision"], container.model_dir, token)
     except SmtrainError:
         raise
-    except Exception as error:  # the hub's refusals, and the network's as its client has them
+    except Exception as error:  # each hub's client has its own errors for refusals and the network
         raise SmtrainError(
             f"{config.model.path} could not be fetched ({type(error).__name__}); check its name and revision, and for "
             "a gated model that its licence was accepted, and model.token"
         ) from None
-    told = {"endpoint": source["endpoint"], **asked, "commit": source["commit"]}
-    told |= {"hub": hub} if hub == "modelscope" else {}
-    (container.model_dir / SOURCE).write_text(json.dumps(told, indent=2) + "\n")
+    record = {"endpoint": source["endpoint"], **request, "commit": source["commit"]}
+    record |= {"hub": hub} if hub == "modelscope" else {}
+    (container.model_dir / SOURCE).write_text(json.dumps(record, indent=2) + "\n")
     files = sorted(path.name for path in container.model_dir.iterdir())
     print(f"fetched {name} at commit {source['commit']}: {', '.join(files)}", flush=True)
 

@@ -1,9 +1,8 @@
-"""torchrun on this machine, whose ranks are forks of it: `python forking.py ARGUMENTS OF TORCHRUN`.
+"""torchrun on this machine, with ranks that are forks of it: `python forking.py ARGUMENTS OF TORCHRUN`.
 
-Most of what a short run costs is the import of torch and transformers, in torchrun and again in every rank. Here
-torchrun imports what training needs, once, and every rank begins as a copy of it. Only a local run of the native engine
-is started this way, and only without a GPU, whose driver does not survive a fork: elsewhere each rank is a Python of
-its own.
+A short run spends most of its time importing torch and transformers, in torchrun and again in every rank. Here torchrun
+imports them once and forks every rank. Only local runs of the native engine without a GPU start this way, because a
+GPU's driver does not survive a fork.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from become import become
 
 
 def preload(ml: Path) -> None:
-    """Import what every rank will. What cannot be imported is left to the ranks, which say why."""
+    """Import what every rank needs. If that fails, the ranks fail too and report it."""
     gc.disable()  # a fifth of the time of an import goes to collections that find nothing
     with contextlib.suppress(Exception):
         import torch._dynamo  # noqa: F401 - torch.optim imports it when it is used
@@ -40,14 +39,14 @@ def preload(ml: Path) -> None:
 
 
 class Rank:
-    """A forked rank, with what torchrun uses of `subprocess.Popen`."""
+    """A forked rank, with the part of `subprocess.Popen` that torchrun uses."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], outputs: list[int]) -> None:
         self.args = arguments
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal that came in between would run torchrun's handler in the rank.
+        # Between fork and `become` a signal would run torchrun's handler in the rank.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
@@ -82,7 +81,7 @@ class Rank:
 
 
 def fork_ranks() -> None:
-    """Have torchrun fork its ranks, where they are Python scripts."""
+    """Make torchrun fork ranks that are Python scripts."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     started = SubprocessHandler._popen
@@ -102,6 +101,6 @@ if __name__ == "__main__":
     from torch.distributed.run import main
 
     on_its_own_address()
-    with contextlib.suppress(ImportError, AttributeError):  # another torch may have it elsewhere: it starts Pythons
+    with contextlib.suppress(ImportError, AttributeError):  # else another torch: each rank starts a Python
         fork_ranks()
     main()

@@ -16,7 +16,7 @@ def stage(config: JobConfig, container: Container) -> None:
     with collector_paused():
         from smtrain.worker.generation.stage import generate
 
-    asked, folder = config.generate, container.channel("model")
+    options, folder = config.generate, container.channel("model")
     if container.has_channel("base"):  # the export is an adapter
         from smtrain.worker.checkpoint.convert import convert
         from smtrain.worker.checkpoint.targets import HuggingFace
@@ -26,13 +26,13 @@ def stage(config: JobConfig, container: Container) -> None:
         folder = merged
     texts = generate(
         folder,
-        list(asked.prompts),
-        max_new_tokens=asked.max_new_tokens,
-        temperature=asked.temperature,
+        list(options.prompts),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
         seed=config.train.seed,
         chat=config.train.objective == "sft",
     )
-    pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(asked.prompts, texts, strict=True)]
+    pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(options.prompts, texts, strict=True)]
     container.model_dir.mkdir(parents=True, exist_ok=True)
     (container.model_dir / "generation.json").write_text(json.dumps(pairs, indent=2) + "\n", "utf-8")
     between = "\n" if config.train.objective == "sft" else ""

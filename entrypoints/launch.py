@@ -1,7 +1,7 @@
-"""The container's first process: `python launch.py STAGE` sees to the libraries and becomes the stage.
+"""The container's first process: `python launch.py STAGE` installs missing libraries and becomes the stage.
 
-Training runs under torchrun, and SIGTERM is handed to the training processes from here: torchrun would kill them 30 s
-after, of the 120 s that SageMaker gives, and end in an error. Standard library only: it runs before anything is there.
+Training runs under torchrun, and this process forwards SIGTERM to the training processes: torchrun itself would kill
+them after 30 s of the 120 s that SageMaker gives, and end in an error. Standard library only: no package is there yet.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ IMPORT_TORCH = ("generate", "evaluate")
 
 
 def wanted(file: Path, stage: str) -> list[str]:
-    """The requirements of a pip file that concern a stage: a comment behind one names its stages; none means all."""
+    """The requirements of a pip file for a stage: a comment behind one names its stages; no comment means all."""
     text = file.read_text("utf-8").replace("\\\n", " ")
     parts = [line.partition("#") for line in text.splitlines()]
     return [line.strip() for line, _, stages in parts if line.strip() and stage in (stages.split() or [stage])]
 
 
 def missing(lines: list[str]) -> list[str]:
-    """The requirements that the installed packages do not satisfy; of a pinned one, any version will do."""
+    """The requirements that the installed packages do not satisfy; for a pinned one, any version will do."""
     lacking = []
     for line in lines:
         name = re.split(r"[^A-Za-z0-9._-]", line)[0]
@@ -53,40 +53,39 @@ def missing(lines: list[str]) -> list[str]:
 
 
 def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
-    """The requirements that are not satisfied, by what the config's section `data` asks for (`data.filters`) and the
-    extra of smtrain that has them."""
+    """Unsatisfied requirements, by the option of the config's section `data` (`data.filters`) and smtrain's extra."""
     sys.path.insert(0, str(HERE.parent))
     from smtrain.core.protocol.data_packages import EXTRAS, WORDS, data_needs, requirements
 
     config = ml / "input/data/config/config.json"
     data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}
-    found = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in data_needs(data)}
-    return {(need, EXTRAS[need]): lines for need, lines in found.items() if lines}
+    lacking = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in data_needs(data)}
+    return {(need, EXTRAS[need]): lines for need, lines in lacking.items() if lines}
 
 
 def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, str]] = ()) -> None:
-    """End with what is not there, where SageMaker looks for FailureReason: nothing is installed over a network.
+    """End with a sentence about missing packages in output/failure: nothing is installed over a network.
 
-    `needs`: what of the config's data needs it, each with its extra.
+    `needs`: the options of the config's data that need them, each with its extra.
     """
     extras = ",".join(["train", *(extra for _, extra in needs)])
-    where = os.environ.get("SMTRAIN_INSTALL", "").replace("smtrain[train]", f"smtrain[{extras}]") or (
+    remedy = os.environ.get("SMTRAIN_INSTALL", "").replace("smtrain[train]", f"smtrain[{extras}]") or (
         f"install smtrain[{extras}] in the environment of the control plane"
         if "SMTRAIN_MASTER_PORT" in os.environ
         else "build it into the image (`smtrain image build`), or choose another (compute.image)"
     )
     why = " and ".join(need for need, _ in needs) or f"stage {stage}"
-    told = f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {where}"
-    print(told, file=sys.stderr, flush=True)
+    sentence = f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {remedy}"
+    print(sentence, file=sys.stderr, flush=True)
     (ml / "output").mkdir(exist_ok=True)
-    (ml / "output/failure").write_text(told, "utf-8")
+    (ml / "output/failure").write_text(sentence, "utf-8")
     sys.exit(1)
 
 
 def libraries(stage: str, ml: Path) -> Path | None:
-    """A folder of the job with what travelled with the code for this stage and is not installed; None where nothing is.
+    """Install missing wheels that came with the code into a folder of the job; None if nothing was installed.
 
-    Without an index, by the hashes of wheels.txt, and never into this Python.
+    Without an index, with the hashes of wheels.txt, and never into this Python.
     """
     lacking = missing(wanted(HERE / "wheels.txt", stage))
     if not lacking:
@@ -116,7 +115,7 @@ def libraries(stage: str, ml: Path) -> Path | None:
 
 
 def command(stage: str, ml: Path) -> list[str]:
-    """What to become: the stage's script, under torchrun for training."""
+    """The command to become: the stage's script, under torchrun for training."""
     script = str(HERE / f"{stage}.py")
     if stage != "train":
         return [sys.executable, script]
@@ -139,8 +138,11 @@ def command(stage: str, ml: Path) -> list[str]:
 
 
 def torchrun(first: str, engine: str) -> list[str]:
-    """torchrun as arguments of Python. Where all hosts are on this machine, no other is to reach their rendezvous, and
-    without an accelerator torchrun imports for all ranks."""
+    """torchrun as arguments of Python.
+
+    If all hosts are on this machine, no other machine may reach their rendezvous; without an accelerator torchrun also
+    forks its ranks.
+    """
     if not on_this_machine(first):
         return ["-m", "torch.distributed.run"]
     forks = engine == "native" and sys.platform == "linux" and not accelerator()
@@ -153,7 +155,7 @@ def cores() -> int:
 
 
 def on_this_machine(first: str) -> bool:
-    """Whether all hosts of the job are on one machine: they share its cores, and no other is to reach them."""
+    """Whether all hosts of the job are on this machine, and share its cores."""
     try:
         return socket.gethostbyname(first).startswith("127.")
     except OSError:
@@ -167,9 +169,9 @@ def accelerator(devices: Path = Path("/dev")) -> bool:
 
 
 def supervise(arguments: list[str]) -> int:
-    """Run torchrun to its end; gives its exit status, 128 + the signal that killed it.
+    """Run torchrun; returns its exit status, or 128 + the signal that killed it.
 
-    SIGTERM goes to the training processes, which save and leave by themselves; before there are any, to torchrun.
+    SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to torchrun.
     """
     process: Any = None
 
@@ -188,7 +190,7 @@ def supervise(arguments: list[str]) -> int:
 
 
 def copy(arguments: list[str], must: bool) -> Any:
-    """The script in a copy of a Python that has imported what it will; None where the sandbox offers none."""
+    """Start the script in a fork of a warm Python; None if the sandbox has none."""
     if "SMTRAIN_WARM" not in os.environ or accelerator():
         return None
     import warm
@@ -197,27 +199,26 @@ def copy(arguments: list[str], must: bool) -> Any:
 
 
 def attend(process: Any) -> int:
-    """Wait for a stage that runs in a copy; gives its exit status. SIGTERM is for it."""
+    """Wait for a stage that runs in a fork, and forward SIGTERM; returns its exit status."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(process.pid, signal.SIGTERM))
     status: int = process.wait()
     return status if status >= 0 else 128 - status
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started and that live."""
-    found = []
+    """The live child processes of a process."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # The command in parentheses may hold anything; state and parent come after it.
                 if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 def address(host: str) -> str:
-    """The first host's name, or what stands for it: its address in $SMTRAIN_MASTER_ADDR where hosts have no such names,
-    this machine where the sandbox could not give them any."""
+    """The address of the first host: $SMTRAIN_MASTER_ADDR, its name, or this machine in a sandbox without names."""
     if there := os.environ.get("SMTRAIN_MASTER_ADDR"):
         return there
     try:
@@ -228,18 +229,18 @@ def address(host: str) -> str:
 
 
 def main() -> None:
-    """See to the libraries, then become the stage."""
+    """Check and install libraries, then become the stage."""
     stage = sys.argv[1]
     ml = Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
     if lacking := missing(wanted(HERE / "requirements.txt", stage)):
         refuse(stage, lacking, ml)
-    if stage == "prepare" and (found := lacking_for_data(ml)):
-        refuse(stage, [line for lines in found.values() for line in lines], ml, list(found))
+    if stage == "prepare" and (needs := lacking_for_data(ml)):
+        refuse(stage, [line for lines in needs.values() for line in lines], ml, list(needs))
     paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries are noise in a log
+        os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars are noise in a log
     arguments = command(stage, ml)
     if stage == "train":
         sys.exit(supervise(arguments))

@@ -1,6 +1,6 @@
-"""torchrun, whose rendezvous listens on the first host's own address: `python rendezvous.py ARGUMENTS OF TORCHRUN`.
+"""torchrun with a rendezvous on the first host's own address only: `python rendezvous.py ARGUMENTS OF TORCHRUN`.
 
-torch's store listens on all interfaces, also where all hosts of a job are on this machine and none else is to reach it.
+torch's store listens on all interfaces, even if all hosts of a job are on this machine and no other may reach it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.distributed.run import main
 
 
 def store(host: str, port: int, world_size: int, is_master: bool, timeout: timedelta, **options: Any) -> TCPStore:
-    """A store as torchrun asks for it; of the first host, behind a socket that is bound to its address."""
+    """The store that torchrun asks for; the first host's listens on a socket that is bound to its address."""
     if is_master:
         options["master_listen_fd"] = socket.create_server((host, port), backlog=2048).detach()
     return TCPStore(host, port, world_size, is_master, timeout, **options)
 
 
 def on_its_own_address() -> None:
-    """From now on a rendezvous of this process is made by `store`."""
+    """Make torchrun use `store` in this process."""
     static_tcp_rendezvous.TCPStore = store  # type: ignore[misc, assignment]
 
 

@@ -1,8 +1,8 @@
-"""Inputs in S3, copied once to the folder that all nodes of a cluster see: `python s3_inputs.py JOB_FOLDER SHARED`.
+"""Copy inputs from S3 once to the folder that all nodes of a cluster see: `python s3_inputs.py JOB_FOLDER SHARED`.
 
-A prefix as it is now becomes `<shared>/s3/<hash>/data`, named after its objects, so that the next job finds it and
-other objects under the same prefix are another folder. `manifest.json` beside it lists the objects and is written when
-all are there; until then a next attempt copies what is lacking. `inputs.json` in the job's folder says what is where.
+A prefix becomes `<shared>/s3/<hash>/data`, named after its objects: the next job finds it, and other objects under the
+same prefix get another folder. `manifest.json` next to it lists the objects and is written when all are there; until
+then the next attempt copies the missing ones. `inputs.json` in the job's folder maps each URI to its folder.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SAY_S = 10.0
 
 
 def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, str]]:
-    """(key, name, size, etag) of what a channel of this prefix holds, named as SageMaker names it."""
+    """(key, name, size, etag) of the objects of a channel with this prefix, named as SageMaker names them."""
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    found = [item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
+    items = [item for page in pages for item in page.get("Contents", []) if not item["Key"].endswith("/")]
     folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
-    if any(item["Key"].startswith(folder) for item in found):
-        found = [item for item in found if item["Key"].startswith(folder)]
+    if any(item["Key"].startswith(folder) for item in items):
+        items = [item for item in items if item["Key"].startswith(folder)]
     else:
         folder = prefix[: prefix.rfind("/") + 1]
-    return [(item["Key"], item["Key"][len(folder) :], item["Size"], item["ETag"].strip('"')) for item in found]
+    return [(item["Key"], item["Key"][len(folder) :], item["Size"], item["ETag"].strip('"')) for item in items]
 
 
 def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
-    """The folder with a prefix's objects. Raises SystemExit with a sentence where there are none."""
+    """Copy a prefix's objects unless they are there; returns their folder. Raises SystemExit if there are none."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     objects = listed(client, bucket, prefix)
     if not objects:
@@ -44,7 +44,7 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
     digest = hashlib.sha256(json.dumps([uri, objects]).encode()).hexdigest()[:16]
     place = shared / "s3" / digest
     data, manifest = place / "data", place / "manifest.json"
-    parts = place / "parts" / f"{os.uname().nodename}.{os.getpid()}"  # of this process alone: two may copy the same
+    parts = place / "parts" / f"{os.uname().nodename}.{os.getpid()}"  # two jobs may copy the same prefix
     if manifest.exists():
         say(f"{uri} is in {data} since an earlier job")
         return data
@@ -52,7 +52,7 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
         if not (data / name).resolve().is_relative_to(data.resolve()):
             raise SystemExit(f"{uri}: the key {name!r} points outside its folder")
     lacking = [one for one in objects if not _there(data / one[1], one[2])]
-    total, done, told = sum(size for *_, size, _ in lacking), 0, time.monotonic()
+    total, done, said = sum(size for *_, size, _ in lacking), 0, time.monotonic()
     say(f"copying {total / 1e6:.1f} MB of {uri} to {data}")
     with ThreadPoolExecutor(STREAMS) as pool:
         copies = {
@@ -63,16 +63,16 @@ def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
             try:
                 copy.result()
             except OSError:
-                if manifest.exists():  # another job has copied all of it, and cleared up
+                if manifest.exists():  # another job has copied everything, and deleted our parts
                     return data
                 raise
             done += copies[copy]
-            if time.monotonic() - told > SAY_S:
-                told = time.monotonic()
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
                 say(f"copied {done / 1e6:.1f} of {total / 1e6:.1f} MB")
     rows = [{"key": key, "size": size, "etag": etag} for key, _, size, etag in objects]
     _write(manifest, json.dumps({"uri": uri, "objects": rows}, indent=1))
-    shutil.rmtree(place / "parts", ignore_errors=True)  # what killed jobs have left, too
+    shutil.rmtree(place / "parts", ignore_errors=True)  # also those of killed jobs
     return data
 
 
@@ -114,7 +114,7 @@ def main() -> None:
                              "nodes' Python (cluster.venv)") from None  # fmt: skip
         try:
             client = boto3.client("s3")
-            found = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
+            folders = {uri: str(synced(client, uri, shared, say)) for uri in sorted(uris) if uri.startswith("s3://")}
         except (Boto3Error, BotoCoreError, ClientError) as error:
             raise SystemExit(
                 f"inputs in S3 cannot be read ({error}); let the nodes' role list and read them, or pass a profile on "
@@ -126,7 +126,7 @@ def main() -> None:
         say(str(failure))
         _write(job / "nodes/algo-1/output/failure", str(failure))
         sys.exit(1)
-    _write(job / "inputs.json", json.dumps(found))
+    _write(job / "inputs.json", json.dumps(folders))
 
 
 if __name__ == "__main__":

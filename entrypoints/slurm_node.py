@@ -1,7 +1,7 @@
-"""One node of a Slurm job: `python slurm_node.py STAGE`, started by srun once a node, becomes a host as on SageMaker.
+"""One node of a Slurm job: srun starts `python slurm_node.py STAGE` once a node, and it acts as a SageMaker host.
 
 It makes the node's /opt/ml on the shared folder (links to inputs, checkpoints and results), runs the launcher in it,
-puts the time before every line, and hands SIGTERM on. Standard library only: it runs before anything is there.
+puts the time before every line, and forwards SIGTERM. Standard library only: no package is there yet.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ GRAPHS, GRAPHS_COMPLETE = "NEURON_COMPILE_CACHE_URL", "smtrain-complete.json"  #
 
 
 def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None) -> Path:
-    """The folder that is this node's /opt/ml; what an earlier attempt left in it goes."""
+    """Make the folder that is this node's /opt/ml; deletes what an earlier attempt left in it."""
     names = [f"algo-{number + 1}" for number in range(hosts)]
     ml = job / "nodes" / names[rank]
     shutil.rmtree(ml, ignore_errors=True)
     for folder in ("input/config", "input/data", "output", "code"):
         (ml / folder).mkdir(parents=True)
-    told: dict[str, Any] = {"current_host": names[rank], "hosts": names}
+    resources: dict[str, Any] = {"current_host": names[rank], "hosts": names}
     if interface:
-        told["network_interface_name"] = interface
-    (ml / "input/config/resourceconfig.json").write_text(json.dumps(told), "utf-8")
-    copied = job / "inputs.json"  # what s3_inputs.py has copied
+        resources["network_interface_name"] = interface
+    (ml / "input/config/resourceconfig.json").write_text(json.dumps(resources), "utf-8")
+    copied = job / "inputs.json"  # written by s3_inputs.py
     from_s3 = json.loads(copied.read_text("utf-8")) if copied.exists() else {}
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
@@ -50,7 +50,7 @@ def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interfa
         elif not source.exists():
             raise SystemExit(
                 f"{source}: channel {channel['ChannelName']} is not there on {socket.gethostname()}; check that "
-                "cluster.shared is mounted on every node, and that nobody has removed it; a launch copies it there"
+                "cluster.shared is mounted on every node, and that it was not removed; a launch copies it there"
             )
         place.symlink_to(source)
     links = {"model": job / "output/model", "output/data": job / "output/data"}
@@ -63,27 +63,30 @@ def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interfa
 
 
 def interface_to(address: str) -> str | None:
-    """The network interface by which this node reaches an address; None where that cannot be told."""
+    """The network interface by which this node reaches an address; None if that cannot be found out."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         own = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                asked = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, asked)[20:24]) == own:  # SIOCGIFADDR
+                request = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own:  # SIOCGIFADDR
                     return name
     return None
 
 
 def first_node() -> str:
-    """The address of node 0, on which the batch script and so srun runs."""
-    listed = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
-    return os.environ.get("SMTRAIN_MASTER_ADDR") or listed or socket.gethostname()
+    """The address of node 0, which runs the batch script and srun."""
+    launching = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    return os.environ.get("SMTRAIN_MASTER_ADDR") or launching or socket.gethostname()
 
 
 def own_graphs(shared: str) -> str:
-    """Where this node's processes find compiled graphs. A cache that stage compile has filled is copied to the node's
-    own disk, since the compiler's locks are slow on a file system that all nodes use; any other is used where it is."""
+    """The folder of compiled graphs for this node's processes.
+
+    A complete cache is copied to the node's own disk, because the compiler's locks are slow on a shared file system;
+    any other cache is used as it is.
+    """
     if not shared.startswith("/") or not Path(shared, GRAPHS_COMPLETE).exists():
         return shared
     own = Path(tempfile.mkdtemp(prefix="smtrain-graphs-"))
@@ -92,20 +95,21 @@ def own_graphs(shared: str) -> str:
 
 
 def say_full(ml: Path, why: str) -> None:
-    """Leave the cause of a failure in the room that the batch script has kept for it."""
+    """Write the cause of a failure on a full disk, using the space that the batch script has reserved for it."""
     with contextlib.suppress(OSError):
         (ml.parent.parent / ".reserve").unlink(missing_ok=True)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").write_text(
-            f"{ml}: {why}; make room in cluster.shared, then launch it again to go on from its last checkpoint", "utf-8"
+            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last checkpoint",
+            "utf-8",
         )
 
 
 def run(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
-    """Run the launcher with every line of it in the log, behind its time; gives its status, 128 + a signal.
+    """Run the launcher and log each line with its time; returns its exit status, or 128 + the signal.
 
-    A stage that was told to end and saved ends well: the file `told` says to the batch script that it is not done. The
-    file `failed` beside it says that this node was the first to fail, before anybody told it to end.
+    A stage that saved because it was told to stop ends with status 0: the file `told` tells the batch script that it is
+    not done. The file `failed` next to it marks the node that failed before it was told to stop.
     """
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
 
@@ -118,7 +122,7 @@ def run(command: list[str], log: Path, environment: dict[str, str], told: Path) 
     assert output
     lost, why = 0, ""
     with open(log, "ab", buffering=0) as out:
-        for line in iter(lambda: output.readline(LINE_BYTES), b""):  # a longer one goes on in the next entry
+        for line in iter(lambda: output.readline(LINE_BYTES), b""):  # a longer line continues in the next entry
             stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
             entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
             if lost:
@@ -126,7 +130,7 @@ def run(command: list[str], log: Path, environment: dict[str, str], told: Path) 
             try:
                 written = out.write(entry)
                 lost = 0 if written == len(entry) else lost + 1
-            except OSError as error:  # a full disk: the stage itself says what that means to it
+            except OSError as error:  # a full disk: drop the line; the stage itself decides whether to stop
                 lost, why = lost + 1, str(error.strerror)
     status = process.wait()
     if status and not told.exists():

@@ -1,7 +1,7 @@
-"""A trial of a SageMaker tuning job: the toolkit of AWS's images runs this, and it becomes the launcher of stage train.
+"""A trial of a SageMaker tuning job: the toolkit in AWS's images runs this script, which becomes the launcher.
 
-A tuning job's definition names no entrypoint, so the image's own one is the first process. It hands over the tuned
-values as arguments too; the stage reads them from /opt/ml/input/config/hyperparameters.json.
+A tuning job's definition has no entrypoint, so the image's own one is the first process. The tuned values in its
+arguments are ignored; the stage reads them from /opt/ml/input/config/hyperparameters.json.
 """
 
 from __future__ import annotations

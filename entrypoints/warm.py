@@ -1,13 +1,12 @@
-"""A Python that has imported torch and transformers, and begins the stages of local runs as copies of itself.
+"""A Python that has imported torch and transformers, and starts the stages of local runs as forks of itself.
 
     python warm.py DESCRIPTOR ROOM
 
-Most of a small run's time goes to imports. The local control plane keeps a socket for those who would have them made
-already: launchers in a sandbox, which is a PID namespace of its own. When the first calls, this is started on it (and
-takes as long as that stage's own imports would). A caller sends a command, its environment and its standard streams;
-a fork of this process enters the caller's namespaces, and a fork of that becomes the script, so that it stands where
-the caller's own child would. It ends with standard input, or when nobody has asked for ten minutes. Standard library
-alone until it imports; both ends are here.
+Most of a small run's time goes to imports. The local control plane keeps a socket for launchers in a sandbox, which is
+a PID namespace of its own; at the first call it starts this script on the socket. A caller sends a command, its
+environment and its standard streams. A fork of this process enters the caller's namespaces, and a fork of that fork
+becomes the script, as if it were the caller's own child. The process ends with standard input, or after ten minutes
+without a call. Standard library only until it imports; client and server are both here.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from typing import Any, NoReturn
 from become import become
 
 VARIABLE = "SMTRAIN_WARM"
-"""The socket's name in the abstract namespace; " ready" behind it where the imports have been made."""
-PATIENCE = 180.0  # seconds for the imports of a machine that does much else
+"""The socket's name in the abstract namespace, with " ready" behind it once the imports are done."""
+PATIENCE = 180.0  # seconds for the imports on a busy machine
 IDLE = 600.0
 MODULES = (
     "torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.checkpoint", "transformers",
     "transformers.modeling_utils", "transformers.generation.utils", "transformers.models.auto",
     "transformers.models.llama.modeling_llama", "safetensors.torch", "pydantic", "boto3",
 )  # fmt: skip
-# What none of these reads while it is imported; with another value of anything else a caller starts its own Python.
+# Variables that no import of these reads; if any other differs, the caller starts its own Python.
 FREE = re.compile(
     r"(AWS|SMTRAIN|SM|SAGEMAKER|TRAINING_JOB|GLOO|NCCL|NEURON|XLA)_.*|MALLOC_ARENA_MAX|MPLBACKEND|OMP_NUM_THREADS|PATH|"
     r"PYTHONPATH|PYTHONUNBUFFERED|TMPDIR|TQDM_DISABLE|NO_PROXY|no_proxy|PWD|OLDPWD|SHLVL|_"
@@ -49,23 +48,23 @@ PR_SET_PDEATHSIG = 1
 
 
 class Copy:
-    """A script that runs in a copy, with what the launcher uses of `subprocess.Popen`."""
+    """A script in a fork, with the part of `subprocess.Popen` that the launcher uses."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
         self._connection = connection
 
     def wait(self) -> int:
-        """Its exit status, minus the signal that ended it."""
-        told = _line(self._connection)
+        """Wait for its exit status, or minus the signal that ended it."""
+        answer = _line(self._connection)
         self._connection.close()
-        return int(json.loads(told)["status"]) if told else -signal.SIGKILL
+        return int(json.loads(answer)["status"]) if answer else -signal.SIGKILL
 
 
 def start(arguments: list[str], must: bool) -> Copy | None:
-    """Begin `[python, script, *words]` in a copy, from process 1 of a sandbox.
+    """Start `[python, script, *words]` in a fork, from process 1 of a sandbox.
 
-    None where there is none to have, or where its imports were not made yet and this is not worth them (`must`).
+    None if there is no warm Python, or if it has not done its imports yet and they are not worth it (unless `must`).
     """
     name, _, ready = os.environ.get(VARIABLE, "").partition(" ")
     if not name or not (must or ready) or os.getpid() != 1 or not arguments[1].endswith(".py"):
@@ -74,12 +73,12 @@ def start(arguments: list[str], must: bool) -> Copy | None:
 
 
 def begin(name: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> Copy | None:
-    """Ask whoever listens at `name` for a copy that runs a script here, with these standard streams."""
-    asked = {
+    """Ask the process that listens at `name` for a fork that runs a script here, with these standard streams."""
+    request = {
         "arguments": arguments, "environment": environment, "folder": os.getcwd(), "prefix": sys.prefix,
         "version": sys.version,
     }  # fmt: skip
-    message = json.dumps(asked).encode()
+    message = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(PATIENCE)
@@ -98,7 +97,7 @@ def begin(name: str, arguments: list[str], environment: dict[str, str], files: l
 
 
 def _line(connection: socket.socket) -> bytes:
-    """The next line, without its end; empty where the other side is gone."""
+    """The next line without its end; empty if the other side is gone."""
     line = b""
     while not line.endswith(b"\n"):
         if not (got := connection.recv(1)):
@@ -108,7 +107,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def preload() -> None:
-    """Import what stages will. What cannot be imported is left to them, who say why."""
+    """Import what stages need. If an import fails, the stage fails too and reports it."""
     gc.disable()  # a fifth of the time of an import goes to collections that find nothing
     for name in MODULES:
         with contextlib.suppress(Exception):
@@ -119,7 +118,7 @@ def preload() -> None:
 
 
 def serve(listening: socket.socket, environment: dict[str, str]) -> None:
-    """Begin a copy for whoever calls, until standard input ends or nobody has called for long."""
+    """Fork for each call, until standard input ends or no call has come for long."""
     copies: set[int] = set()
     last = time.monotonic()
     while copies or time.monotonic() - last < IDLE:
@@ -140,7 +139,7 @@ def serve(listening: socket.socket, environment: dict[str, str]) -> None:
 
 
 def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
-    """In a fork: start what is asked for, tell how it ends, and end."""
+    """In a fork: start the requested script, send back how it ends, and end."""
     try:
         connection.settimeout(PATIENCE)
         pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -150,17 +149,17 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
             if not (more := connection.recv(1 << 16)):
                 os._exit(0)
             message += more
-        asked = json.loads(message)
+        request = json.loads(message)
         if user != os.getuid():
             raise PermissionError(f"user {user} asked")
-        if unlike := differences(asked, environment):
-            raise ValueError(f"the caller has another {', '.join(unlike)}")
+        if different := differences(request, environment):
+            raise ValueError(f"the caller has another {', '.join(different)}")
         enter(pid)
         connection.sendall(b"ready\n")
         if connection.recv(1) != b"g":
             os._exit(0)
         if (copy := os.fork()) == 0:
-            run(connection, asked, files)
+            run(connection, request, files)
         follow(connection, copy)
     except BaseException as error:
         os.write(2, f"smtrain: no warm start: {error!r}\n".encode())
@@ -168,28 +167,28 @@ def answer(connection: socket.socket, environment: dict[str, str]) -> NoReturn:
         os._exit(0)
 
 
-def differences(asked: dict[str, Any], own: dict[str, str]) -> list[str]:
-    """In what a Python of the caller's own would differ from what this one was in its environment."""
-    there = asked["environment"]
-    found = [key for key in sorted({*there, *own}) if not FREE.fullmatch(key) and there.get(key) != own.get(key)]
-    return found + [name for name in ("prefix", "version") if asked[name] != getattr(sys, name)]
+def differences(request: dict[str, Any], own: dict[str, str]) -> list[str]:
+    """Variables and properties in which the caller's own Python would differ from this one."""
+    there = request["environment"]
+    keys = [key for key in sorted({*there, *own}) if not FREE.fullmatch(key) and there.get(key) != own.get(key)]
+    return keys + [name for name in ("prefix", "version") if request[name] != getattr(sys, name)]
 
 
 def enter(pid: int) -> None:
-    """Go where a process is; in its PID namespace are only those that are forked from now on."""
-    held = []
+    """Enter the namespaces of a process; only later forks are in its PID namespace."""
+    descriptors = []
     for name in NAMESPACES:
         if os.readlink(f"/proc/self/ns/{name}") != os.readlink(f"/proc/{pid}/ns/{name}"):
-            held.append(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY))
+            descriptors.append(os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY))
     library = ctypes.CDLL(None, use_errno=True)
-    for descriptor in held:
+    for descriptor in descriptors:
         if library.setns(descriptor, 0):
             raise OSError(ctypes.get_errno(), "setns")
         os.close(descriptor)
 
 
 def follow(connection: socket.socket, copy: int) -> None:
-    """Wait for the copy and say how it ended; with the caller it ends too."""
+    """Wait for the copy and send back how it ended; kill it if the caller is gone."""
     ended = os.pidfd_open(copy)
     ready, _, _ = select.select([connection.fileno(), ended], [], [])
     if ended not in ready:
@@ -200,16 +199,16 @@ def follow(connection: socket.socket, copy: int) -> None:
         connection.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
 
 
-def run(connection: socket.socket, asked: dict[str, Any], files: list[int]) -> NoReturn:
+def run(connection: socket.socket, request: dict[str, Any], files: list[int]) -> NoReturn:
     """In the copy: become the script."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        arguments, environment = asked["arguments"], asked["environment"]
-        os.chdir(asked["folder"])
+        arguments, environment = request["arguments"], request["environment"]
+        os.chdir(request["folder"])
         connection.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\n")
         kept = [os.dup(descriptor) for descriptor in files]  # above 2, whatever was received
         before = os.environ.get("OMP_NUM_THREADS", "")
-        os.environ.clear()  # what it points to is written over
+        os.environ.clear()  # `title` overwrites the memory that it points to
         title([sys.executable, *arguments], environment)
         more = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
         sys.path[:1] = [os.path.dirname(arguments[0]), *more]
@@ -223,8 +222,10 @@ def run(connection: socket.socket, asked: dict[str, Any], files: list[int]) -> N
 
 
 def title(arguments: list[str], environment: dict[str, str]) -> None:
-    """Have `ps` and /proc show a command line and an environment, as far as there is room for them: the last argument
-    and the variable SMTRAIN_WARM_ROOM are only there to be written over."""
+    """Make `ps` and /proc show a command line and an environment, as far as there is room.
+
+    The last argument and the variable SMTRAIN_WARM_ROOM exist only to be overwritten.
+    """
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as stat:
         fields = stat.read().rpartition(")")[2].split()
     starts = [int(field) for field in fields[45:49]]  # arg_start, arg_end, env_start, env_end: proc(5)

@@ -1,4 +1,4 @@
-"""What a training engine is: the seam between the training loop and the two ways to run a parallel model."""
+"""The interface between the training loop and the engines that run a parallel model."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ParallelOptions:
     precision: Precision = "fp32"
     """The dtype of weights, activations and their gradients; sums of gradients and optimizer state are fp32 always."""
     zero1: bool = True
-    """Optimizer state split over data-parallel ranks; only nxd can do without."""
+    """Split the optimizer state over data-parallel ranks; only nxd can switch it off."""
     pipeline_cuts: tuple[int, ...] = ()
     """nxd: the last layer of every stage but the last; by default the stages are even."""
     virtual_stages: int = 1
-    """nxd: stages that each pipeline rank has, dealt round robin."""
+    """nxd: stages of each pipeline rank, dealt round robin."""
     compile: bool = False
     """native: torch.compile of each layer."""
     deterministic: bool = True
-    """native: on accelerators, only kernels that give the same bits each time."""
+    """native: use only kernels that return the same bits each time, on accelerators."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class OptimizerOptions:
 
 
 class Scaling(NamedTuple):
-    """What became of an fp16 step's loss scale."""
+    """The loss scale of an fp16 step, and what became of it."""
 
     scale: float
-    """What the loss was multiplied by."""
+    """The factor of the loss."""
     following: float
     """The scale of the next step."""
     skipped: bool
-    """The gradient was no finite number: weights, optimizer state and its count of steps stayed as they were."""
+    """The gradient was not finite: weights, optimizer state and its count of steps are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +73,24 @@ class StepResult:
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
     scaling: Scaling | None = None
-    """None where no loss is scaled."""
+    """None if the loss is not scaled."""
 
     @property
     def skipped(self) -> bool:
-        """Whether the step changed nothing, as its gradient overflowed fp16."""
+        """Whether the step changed nothing because its gradient overflowed fp16."""
         return self.scaling is not None and self.scaling.skipped
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a batch shows of the model without a step, the same numbers on every rank."""
+    """Loss and accuracy of a batch without a step, the same numbers on every rank."""
 
     loss: float
-    """Mean over the tokens of the global batch whose label is not -100; 0 where there are none."""
+    """Mean over the tokens of the global batch whose label is not -100; 0 if there are none."""
     tokens: int
-    """How many those are."""
+    """The number of those tokens."""
     correct: int
-    """Of how many of them the label is the likeliest token; 0 from an engine that does not count them (nxd)."""
+    """Tokens that the model finds likeliest; 0 from an engine that does not count them (nxd)."""
 
 
 class Engine(Protocol):
@@ -104,13 +104,13 @@ class Engine(Protocol):
     dp_rank: int
     dp_size: int
     allowed: Callable[[], None]
-    """Asked on rank 0 before each manifest; raises `SmtrainError` where the job may not write checkpoints any more."""
+    """Called on rank 0 before each manifest; raises `SmtrainError` if the job may not write checkpoints any more."""
     parameters: int
-    """How many numbers the whole model has."""
+    """The number of parameters of the whole model."""
     trained: int
-    """How many numbers the optimizer updates: those of the model, or of its adapters."""
+    """The number of parameters that the optimizer updates: the model's, or its adapters'."""
     steps_ahead: int
-    """How many more steps to begin before a step's numbers are read, so that the device never waits for the host."""
+    """Steps to begin before an earlier step's numbers are read, so that the device never waits for the host."""
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
@@ -126,50 +126,53 @@ class Engine(Protocol):
     def begin_step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
     ) -> Callable[[], StepResult]:
-        """`step` that returns once the device has its work; what it gives waits for the numbers, and is collective."""
+        """`step` that returns once the device has its work; the function that it returns waits for the numbers.
+
+        That function is collective too.
+        """
         ...
 
     def evaluate(
         self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
     ) -> Evaluation:
-        """Loss of a global batch, shaped as `step` takes it, without a gradient; weights and state stay as they are."""
+        """Evaluate a global batch, shaped as for `step`, without a gradient; weights and state do not change."""
         ...
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Whether the flag is set on any rank."""
         ...
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
-        """Write the checkpoint `folder/step_00000010`; `state` is the caller's, anything JSON holds.
+        """Write the checkpoint `folder/step_00000010`; `state` is the caller's JSON.
 
         Raises `CheckpointError` on every rank if any rank could not write; what was whole before stays whole.
         """
         ...
 
     def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
-        """`save` that returns once the values are copied, and writes while steps go on; `end_save` completes it.
+        """`save` that returns once the values are copied, and writes during the next steps; `end_save` completes it.
 
-        Ends the save before it first. The checkpoint becomes whole only if its files, `read_back` from the disk, are
-        what was written. Raises `CheckpointError` on every rank where a weight is not a finite number.
+        Ends the save before it first. With `read_back` the checkpoint becomes whole only if the disk has the bytes that
+        were written. Raises `CheckpointError` on every rank if a weight is not a finite number.
         """
         ...
 
     def end_save(self, wait: bool = True) -> int | None:
-        """The step whose checkpoint became whole by this call; None where no save was begun.
+        """The step whose checkpoint became whole in this call; None if no save was begun.
 
-        Without `wait`, None also while any rank is still writing. Raises `CheckpointError` on every rank if any rank
+        Without `wait`, also None while any rank is still writing. Raises `CheckpointError` on every rank if any rank
         could not write; what was whole before stays whole.
         """
         ...
 
     def abandon_save(self) -> None:
-        """Delete what was written of a save that was begun; what was whole before stays whole."""
+        """Delete the files of a save that was begun; what was whole before stays whole."""
         ...
 
     def load(self, checkpoint: Path, read: dict[str, int] | None = None) -> dict[str, Any]:
-        """Continue from a checkpoint of any (tp, pp, dp) and precision; gives back its `state`.
+        """Load a checkpoint of any (tp, pp, dp) and precision; returns its `state`.
 
-        `read`, where it is given, takes the crc32 of each file that was read from the first byte to the last.
+        `read` takes the crc32 of each file that was read from the first byte to the last.
         """
         ...
 
@@ -179,9 +182,9 @@ class Engine(Protocol):
     ) -> None:  # fmt: skip
         """Delete what is older than the newest `keep` checkpoints of a line that are whole and have arrived.
 
-        Every host deletes on its own disk. `arrived`, which rank 0 asks, says what is whole where checkpoints are kept;
-        without it that is the disks. Those that `distrusted` names, relative to the prefix, do not count as whole;
-        those that `spared` names stay whatever their age.
+        Every host deletes on its own disk. Rank 0 calls `arrived` to find out which are whole in S3; without it the
+        disks count. `distrusted` checkpoints, named relative to the prefix, do not count as whole; `spared` ones stay
+        whatever their age.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A random start, read like a weight source: the same numbers on every engine and mesh, one generator a parameter."""
+"""Random initial weights, read like a weight source; the same numbers on every engine and mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PADDED = ("llama", "qwen2", "qwen3", "mistral")
 
 
 class RandomWeights:
-    """Values as transformers' own initialisation draws them: normal matrices, norms 1, biases 0."""
+    """Values as transformers initialises them: normal matrices, norms 1, biases 0."""
 
     def __init__(self, config: dict[str, Any], shape: ModelShape, seed: int) -> None:
         self._config, self._shape, self._seed = config, shape, seed
@@ -45,7 +45,7 @@ class RandomWeights:
         generator = _generator(self._seed, name)
         deviation = self._config.get("initializer_range", 0.02)
         if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
-            deviation /= (2 * self._shape.layers) ** 0.5  # what is added to the residual, by the depth
+            deviation /= (2 * self._shape.layers) ** 0.5  # GPT-2 scales residual projections by the depth
         whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
         if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:
@@ -54,14 +54,14 @@ class RandomWeights:
 
 
 class Zeros(RandomWeights):
-    """What stands in for weights that a checkpoint replaces at once: drawing numbers for them would take longer."""
+    """Zeros for weights that a checkpoint replaces at once; drawing numbers for them would take longer."""
 
     def _made(self, name: str) -> torch.Tensor:
         return torch.zeros(()).expand(self.shape(name))
 
 
 class RandomFactors:
-    """The factors of a new adapter as peft draws them: A uniform within 1 / sqrt(in), B zero, so it changes nothing."""
+    """The factors of a new adapter as peft initialises them: A uniform within 1 / sqrt(in), B zero."""
 
     def __init__(self, shape: AdapterShape, seed: int) -> None:
         self._specs, self._seed = {spec.name: spec for spec in shape.specs}, seed
@@ -77,6 +77,6 @@ class RandomFactors:
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    """One for each parameter."""
+    """A generator of its own for each parameter, so that the mesh does not matter."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -1,4 +1,4 @@
-"""Which part of a step takes how long: ranges in the engine's code, nothing unless a step is profiled."""
+"""Measure the time of each part of a step; costs nothing unless a step is profiled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _mark: Mark | None = None
 
 
 def part(name: Part) -> AbstractContextManager[object]:
-    """Around what belongs to a part; of two, one within the other, the inner one has the time."""
+    """Wrap code that belongs to a part; if parts are nested, the time counts for the inner one."""
     return _NOTHING if _mark is None else _mark(name)
 
 
 @contextmanager
 def marked(mark: Mark) -> Iterator[None]:
-    """Have every part of what is done within pass through `mark`."""
+    """Pass every part within the block through `mark`."""
     global _mark
     _mark = mark
     try:
@@ -31,10 +31,10 @@ def marked(mark: Mark) -> Iterator[None]:
 
 
 class PartsClock:
-    """Seconds of each part; what comes of a collective includes waiting for those who come later."""
+    """Seconds of each part; a collective includes waiting for ranks that come later."""
 
     def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
-        """`settle` waits for the device, so that what it was given counts where it was given."""
+        """`settle` waits for the device, so that its work counts for the part that queued it."""
         self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         self._settle, self._within, self._since = settle, list[Part](), 0.0
 
@@ -49,7 +49,7 @@ class PartsClock:
             self._within.pop()
 
     def _turn(self) -> None:
-        """Book what has passed since the last turn on the innermost part."""
+        """Add the time since the last turn to the innermost part."""
         if self._within:
             self._settle()
         now = time.perf_counter()

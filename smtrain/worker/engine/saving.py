@@ -1,8 +1,8 @@
-"""Saves in our own form: what the ranks do together so that a checkpoint is whole or is not there.
+"""Save and load checkpoints in our own format; a save is whole or not there.
 
-No folder is renamed and no disk is shared: each rank writes its own files, tells their sizes and hashes, and rank 0
-writes the manifest once all have told. Files are written by a thread from copies, while training goes on; what the
-ranks do together, the training's own thread does.
+No folder is renamed and no disk is shared: each rank writes its own files and reports their sizes and hashes, then rank
+0 writes the manifest. A thread writes the files from copies while training continues; all collective calls are made by
+the training's own thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
-from smtrain.core.errors import SmtrainError
+from smtrain.core.errors import CheckpointError, SmtrainError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.lora import Lora, another_adapter
 from smtrain.worker.checkpoint import manifest as manifests
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import write_safetensors
+from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.verifying import sums_of
 
 
@@ -34,7 +37,7 @@ class Ranks(Protocol):
 
 
 class SavedContents(Protocol):
-    """What one rank has to save. Every method is collective."""
+    """The part of one rank. Every method is collective."""
 
     def finite(self) -> bool:
         """Whether this rank's weights are finite numbers."""
@@ -45,12 +48,12 @@ class SavedContents(Protocol):
         ...
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
-        """All but the files."""
+        """The manifest without its files."""
         ...
 
 
 class _Writing(threading.Thread):
-    """One rank's files of a checkpoint on their way to the disk. A daemon: who is killed does not wait for it."""
+    """Writes one rank's files of a checkpoint. A daemon, so that a process that must end does not wait for it."""
 
     def __init__(self, path: Path, root: str, tensors: dict[str, dict[str, torch.Tensor]], read_back: bool) -> None:
         super().__init__(name=f"save {path.name}", daemon=True)
@@ -73,19 +76,19 @@ class _Writing(threading.Thread):
 
 
 class Saver:
-    """The saves of one engine, one at a time; `allowed` is what `Engine.allowed` is."""
+    """The saves of one engine, one at a time; `allowed` is `Engine.allowed`."""
 
     def __init__(self, ranks: Ranks, contents: SavedContents, allowed: Callable[[], None]) -> None:
         self._ranks, self._contents, self._allowed = ranks, contents, allowed
         self._begun: tuple[_Writing, Path, Manifest] | None = None
 
     def begin(self, folder: Path, step: int, state: dict[str, Any], copy: bool = True, read_back: bool = False) -> None:
-        """See `Engine.begin_save`; without `copy`, nothing may be changed before `end`.
+        """See `Engine.begin_save`; without `copy`, the tensors may not change before `end`.
 
-        A step that is whole already is saved again beside itself, and replaced by its manifest.
+        A step that is whole already is saved again in a subfolder; its new manifest then replaces the old files.
         """
         self.end()
-        json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
+        json.dumps(state)  # if it is not JSON, fail here, on every rank
         path = manifests.step_folder(folder, step)
         self._ranks.agree(
             None if self._contents.finite() else "its weights are not all finite numbers",
@@ -93,8 +96,8 @@ class Saver:
         )
         root = self._root_for(path)
         tensors = {
-            file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in held.items()}
-            for file, held in self._contents.files().items()
+            file: {name: tensor.detach().to("cpu", copy=copy) for name, tensor in named.items()}
+            for file, named in self._contents.files().items()
         }
         writing = _Writing(path, root, tensors, read_back)
         self._begun = writing, path, self._contents.manifest(step, state, root)
@@ -132,12 +135,12 @@ class Saver:
         writing, path, manifest = self._begun
         self._begun = None
         writing.join()
-        self._ranks.gather(None)  # nobody writes any more
+        self._ranks.gather(None)  # wait until no rank writes any more
         if local_rank() == 0:
             manifests.remove(path / manifest.root)  # an earlier save of the same step stays
 
     def _root_for(self, path: Path) -> str:
-        """Where in the folder to write: a manifest there means files that must stay until the new manifest is there."""
+        """The subfolder to write to: files of an existing manifest must stay until the new one replaces it."""
         root = ""
         if self._ranks.rank == 0 and (path / manifests.NAME).exists():
             taken = {p.name for p in path.iterdir()}
@@ -145,13 +148,42 @@ class Saver:
         return str(self._ranks.gather(root)[0])
 
 
+def fill_from(
+    checkpoint: Path, ranks: Ranks, shape: ModelShape, lora: Lora | None, fill: Callable[[StateReader], None]
+) -> Manifest:
+    """Let `fill` read this rank's part of a checkpoint; returns its manifest. Collective.
+
+    Raises `CheckpointError` on every rank if the checkpoint is of another model than `shape` or another adapter than
+    `lora`, if `fill` raises it on any rank, or if the ranks were given different steps.
+    """
+    fault, reader = None, None
+    try:
+        reader = StateReader(checkpoint)
+        if ModelShape.from_config(reader.manifest.config) != shape:
+            raise CheckpointError(
+                f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
+                "start over in an empty folder"
+            )
+        if reason := another_adapter(reader.manifest.lora, lora):
+            raise CheckpointError(f"{checkpoint} {reason}")
+        fill(reader)
+    except CheckpointError as error:
+        fault = str(error)
+    ranks.agree(fault, "the checkpoint cannot be loaded")
+    assert reader is not None
+    steps = sorted(set(ranks.gather(reader.manifest.step)))
+    if len(steps) > 1:
+        raise CheckpointError(f"ranks were given checkpoints of different steps {steps}: name one for all")
+    return reader.manifest
+
+
 def local_rank() -> int:
-    """This process's number on its host, as torchrun says it."""
+    """The number of this process on its host, from torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _drop_replaced(path: Path, keep: set[str]) -> None:
-    """Delete files of an earlier save of the same step, and what a crash left of one."""
+    """Delete files of an earlier save of the same step, and those that a crash left."""
     for name in manifests.sizes(path):
         if name not in keep and name != manifests.NAME:
             (path / name).unlink(missing_ok=True)

@@ -199,10 +199,8 @@ class Tasks:
             raise ConfigError([missing("peft")])
 
         request = self.request
-        folder, adapter = (
-            folder.resolve(),
-            adapter.resolve() if adapter else None,
-        )  # before we change into the folder of the data
+        # Before we change into the folder of the data.
+        folder, adapter = folder.resolve(), adapter.resolve() if adapter else None
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
         with quiet(), self._settled(), within(request.data):
             with collector_paused():

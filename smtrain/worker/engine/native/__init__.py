@@ -3,13 +3,13 @@
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates
-linears    those whose columns are cut; where the gradients of linears and embeddings go
-gradients  the flat buffer that a step's are summed in
-layers     compiled or not, kept or computed again
+linears    row-parallel linears; where the gradients of linears and embeddings go
+gradients  the flat buffer in which a step's gradients are summed
+layers     compilation and activation checkpointing
 lora       the adapters of a stage
 pipeline   1F1B over the stages
 transfer   batches to the device, numbers back, without a wait
-exchange   what data-parallel ranks send each other in a step
+exchange   the messages of data-parallel ranks in a step
 zero1      AdamW whose state is split over the data-parallel ranks
 engine     the three together: step, evaluate, logits
 persist    save and load

@@ -1,9 +1,9 @@
-"""What the layers of a stage are told of a batch beside its hidden states: positions, rotary embeddings and masks.
+"""Positions, rotary embeddings and masks of a batch for the layers of a stage.
 
-Masks are made here: transformers' functions for them change their arguments from release to release, and read a number
-of each micro-batch's positions first, for which a device would wait. A row that is one sample needs none, which SDPA
-takes for causal, but in layers with a shorter window; packed rows have block-diagonal ones, so that samples do not see
-each other.
+We make masks here, because transformers' functions for them change with each release, and read a number of each
+micro-batch's positions first, which would make the device wait. A row that is one sample needs no mask (SDPA is causal
+then), except in layers with a shorter window. Packed rows have block-diagonal masks, so that samples do not see each
+other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class AttentionContext:
-    """Makes the context of micro-batches; that of whole rows is kept, since one shape follows another all run long."""
+    """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
 
     def __init__(
         self, rotary: nn.Module | None, windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device
@@ -26,9 +26,8 @@ class AttentionContext:
     def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
         """Positions [B or 1, S], rotary embeddings and each layer's mask (None: causal over the whole row).
 
-        Where positions are learned there are no rotary embeddings: None.
-
-        `segments` [B, S] numbers the samples of a row; None makes every row one sample.
+        If positions are learned, the rotary embeddings are None. `segments` [B, S] numbers the samples of a row; None
+        makes every row one sample.
         """
         if segments is not None:
             return self._packed(segments)
@@ -63,13 +62,13 @@ class AttentionContext:
         return [masks[cut] for cut in cuts]
 
     def _back(self, length: int) -> torch.Tensor:
-        """[S, S]: how far a key lies behind a query."""
+        """[S, S]: the distance of each key behind each query."""
         index = torch.arange(length, device=self._device)
         return index[:, None] - index
 
 
 def packed(segments: torch.Tensor | None) -> torch.Tensor | None:
-    """The same segments [B, S] of the host, or None where no row has more than one."""
+    """The segments [B, S] on the host, or None if no row has more than one."""
     if segments is None:
         return None
     numbers = segments.numpy(force=True)

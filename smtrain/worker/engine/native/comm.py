@@ -25,13 +25,13 @@ SEQ = 1  # the sequence dimension of hidden states [B, S, H]
 
 
 def init_distributed(device_type: str | None = None) -> torch.device:
-    """Join the job that torchrun describes in the environment, or be a job of one; gives this rank's device.
+    """Join the job that torchrun describes in the environment, or be a job of one; returns this rank's device.
 
     `device_type` defaults to this machine's accelerator, or the CPU. Safe to call twice.
     Raises `ConfigError` if more processes run on this host than it has devices, or the device is of a kind unknown.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    kind = device_type or (found.type if found is not None else "cpu")
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = device_type or (accelerator.type if accelerator is not None else "cpu")
     if kind not in BACKENDS:
         raise ConfigError([f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"])
     device = torch.device("cpu")
@@ -54,26 +54,26 @@ def init_distributed(device_type: str | None = None) -> torch.device:
                 world_size=1,
             )
         if kind == "cpu":
-            dist.barrier()  # gloo connects here: who fails at once must not close what others still make
+            dist.barrier()  # gloo connects here, before a rank that fails at once can close what others still open
     return device
 
 
 def current_device() -> torch.device:
-    """The device of the process group that this rank is in."""
+    """The device of this rank's process group."""
     kind = next(k for k, backend in BACKENDS.items() if backend == dist.get_backend())
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.accelerator.current_device_index())
 
 
 def be_deterministic(wanted: bool) -> None:
-    """Have accelerators take only kernels that give the same bits each time; CPUs do so anyway.
+    """Use only kernels that return the same bits each time, on accelerators; CPUs do so anyway.
 
-    Without it, sums into one place are added in the order in which threads come: the backward passes of embeddings and
-    of attention, above all. Raises RuntimeError later, naming the operation, where torch has no such kernel.
+    Otherwise threads add to the same number in any order, above all in the backward passes of embeddings and attention.
+    torch raises RuntimeError later, naming the operation, if it has no such kernel.
     """
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(wanted)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a pass for nothing
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over memory
 
 
 class ProcessMesh:
@@ -95,16 +95,16 @@ class ProcessMesh:
         self.tp_rank, self.pp_rank, self.dp_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "dp"))
         self.tp_group, self.pp_group, self.dp_group = (self._grid.get_group(a) for a in ("tp", "pp", "dp"))
         if self.pp > 1:
-            # The pipeline's own first use are messages between some of its ranks; NCCL makes a group's communicator at
-            # its first use, which torch defines only where all of its ranks take part.
+            # NCCL makes a group's communicator at its first use, in which all ranks must take part; the pipeline's own
+            # first messages go between some of them only.
             dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
-        # What hosts say to each other travels over gloo whatever the device: pickles, and whether to stop.
+        # Pickles and the agreement to stop travel over gloo on any device, so that they never wait for it.
         self._objects = None if device.type == "cpu" else dist.new_group(backend="gloo")
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
-        """The group that links the ranks of one of `sets` along `axis`; None where this rank is in no set of two.
+        """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no set of two or more.
 
-        Every rank takes part in making every group, as torch asks.
+        Every rank takes part in making every group, as torch requires.
         """
         grid, dim = self._grid.mesh, ("pp", "dp", "tp").index(axis)
         mine = None
@@ -117,7 +117,7 @@ class ProcessMesh:
         return mine
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so; hosts ask each other, so that nobody waits for a device."""
+        """Whether the flag is set on any rank; over gloo, so that no rank waits for a device."""
         raised = torch.tensor([int(flag)])
         dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._objects)
         return bool(raised.item())
@@ -129,7 +129,7 @@ class ProcessMesh:
         return out
 
     def agree(self, fault: str | None, what: str) -> None:
-        """Raise `CheckpointError` on every rank if any has a `fault`, so that none waits for one that left."""
+        """Raise `CheckpointError` on every rank if any has a `fault`, so that no rank waits for one that left."""
         faults = [(r, f) for r, f in enumerate(self.gather(fault)) if f is not None]
         if faults:
             rank, first = faults[0]
@@ -144,7 +144,7 @@ def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
         gather_into(out, x.contiguous(), group=group)
     if dim == 0:
         return out
-    if x.shape[:dim].numel() == 1:  # the joined dimension is outermost in memory already
+    if x.shape[:dim].numel() == 1:  # the joined dimension is already outermost in memory: no copy
         return out.view(*x.shape[:dim], n * x.shape[dim], *x.shape[dim + 1 :])
     return torch.cat(out.chunk(n), dim)
 
@@ -227,7 +227,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
 def cross_entropy_sum(
     logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
 ) -> torch.Tensor:
-    """Sum of token losses of logits [N, V / tp] whose first column is token `start`, of which `valid` are real.
+    """Sum the token losses of logits [N, V / tp], whose first column is token `start`; `valid` columns are real.
 
     `labels` [N] count in the whole vocabulary. The logits are never gathered; `group` None means they are whole.
     """
@@ -239,17 +239,17 @@ def cross_entropy_sum(
 
 
 def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The likeliest token of each row, int64 [N], of logits as `cross_entropy_sum` takes them; of equals the first."""
+    """The likeliest token of each row, int64 [N], of logits as for `cross_entropy_sum`; of equals the first."""
     if group is None:
         return logits[:, :valid].argmax(-1)
     never = torch.iinfo(torch.int64).max
     top = torch.full((len(logits),), float("-inf"), device=logits.device)
-    found = torch.full((len(logits),), never, device=logits.device)
+    token = torch.full((len(logits),), never, device=logits.device)
     if valid:  # the last rank's columns may all be padding
-        top, found = logits[:, :valid].float().max(-1)
-        found = found + start
+        top, token = logits[:, :valid].float().max(-1)
+        token = token + start
     best = top.clone()
     dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
-    found = torch.where(top == best, found, never)
-    dist.all_reduce(found, op=dist.ReduceOp.MIN, group=group)
-    return found
+    token = torch.where(top == best, token, never)
+    dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
+    return token

@@ -1,4 +1,4 @@
-"""The native engine: stage, pipeline and optimizer behind the `Engine` seam."""
+"""The native engine: stage, pipeline and optimizer as an `Engine`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from smtrain.worker.engine.saving import Saver, local_rank
 class NativeEngine:
     """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `init_distributed` joined.
 
-    `config` is the model's config.json, `weights` where its values come from, None a random start from `seed` that is
-    the same on every mesh. With `lora` those are frozen, and adapters are trained that begin as `seed` says and change
-    nothing; checkpoints hold the adapters alone. Raises `ConfigError` if the mesh does not fit the job or the model,
+    `config` is the model's config.json, `weights` the source of its values, None a random start from `seed` that is the
+    same on every mesh. With `lora` the model is frozen and only adapters are trained, initialised from `seed`;
+    checkpoints hold only the adapters. Raises `ConfigError` if the mesh does not fit the job or the model,
     `CheckpointError` on every rank if the weights do not fit.
     """
 
@@ -95,15 +95,15 @@ class NativeEngine:
             micro_batches = self._micro_batches(input_ids, labels, segments)
             tokens = self._tokens(micro_batches)
             scale, scaling = tokens.to(self._wide).reciprocal().float(), self.optimizer.loss_scale
-            told = [] if scaling is None else [scaling.scale]
+            before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
             total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):
-            for group in (self.mesh.dp_group, self.mesh.pp_group):  # from the sums on the last stages
+            for group in (self.mesh.dp_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
-        made = Numbers([total, tokens, norm, *told, *([] if scaling is None else [scaling.scale])])
+        made = Numbers([total, tokens, norm, *before, *([] if scaling is None else [scaling.scale])])
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
@@ -114,8 +114,8 @@ class NativeEngine:
             result = StepResult(loss / counted, grad_norm)
             if not scales:
                 return result
-            before, after = scales
-            return replace(result, scaling=Scaling(before, after, skipped=not math.isfinite(grad_norm)))
+            used, following = scales
+            return replace(result, scaling=Scaling(used, following, skipped=not math.isfinite(grad_norm)))
 
         return numbers
 
@@ -135,11 +135,11 @@ class NativeEngine:
         parts = self.mesh.tp if self.stage.sequence_parallel else 1
         padded = torch.nn.functional.pad(input_ids, (0, -length % parts)).to(self.device)
         h = self.pipeline.hidden(padded, None)
-        found = torch.full((), -1, dtype=torch.int64, device=self.device)
+        token = torch.full((), -1, dtype=torch.int64, device=self.device)  # below every token of the last stage
         if h is not None:
-            found = self.stage.likeliest(h)[0, length - 1].clone()
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
-        return int(found)
+            token = self.stage.likeliest(h)[0, length - 1].clone()
+        dist.all_reduce(token, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
+        return int(token)
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
@@ -194,8 +194,8 @@ class NativeEngine:
         return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
 
     def _within(self, segments: torch.Tensor | None) -> torch.Tensor | None:
-        found = packed(segments)
-        return None if found is None else to_device(found, self.device)
+        several = packed(segments)
+        return None if several is None else to_device(several, self.device)
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
@@ -212,7 +212,7 @@ class NativeEngine:
             )
 
     def _tokens(self, batches: list[MicroBatch]) -> torch.Tensor:
-        """How many labels of the global batch count, on the device; at least 1, so that a batch of none has loss 0."""
+        """The number of labels of the global batch that count; at least 1, so that a batch without any has loss 0."""
         count = torch.stack([(batch.labels != IGNORED).sum() for batch in batches]).sum()
         with part("data parallel"):
             dist.all_reduce(count, group=self.mesh.dp_group)
@@ -220,4 +220,4 @@ class NativeEngine:
 
 
 def _keep_nothing(name: str, values: torch.Tensor) -> None:
-    """What rounding took from a frozen parameter is nobody's business."""
+    """A frozen parameter needs no fp32 copy."""

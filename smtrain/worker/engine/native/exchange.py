@@ -1,8 +1,8 @@
-"""What data-parallel ranks send each other in a step: gradients behind the backward pass, weights behind the next one.
+"""Messages of data-parallel ranks: gradients during the backward pass, weights during the next forward pass.
 
-A flat buffer is cut into spans, each of them within the part of one rank. A span of gradients goes to that rank as soon
-as the last micro-batch has added to all of it; a span of new weights goes to the others while the next step begins, and
-the layers wait for theirs. Nothing is copied, and nothing is held beside the two buffers.
+A flat buffer is cut into spans, each within the part of one rank. A span of gradients goes to that rank as soon as the
+last micro-batch has added to all of it. A span of new weights goes to the others while the next step begins, and each
+layer waits for its own. There are no copies and no further buffers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from smtrain.worker.engine.native.gradients import Gradients
 from smtrain.worker.engine.native.parameters import Trained
 from smtrain.worker.engine.parts import part
 
-_NUMBERS = 1 << 22  # of a span, unless one parameter has more: 16 MiB of gradients
+_NUMBERS = 1 << 22  # in a span, unless one parameter has more: 16 MiB of gradients
 
 
 class Span(NamedTuple):
-    """Numbers of a flat buffer, all of them in the part of the data-parallel rank `owner`."""
+    """A range of a flat buffer within the part of the data-parallel rank `owner`."""
 
     start: int
     stop: int
@@ -31,7 +31,7 @@ class Span(NamedTuple):
 
 
 def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
-    """The whole buffer in spans, cut between parameters and where a part or the matrices end."""
+    """Cut the whole buffer into spans, between parameters and at the end of each part and of the matrices."""
     ends = {table.decayed, *(shard * (rank + 1) for rank in range(dp))}
     out, start = list[Span](), 0
     for stop in sorted(ends | {at + size for _, at, size in table.entries}):
@@ -42,15 +42,15 @@ def spans_of(table: FlatTable, shard: int, dp: int) -> list[Span]:
 
 
 class GradientSums:
-    """Sums the gradients of the data-parallel ranks: `own` has this rank's part of them after `finish`.
+    """Sums the gradients of the data-parallel ranks: `own` is this rank's part of them after `finish`.
 
-    Sums of three and more numbers depend on their order. Over gloo it is that of its ring over the whole buffer, as
-    ever: a run that an older release began goes on bit for bit. Of two ranks, and on devices, spans are summed one by
-    one, which hides them behind the backward pass.
+    With two ranks over gloo, and with NCCL, spans are summed one by one during the backward pass. Sums of three or more
+    numbers depend on their order: over gloo the whole buffer is summed at once, so that the losses of a run do not
+    depend on the cut into spans.
     """
 
     def __init__(self, mesh: ProcessMesh, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
-        """`late` parameters have more to be done to their gradients after the backward pass, before `finish`."""
+        """`late` names parameters whose gradients change once more between the backward pass and `finish`."""
         grad = gradients.flat
         self._mesh, self._grad = mesh, grad
         self._ranks = dist.get_process_group_ranks(mesh.dp_group)
@@ -67,7 +67,7 @@ class GradientSums:
             self.own = torch.empty_like(self.own)
 
     def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
-        """Be told when each parameter's gradient is there; spans go in the order of the backward pass."""
+        """Hook into each parameter's gradient; spans are sent in the order of the backward pass."""
         entries = [(name, at, at + size) for name, at, size in table.entries]
 
         def order(span: Span) -> tuple[bool, bool, int]:
@@ -94,18 +94,18 @@ class GradientSums:
         return ready
 
     def last_backward(self) -> None:
-        """The backward pass that comes now is the step's last: what it has added to is complete."""
+        """Announce the last backward pass of the step, which completes the gradients."""
         if self._spans:
             self._missing = list(self._of_span)
 
     def _send(self) -> None:
-        """The next span in line, which is the same one on every rank."""
+        """Send the next span in line, which is the same on every rank."""
         span = self._spans[len(self._works)]
         sent = self._grad[span.start : span.stop]
         self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._mesh.dp_group, async_op=True))
 
     def finish(self) -> None:
-        """Send what has not gone yet, and wait."""
+        """Send the remaining spans, and wait for all."""
         if self._mesh.dp == 1:
             return
         with part("data parallel"):
@@ -122,11 +122,13 @@ class GradientSums:
 
 
 class WeightShares:
-    """Gives every data-parallel rank all weights, once each has updated its part of the flat buffer."""
+    """Sends all weights to every data-parallel rank, once each has updated its part of the flat buffer."""
 
     def __init__(self, mesh: ProcessMesh, trained: Trained, place: dict[int, int], layers: int) -> None:
-        """`place` says by id which of the stage's `layers` needs a parameter first, `layers` what comes behind them;
-        the others are needed before the first."""
+        """`place` has the first of the stage's `layers` that needs a parameter, by its id.
+
+        The number `layers` itself stands for what comes after them; other parameters are needed before the first layer.
+        """
         self._mesh, self._flat = mesh, trained.flat
         self._ranks = dist.get_process_group_ranks(mesh.dp_group)
         self._backend = dist.get_backend(mesh.dp_group)
@@ -143,7 +145,7 @@ class WeightShares:
             self._before[layer] = max(self._before[layer], *(i + 1 for i in touched), 0)
 
     def send(self) -> None:
-        """Begin; `before` and `settle` wait. Over gloo nothing is copied, elsewhere only where it must be."""
+        """Begin to send; `before` and `settle` wait."""
         self.settle()
         if self._mesh.dp == 1:
             return
@@ -159,7 +161,7 @@ class WeightShares:
             self._works.append(gather_into(self._flat, whole, group=self._mesh.dp_group, async_op=True))
 
     def before(self, layer: int) -> None:
-        """Wait for what a layer needs."""
+        """Wait for the weights of a layer."""
         if self._works:
             self._wait(self._before[layer] if self._spans else len(self._works))
 

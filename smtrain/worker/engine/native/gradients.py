@@ -1,7 +1,7 @@
-"""Where the gradients of a step are summed over its micro-batches: one flat fp32 buffer.
+"""Sum the gradients of a step over its micro-batches in one flat fp32 buffer.
 
-Linears and embeddings write the first product of a step straight into it and add the later ones. What torch accumulates
-itself (norms, biases, tied and cut embeddings, adapters) is added to zeros.
+Linears and embeddings write the first product of a step straight into it and add the later ones. Gradients that torch
+accumulates itself (norms, biases, tied and cut embeddings, adapters) are added to zeros.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from smtrain.worker.engine.native.stage import Stage
 
 
 class Gradients:
-    """Those of a stage's trained parameters, which are this object's from now on."""
+    """The gradients of a stage's trained parameters."""
 
     def __init__(self, stage: Stage, device: torch.device) -> None:
         trained = stage.trained
         self.flat = torch.zeros(len(trained.flat), dtype=torch.float32, device=device)
         self.of: dict[str, torch.Tensor] = {}
-        """By name of a parameter; views of `flat`."""
+        """Views of `flat` by the parameter's name."""
         self._parameters = trained.parameters
         self._writing = stage.writing
         self._written: set[str] = set()
         self._then: dict[str, Callable[[], None]] = {}
         self._zeroed: list[tuple[int, int]] = []
-        """All that no module writes, also behind the last parameter: a step that overflows leaves NaN there."""
+        """The ranges that no module writes, also after the last parameter: a step that overflows leaves NaN there."""
         written = 0
         for name, at, size in trained.table.entries:
             parameter = trained.parameters[name]
@@ -49,12 +49,12 @@ class Gradients:
             self._parameters[name].register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
-        """After the last backward pass: what it never came to is 0."""
+        """After the last backward pass: set gradients that it never reached to 0."""
         for name in self._writing.keys() - self._written:
             self.of[name].zero_()
 
     def begin(self) -> None:
-        """Before the first backward pass of the next step."""
+        """Prepare for the first backward pass of the next step."""
         self._written.clear()
         for start, stop in self._zeroed:
             self.flat[start:stop].zero_()
@@ -75,7 +75,7 @@ class Gradients:
 
 
 def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:
-    """Have torch add a parameter's gradients to `view`."""
+    """Make torch add a parameter's gradients to `view`."""
     if parameter.dtype == view.dtype:
         parameter.grad = view
         return

@@ -1,4 +1,4 @@
-"""How a stage runs its layers: as they are or compiled, kept or computed again in the backward pass."""
+"""Run a stage's layers, with compilation and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Forward = Callable[..., Any]
 
 
 class Layers:
-    """Calls a stage's blocks. Of an attention module that is computed again, what enters it is kept alone."""
+    """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its input."""
 
     def __init__(
         self, blocks: Sequence[Any], attention: str, options: ParallelOptions, dropout: Dropout | None, device: str
     ) -> None:
-        """`attention` is the name that a block's attention module has."""
+        """`attention` is the name of a block's attention module."""
         self._dropout, self._whole = dropout, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for block in blocks:
@@ -38,7 +38,7 @@ class Layers:
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         out = (self._again(block) if self._whole else block)(h, **kwargs)
-        made: torch.Tensor = out[0] if isinstance(out, tuple) else out  # transformers 4 gives tuples
+        made: torch.Tensor = out[0] if isinstance(out, tuple) else out  # transformers 4 returns tuples
         return made
 
     def _again(self, forward: Forward) -> Forward:
@@ -52,12 +52,12 @@ class Layers:
 
 
 def compiler_fault(device: str) -> str | None:
-    """Why torch.compile cannot work for a kind of device here; None where it can."""
+    """Explain why torch.compile cannot work for a kind of device here; None if it can."""
     if device == "cpu":
         wanted = os.environ.get("CXX") or "g++"
         return None if shutil.which(wanted) else f"torch.compile needs the C++ compiler {wanted}, which is not there"
     if device != "cuda":
-        return None  # its own backend says so
+        return None  # its own backend reports it
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs triton, which is not installed here"
     wanted = os.environ.get("CC") or "gcc"

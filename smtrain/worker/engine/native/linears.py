@@ -1,7 +1,7 @@
-"""Linears and embeddings whose weight's gradient goes where the optimizer wants it; linears whose columns are cut.
+"""Linears and embeddings that write their weight's gradient straight into the optimizer's buffer.
 
-torch makes the gradient of a weight as a tensor of its own and adds it to `weight.grad`. Its product can be written
-where it belongs at once, which saves that tensor, and for the first micro-batch of a step the addition and the zeros.
+torch makes the gradient of a weight as a new tensor and adds it to `weight.grad`. Writing the product where it belongs
+saves that tensor, and for the first micro-batch of a step also the addition and the zeros.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from torch import nn
 from smtrain.worker.engine.native.lora import Factors
 
 Sink = Callable[[Callable[[torch.Tensor | None], torch.Tensor]], None]
-"""Takes what gives a micro-batch's gradient of a weight: written into the tensor that it is given, or a new one."""
+"""Takes a function that computes a micro-batch's gradient of a weight, into the given tensor or a new one."""
 
 
 class Linear(nn.Module):
-    """One of torch's linears, with its parameters; its bias, where it has one, gets its gradient as ever."""
+    """A torch linear with its own parameters; its bias gets its gradient from torch."""
 
     def __init__(self, linear: Any) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.sink: Sink | None = None
-        """Where gradients of the weight go; None: to `weight.grad`."""
+        """Takes gradients of the weight; None: they go to `weight.grad`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _product(x, self.weight, self.bias, self.sink)
 
 
 class Embedding(nn.Module):
-    """One of torch's embeddings, with its parameter."""
+    """A torch embedding with its own parameter."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Embedding(nn.Module):
 class RowParallel(nn.Module):
     """A linear whose columns are cut: the ranks' products are summed, then the bias is added once.
 
-    `turned`: its weight has the inputs first, as transformers' Conv1D.
+    `turned`: its weight has the inputs first, as in transformers' Conv1D.
     """
 
     def __init__(self, linear: Any, leave: Callable[[torch.Tensor], torch.Tensor], turned: bool = False) -> None:
@@ -75,7 +75,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, s
 
 
 class _Product(torch.autograd.Function):
-    """x [..., in] times W [out, in] transposed, and the bias; the products of its backward pass are torch's own."""
+    """x [..., in] times W [out, in] transposed, plus the bias; its backward pass computes torch's own products."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink) -> torch.Tensor:
@@ -94,7 +94,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of W; the padding's gets no gradient. Those of one token are added in torch's order."""
+    """Rows of W; the padding row gets no gradient. Gradients of one token are added in torch's order."""
 
     @staticmethod
     def forward(ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None, sink: Sink) -> torch.Tensor:

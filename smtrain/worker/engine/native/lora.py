@@ -1,9 +1,10 @@
-"""The adapters of a stage: what a linear's factors add to its output, under tensor parallelism and with dropout.
+"""LoRA adapters of a stage, with tensor parallelism and dropout.
 
 A linear whose rows are cut sees the whole input, and so does its A, which every rank holds; B is cut like the linear.
-Of one whose columns are cut, A is cut likewise, and B, which every rank holds, is applied to this rank's part of the
-sum: the linear's own reduction adds the parts up. Either way a rank's gradient of the factor that all hold is its share
-of the whole one, with and without sequence parallelism, and the optimizer sums it over the tensor-parallel ranks.
+If its columns are cut, A is cut in the same way, and B, which every rank holds, is applied to this rank's part of the
+sum: the linear's own reduction adds the parts up. In both cases a rank's gradient of the factor that all ranks hold is
+its share of the whole gradient, with and without sequence parallelism, and the optimizer sums the shares over the
+tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch import nn
 
 
 class _Summed(Protocol):
-    """A linear whose columns are cut; its product is to be changed before it is summed."""
+    """A linear whose columns are cut; the factors change its product before it is summed."""
 
     factors: Factors | None
 
 
 class Factors:
-    """A and B of one linear, or this rank's parts of them. Not a module: the model's own names stay as they are."""
+    """A and B of one linear, or this rank's parts of them. Not a module, so that the model's names do not change."""
 
     def __init__(
         self, name: str, a: nn.Parameter, b: nn.Parameter, scale: float, width: int,
@@ -35,9 +36,9 @@ class Factors:
         self._width, self._seen, self._dropout = width, seen, dropout
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """`y`, the linear's product with `x` [B, S, in], and what the factors add to it.
+        """`y`, the linear's product with `x` [B, S, in], plus the product of the factors.
 
-        They are kept in fp32 and multiplied in the type of the activations, as autocast does.
+        The factors are kept in fp32 and multiplied in the type of the activations, as autocast does.
         """
         if self._dropout is not None:
             x = self._dropout(self._name, x, self._width, self._seen)
@@ -45,7 +46,7 @@ class Factors:
 
 
 def attach(linear: Any, factors: Factors) -> None:
-    """Have a linear add what its factors do: one of torch's, or one whose products are summed over the ranks."""
+    """Make a linear add its factors' product: one of torch's, or one whose products are summed over the ranks."""
     if isinstance(linear, nn.Linear):
         linear.register_forward_hook(lambda _, args, y: factors(args[0], y))
     else:
@@ -54,9 +55,9 @@ def attach(linear: Any, factors: Factors) -> None:
 
 
 class Dropout:
-    """Dropout whose masks follow from seed, step, sample and linear alone.
+    """Dropout whose masks depend only on seed, step, sample and linear.
 
-    So they are the same on every mesh, when a layer is computed again, and after a resume, without any state.
+    They are the same on every mesh, when a layer is computed again, and after a resume, without any state.
     """
 
     def __init__(self, probability: float, seed: int) -> None:
@@ -64,11 +65,11 @@ class Dropout:
         self._at: tuple[int, int] | None = None
 
     def begin(self, at: tuple[int, int] | None) -> None:
-        """What follows is of optimizer step `at[0]`, its samples from `at[1]` on; None: nothing is dropped."""
+        """Set the optimizer step `at[0]` and its first sample `at[1]`; None drops nothing."""
         self._at = at
 
     def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
-        """`block` that draws again, whenever it is called, what it draws now."""
+        """`block` with the masks of now, whenever it is called."""
         at = self._at
 
         def again(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +82,7 @@ class Dropout:
         return again
 
     def __call__(self, name: str, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        """`x` [B, S, in] with some numbers 0 and the others enlarged; `seen` is where they lie in the whole input."""
+        """Drop numbers of `x` [B, S, in] and enlarge the others; `seen` is their place in the whole input."""
         if self._at is None:
             return x
         step, first = self._at

@@ -1,4 +1,4 @@
-"""Where a rank's parameters lie: one flat buffer of what the optimizer updates."""
+"""A rank's parameters in one flat buffer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 
 @dataclass(frozen=True)
 class Trained:
-    """What the optimizer updates of a stage: all parameters of the model, or those of its adapters."""
+    """The parameters of a stage that the optimizer updates: the model's, or its adapters'."""
 
     layout: Layout
     table: FlatTable
     flat: torch.Tensor
-    """All of them as one buffer, as long as the data-parallel ranks' equal parts of it."""
+    """All of them in one buffer, padded to equal parts for the data-parallel ranks."""
     parameters: dict[str, nn.Parameter]
     """By name; views of `flat`."""
 
@@ -26,7 +26,7 @@ class Trained:
 def flat_parameters(
     layout: Layout, table: FlatTable, mesh: ProcessMesh, dtype: torch.dtype
 ) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
-    """A buffer of zeros, as long as the data-parallel ranks' equal parts of it, and this rank's parameters in it."""
+    """Make a buffer of zeros, padded to equal parts for the data-parallel ranks, and this rank's parameters in it."""
     padded = -(-table.size // mesh.dp) * mesh.dp
     flat = torch.zeros(padded, dtype=dtype, device=mesh.device)
     made = {

@@ -1,4 +1,4 @@
-"""What a rank of the native engine saves (worker/engine/saving.py says how), and how it goes on from a checkpoint."""
+"""The contents of a native engine's checkpoint (worker/engine/saving.py writes them), and how to load one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import cut_for, model_file, optimizer_file
 from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
-from smtrain.worker.engine.loading import fill_from
+from smtrain.worker.engine.saving import fill_from
 
 if TYPE_CHECKING:
     from smtrain.worker.engine.native.engine import NativeEngine
 
 
 class StageContents:
-    """What a rank of the native engine saves: its part of the weights and of the optimizer's state."""
+    """A rank's part of the weights and of the optimizer's state."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
@@ -33,7 +33,7 @@ class StageContents:
         mesh, optimizer, trained = engine.mesh, engine.optimizer, engine.stage.trained
         state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
         if trained.flat.dtype == torch.float32:
-            del state["master"]  # the model files are it
+            del state["master"]  # the model files hold it
         out = {optimizer_file(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank): state}
         if mesh.dp_rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
@@ -84,7 +84,7 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
         if kind in filled:
             continue
         target = getattr(optimizer, kind)
-        target.zero_()  # the padding too: it may hold what a damaged checkpoint left
+        target.zero_()  # also the padding, which may hold values of a damaged checkpoint
         for name, at, size in optimizer.table.entries:
             low, high = max(at, optimizer.start), min(at + size, optimizer.start + optimizer.shard)
             if low < high:

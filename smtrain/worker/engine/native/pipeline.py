@@ -17,17 +17,17 @@ Shape = Sequence[int]
 
 
 class MicroBatch(NamedTuple):
-    """Token ids, labels and segments (None: a row is one) of one pipeline slot, each [B, S]; every stage has them."""
+    """Token ids, labels and segments (None: a row is one sample) of one pipeline slot, each [B, S], on every stage."""
 
     ids: torch.Tensor
     labels: torch.Tensor
     segments: torch.Tensor | None
     at: tuple[int, int] | None = None
-    """The optimizer step, and the first sample's place in the global batch: what dropout depends on."""
+    """The optimizer step, and the first sample's place in the global batch; dropout depends on them."""
 
 
 class Pipeline:
-    """Runs micro-batches through the stages. With one stage it is plain gradient accumulation."""
+    """Runs micro-batches through the stages; with one stage this is gradient accumulation."""
 
     def __init__(self, stage: Stage, mesh: ProcessMesh) -> None:
         self.stage, self.mesh = stage, mesh
@@ -39,10 +39,10 @@ class Pipeline:
     def train(
         self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
     ) -> torch.Tensor:
-        """Forward and backward of every micro-batch, losses times the number `scale`; gives the unscaled sum, 0 but on
-        the last stage. `before_last` is called before the last backward pass.
+        """Run forward and backward of every micro-batch, with losses times the number `scale`.
 
-        A stage holds the activations of at most (stages - its rank) micro-batches.
+        Returns the unscaled sum of losses, 0 except on the last stage. Calls `before_last` before the last backward
+        pass. A stage holds the activations of at most (stages - its rank) micro-batches.
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
@@ -88,14 +88,13 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """[3]: the token losses' sum, how many labels are the likeliest token, how many there are; 0 but on the last
-        stage."""
+        """[3]: sum of token losses, labels that are the likeliest token, labels; 0 except on the last stage."""
         sums = torch.zeros(3, device=self.mesh.device)
         self._drop_nothing()
         for ids, labels, segments, _ in batches:
             h = self.stage.hidden(self._arrive(ids), segments)
             if self.stage.last:
-                sums.add_(self.stage.judged(h, labels))
+                sums.add_(self.stage.evaluated(h, labels))
             else:
                 self._exchange(to_after=h)
         return sums
@@ -125,7 +124,7 @@ class Pipeline:
         shape_before: Shape | None = None,
         shape_after: Shape | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Send and receive at once, so that no two neighbours wait for each other; what has no neighbour is skipped."""
+        """Send and receive in one batch, so that neighbours do not wait for each other; skip missing neighbours."""
         ops: list[dist.P2POp] = []
 
         def send(x: torch.Tensor | None, peer: int | None) -> None:

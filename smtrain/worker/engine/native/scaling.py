@@ -1,9 +1,9 @@
-"""Dynamic loss scaling, which fp16 needs: its numbers end at 65504, and gradients below 6e-8 are 0 in it.
+"""Dynamic loss scaling for fp16, whose numbers end at 65504 and in which gradients below 6e-8 are 0.
 
 The loss is multiplied by a scale before the backward pass, and the summed gradients are divided by it. A step whose
-gradient is no finite number is skipped and halves the scale; so many good ones in a row double it. The figures are
-those of torch.amp.GradScaler, which itself looks at the gradients of one rank and makes the host wait for the answer;
-here the norm of the whole mesh's gradient tells, which every rank has anyway, and nobody waits.
+gradient is not finite is skipped and halves the scale; `GOOD_STEPS` good ones in a row double it. The figures are those
+of torch.amp.GradScaler, which itself checks the gradients of one rank and makes the host wait. Here the norm of the
+whole mesh's gradient decides, which every rank has anyway.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ FLOOR = 1.0
 
 
 class LossScale:
-    """The scale of the next step, on the device; the same on every rank. All of them are powers of two: to multiply and
-    divide by one changes no digit."""
+    """The scale of the next step, on the device; the same on every rank.
+
+    Always a power of two, because multiplying and dividing by one changes no digit.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.tensor(FIRST, device=device)
@@ -30,7 +32,7 @@ class LossScale:
         """Steps of the run that were skipped."""
 
     def update(self, overflowed: torch.Tensor) -> None:
-        """After a step; `overflowed` is its boolean. Makes new tensors: those of the step may still be read."""
+        """Update after a step. Makes new tensors, because those of the step may still be read."""
         good = torch.where(overflowed, 0, self.good + 1)
         doubled = torch.where(good >= GOOD_STEPS, self.scale * 2, self.scale)
         kept = torch.where(doubled.isfinite(), doubled, self.scale)
@@ -39,11 +41,11 @@ class LossScale:
         self.skipped = self.skipped + overflowed
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps; waits for the device."""
+        """The state for a checkpoint; waits for the device."""
         return {"scale": float(self.scale), "good_steps": int(self.good), "skipped": int(self.skipped)}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self.scale = torch.full_like(self.scale, state["scale"])
         self.good = torch.full_like(self.good, int(state["good_steps"]))
         self.skipped = torch.full_like(self.skipped, int(state["skipped"]))

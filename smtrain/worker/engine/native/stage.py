@@ -1,8 +1,8 @@
 """One (tp, pp) rank's part of a Hugging Face causal LM.
 
-The model is transformers' own, built without memory on `meta`: layers of other stages are dropped, every parameter
-left gets its local shape, and tensor-parallel collectives are put at the entry of attention and MLP and behind the
-linears whose columns are cut. There is no second model code, so equality with transformers is by construction.
+The model is transformers' own, built without memory on `meta`. Layers of other stages are dropped, every other
+parameter gets its local shape, and tensor-parallel collectives are put before attention and MLP and after linears whose
+columns are cut. There is no second model code, so it equals transformers by construction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class Stage(nn.Module):
     """The layers of pipeline rank `mesh.pp_rank`, cut for tensor-parallel rank `mesh.tp_rank`, without values yet.
 
-    With `lora` the model's own parameters are frozen, and adapters beside its linears are trained.
+    With `lora` the model's own parameters are frozen, and adapters next to its linears are trained.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Stage(nn.Module):
         self.config = transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
             if getattr(self.config, key, 0):
-                told = getattr(self.config, key)
-                log.warning("config.json has %s = %s: the native engine trains without dropout", key, told)
+                value = getattr(self.config, key)
+                log.warning("config.json has %s = %s: the native engine trains without dropout", key, value)
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 self.config, attn_implementation="sdpa", dtype=self.dtype
             )
-        # Not training mode: dropout would need random state in every checkpoint, and pre-training has none.
+        # Not train(): dropout would need random state in every checkpoint, and pre-training uses none.
         self.model.eval()
         self._keep_own_part()
         self._make_parameters()
@@ -76,16 +76,16 @@ class Stage(nn.Module):
             self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
             self._adapt(lora)
         self.writing: dict[str, Linear | RowParallel | Embedding] = {}
-        """By name of their weights, the modules that can write its gradient where they are told to (`sink`)."""
-        if lora is None and not options.compile:  # a compiler sees no gradient that a function keeps
+        """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
+        if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
-        self.before_layer: Callable[[int], None] = lambda layer: None  # the last one is what comes behind the layers
+        self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
         self.context = AttentionContext(self.rotary, self.described.windows, self.dtype, mesh.device)
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(file name, local parameter) of what this rank holds; a tied matrix held twice by one stage comes once."""
+        """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes once."""
         for name, parameter in self.model.named_parameters():
             yield self.layout.shape.file_name(name), parameter
 
@@ -96,7 +96,7 @@ class Stage(nn.Module):
         if self.described.rope is not None:
             with self.mesh.device:
                 base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
-        self.model.tie_weights()  # which transformers 5.0 leaves out on `meta`
+        self.model.tie_weights()  # transformers 5.0 does not do it on `meta`
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
         layers = getattr(base, family.layers)
@@ -115,7 +115,7 @@ class Stage(nn.Module):
         self.blocks: list[Any] = list(own.values())
 
     def _make_parameters(self) -> None:
-        """All parameters are views of one flat buffer."""
+        """Make all parameters views of one flat buffer."""
         self.table = self.layout.flat_table(self.mesh.pp_rank)
         self.flat, made = flat_parameters(self.layout, self.table, self.mesh, self.dtype)
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
@@ -124,7 +124,7 @@ class Stage(nn.Module):
             setattr(self.model.get_submodule(module), leaf, made[name])
 
     def _adapt(self, lora: Lora) -> None:
-        """Freeze the model's parameters and put trained factors, in fp32, beside the linears that `lora` names."""
+        """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
         self.model.requires_grad_(False)
         shape = AdapterShape.of(self.layout.shape, lora)
         layout = Layout(shape, self.mesh.tp, self.mesh.pp)
@@ -149,11 +149,11 @@ class Stage(nn.Module):
 
         for block in self.blocks:
             attention = getattr(block, FAMILIES[layout.shape.family].attention)
-            if hasattr(attention, "split_size"):  # GPT-2's: of q, of k and of v
+            if hasattr(attention, "split_size"):  # GPT-2: the size of q, of k and of v
                 attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
-                held = len(layout.kv_slots(self.mesh.tp_rank))
-                attention.num_key_value_groups = layout.shape.heads // tp // held
+                kv_heads = len(layout.kv_slots(self.mesh.tp_rank))
+                attention.num_key_value_groups = layout.shape.heads // tp // kv_heads
             for module in (attention, block.mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)
         for name, module in list(self.model.named_modules()):
@@ -168,7 +168,7 @@ class Stage(nn.Module):
                 module.nf = module.weight.shape[1]
 
     def _find_writing(self) -> None:
-        """Put modules of ours in the place of those whose weights are used once."""
+        """Replace modules whose weights are used only once by ours."""
         shared = self.last and self.embed is not None and self.model.get_output_embeddings().weight is self.embed.weight
         for name, module in list(self.model.named_modules()):
             ours: Any = None
@@ -184,12 +184,12 @@ class Stage(nn.Module):
                 self.writing[self.layout.shape.file_name(f"{name}.weight")] = ours
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Whole activations for a tensor-parallel region."""
+        """Make activations whole for a tensor-parallel region."""
         move = comm.gather_sequence if self.sequence_parallel else comm.copy_to
         return move(x, self.mesh.tp_group)
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of what the ranks of a tensor-parallel region computed."""
+        """Sum the results of the ranks of a tensor-parallel region."""
         move = comm.scatter_sequence if self.sequence_parallel else comm.reduce_from
         return move(x, self.mesh.tp_group)
 
@@ -197,7 +197,7 @@ class Stage(nn.Module):
 
     @torch.no_grad()
     def load(self, source: WeightSource | RandomWeights, keep: Callable[[str, torch.Tensor], None]) -> None:
-        """Read this rank's slices; `keep` is given each parameter's in fp32, before they are rounded to its dtype.
+        """Read this rank's slices; `keep` gets each parameter's fp32 values before they are rounded to its dtype.
 
         Raises `CheckpointError` if a parameter is missing or has another shape.
         """
@@ -241,14 +241,14 @@ class Stage(nn.Module):
     # Forward
 
     def hidden_shape(self, input_ids: torch.Tensor) -> tuple[int, int, int]:
-        """The shape of what goes from stage to stage for a micro-batch of these ids."""
+        """The shape of the hidden states between stages for a micro-batch of these ids."""
         batch, length = input_ids.shape
         return batch, length // (self.mesh.tp if self.sequence_parallel else 1), self.layout.shape.hidden
 
     def forward(
         self, x: torch.Tensor, labels: torch.Tensor | None = None, segments: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Token ids (first stage) or hidden states in; hidden states or, on the last stage, the losses' sum out."""
+        """From token ids (first stage) or hidden states to hidden states or, on the last stage, the sum of losses."""
         h = self.hidden(x, segments)
         if not self.last:
             return h
@@ -256,12 +256,12 @@ class Stage(nn.Module):
         logits = self.local_logits(h).flatten(0, 1)
         return comm.cross_entropy_sum(logits, labels.flatten(), *self._columns(logits))
 
-    def judged(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """[3]: the sum of the losses, how many labels are the likeliest token, and how many there are; no gradient."""
+    def evaluated(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[3]: sum of losses, labels that are the likeliest token, and labels; without a gradient."""
         logits, flat = self.local_logits(h).flatten(0, 1), labels.flatten()
-        where = self._columns(logits)
-        total = comm.cross_entropy_sum(logits, flat, *where)
-        counts = (comm.likeliest(logits, *where) == flat).sum(), (flat != IGNORED).sum()
+        columns = self._columns(logits)
+        total = comm.cross_entropy_sum(logits, flat, *columns)
+        counts = (comm.likeliest(logits, *columns) == flat).sum(), (flat != IGNORED).sum()
         return torch.stack([total, *(count.to(total.dtype) for count in counts)])
 
     def likeliest(self, h: torch.Tensor) -> torch.Tensor:
@@ -270,14 +270,14 @@ class Stage(nn.Module):
         return comm.likeliest(logits.flatten(0, 1), *self._columns(logits)).view(logits.shape[:2])
 
     def _columns(self, logits: torch.Tensor) -> tuple[int, int, dist.ProcessGroup | None]:
-        """The first token that this rank's logits are of, how many of them are real, and who has the others."""
+        """The first token of this rank's logits, the number of real columns, and the group that has the others."""
         rows = logits.shape[-1]
         start = self.mesh.tp_rank * rows
         valid = max(0, min(rows, self.layout.shape.vocab - start))
         return start, valid, self.mesh.tp_group if self.mesh.tp > 1 else None
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
-        """Through this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
+        """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
         turns = {} if rotary is None else {"position_ids": positions, "position_embeddings": rotary}
@@ -285,7 +285,7 @@ class Stage(nn.Module):
         h = self._embed(x) if self.first else x
         if self.positions is not None:
             own = positions.chunk(self.mesh.tp, 1)[self.mesh.tp_rank] if self.sequence_parallel else positions
-            h = h + self.positions(own.clamp(max=self.described.positions - 1))  # further on there is only padding
+            h = h + self.positions(own.clamp(max=self.described.positions - 1))  # beyond that there is only padding
         for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
             self.before_layer(at)
             kwargs = {"attention_mask": masks[i], **turns}
@@ -294,7 +294,7 @@ class Stage(nn.Module):
         return self.norm(h) if self.norm is not None else h
 
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """This rank's columns of the logits [B, S, ceil(V / tp)], the padding of the vocabulary included."""
+        """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
         logits: torch.Tensor = self.model.get_output_embeddings()(self._enter(h) if self.mesh.tp > 1 else h)
         return logits
 
@@ -310,5 +310,5 @@ class Stage(nn.Module):
         here = (local >= 0) & (local < rows)
         if padding is not None:
             padding = padding - start if 0 <= padding - start < rows else None
-        found = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
-        return self._leave(found * here[..., None].to(found.dtype))
+        embedded = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
+        return self._leave(embedded * here[..., None].to(embedded.dtype))

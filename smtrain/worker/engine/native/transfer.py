@@ -1,7 +1,7 @@
-"""Between host and device without a wait: batches go in, a step's numbers come out, and the device never idles.
+"""Copy batches to the device and a step's numbers back without making either side wait.
 
-Only copies from and to pinned memory are asynchronous; reading a number in the ordinary way waits for everything that
-the device has been given, the next step too.
+Only copies from and to pinned memory are asynchronous; reading a number directly would wait for all queued work of the
+device, the next step included.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`x`, a tensor of the host, on the device; the copy is queued there, and the host goes on."""
+    """Copy a tensor of the host to the device; the copy is queued, and the host does not wait."""
     if device.type != "cuda" or x.device.type != "cpu":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)  # torch keeps the pinned memory until it was read
 
 
 class Numbers:
-    """Single numbers of the device, sent to the host as soon as they are made."""
+    """Single numbers of the device, sent to the host as soon as they exist."""
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
         self._values, self._made = list(values), None
@@ -31,7 +31,7 @@ class Numbers:
             self._made.record()
 
     def read(self) -> list[float]:
-        """Waits until they are made, and for nothing that was queued after them."""
+        """Wait for the numbers, but not for work that was queued after them."""
         if self._made is not None:
             self._made.synchronize()
         return [float(v) for v in self._values]

@@ -1,8 +1,8 @@
 """AdamW with ZeRO-1: parameters of a rank in one flat buffer, optimizer state split over the data-parallel ranks.
 
-A step sums the fp32 gradients of each rank's part there, updates that part of the fp32 weights, and gives all ranks the
-parameters (Rajbhandari et al. 2020; `exchange` sends). In fp32 the weights are the flat buffer itself; in bf16 and fp16
-a master copy is kept.
+A step sums the fp32 gradients of each rank's part on that rank, updates that part of the fp32 weights, and sends the
+parameters to all ranks (Rajbhandari et al. 2020; see `exchange`). In fp32 the weights are the flat buffer itself; in
+bf16 and fp16 there is a master copy.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from smtrain.worker.engine.native.scaling import LossScale
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
 
-_CHUNK = 4096  # of a norm in fp32: over 10 M numbers at once it is off by 4e-4
+_CHUNK = 4096  # numbers in one fp32 norm: over 10 M at once it is off by 4e-4
 
 
 class Zero1AdamW:
-    """The optimizer of one rank; the stage's gradients are the optimizer's from now on.
+    """The optimizer of one rank; it owns the stage's gradients from now on.
 
-    In fp32 the stage's values are its own; in bf16 and fp16 `take` is to be given each parameter's.
+    In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32 values.
     """
 
     def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
         self.mesh, self.options, self.steps = mesh, options, 0
-        # Whatever is trained, gradients go through the stage's activations.
+        # By the stage's dtype, not the trained one's: gradients pass through the stage's activations.
         self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
         trained = stage.trained
         self.table, self.flat = trained.table, trained.flat
@@ -96,7 +96,7 @@ class Zero1AdamW:
         return adamw
 
     def take(self, name: str, values: torch.Tensor) -> None:
-        """Begin with a parameter's values in fp32: what a half cannot hold of them is not lost."""
+        """Start from a parameter's fp32 values, so that rounding to 16 bits loses nothing."""
         at, size = next((at, size) for known, at, size in self.table.entries if known == name)
         low, high = max(at, self.start), min(at + size, self.start + self.shard)
         if low < high:
@@ -104,7 +104,7 @@ class Zero1AdamW:
 
     @torch.no_grad()
     def step(self, lr: float) -> torch.Tensor:
-        """Sum gradients, clip, update, and share the new parameters; gives the norm before clipping."""
+        """Sum gradients, clip, update, and share the new parameters; returns the norm before clipping."""
         self.gradients.complete()
         with part("tensor parallel"):
             _all_reduce(self._summed_over_tp, self.mesh.tp_group)
@@ -116,7 +116,7 @@ class Zero1AdamW:
         if scaling is not None:
             norm = norm / scaling.scale
             overflowed = norm.isfinite().logical_not()
-            self._adamw.found_inf = overflowed.float()  # type: ignore[attr-defined]  # as GradScaler tells it
+            self._adamw.found_inf = overflowed.float()  # type: ignore[attr-defined]  # fused AdamW skips the step, as with GradScaler
         shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
         if scaling is not None:
             shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
@@ -133,12 +133,12 @@ class Zero1AdamW:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Round the master weights to the parameters' dtype, and see that every data-parallel rank has all of them."""
+        """Round the master weights to the parameters' dtype; wait until every data-parallel rank has them all."""
         self._publish()
         self.shares.settle()
 
     def _publish(self) -> None:
-        """The same, while the next forward pass begins."""
+        """As `publish`, but without waiting: the next forward pass begins meanwhile."""
         mine = self.part(self.flat)
         if mine.dtype != self.master.dtype:
             mine.copy_(self.master)
@@ -146,13 +146,12 @@ class Zero1AdamW:
 
     @property
     def updates(self) -> int:
-        """Steps that were not skipped; waits for the device where any can be."""
+        """Steps that were not skipped; with a loss scale it waits for the device."""
         return self.steps - (0 if self.loss_scale is None else int(self.loss_scale.skipped))
 
     @torch.no_grad()
     def restore(self, steps: int, loss_scale: Mapping[str, float] | None = None) -> None:
-        """Continue after `steps` updates, once master, exp_avg and exp_avg_sq are filled; with fp16 from `loss_scale`,
-        where there is one."""
+        """Resume after `steps` updates, once master, exp_avg and exp_avg_sq are filled; `loss_scale` is for fp16."""
         self.steps = steps
         if self.loss_scale is not None and loss_scale is not None:
             self.loss_scale.restore(loss_scale)
@@ -162,7 +161,7 @@ class Zero1AdamW:
         self.publish()
 
     def _norm(self) -> torch.Tensor:
-        """Of the whole mesh's gradient: all parts are disjoint but for copies, which are weighed."""
+        """The norm of the whole mesh's gradient; copies of a number share its weight."""
         total = self._grad_part.new_zeros(())
         for start, stop, weight in self._weights:
             total += weight * _square_sum(self._grad_part[start:stop])
@@ -172,10 +171,14 @@ class Zero1AdamW:
 
 
 def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
-    """By id of a parameter, before which of the stage's layers its value must be there; and how many layers it has."""
+    """The first layer that needs each parameter, by its id, and the number of layers."""
     place = {id(p): i for i, block in enumerate(stage.blocks) for p in block.parameters()}
     ends = [(module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())]
-    for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
+    for module, layer in (
+        *ends,
+        (stage.embed, 0),
+        (stage.positions, 0),
+    ):  # a tied matrix is needed first
         place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
     return place, len(stage.blocks)
 

@@ -1,7 +1,7 @@
-"""What a rank saves of the adapters, and how it goes on from a checkpoint of them.
+"""Save and load adapters in our own format (worker/engine/saving.py), not the library's.
 
-The form is ours and not the library's (worker/engine/saving.py): small, of no mesh, and one for both engines. What
-ZeRO-1 has dealt to the data-parallel ranks, by the rows of each factor, is put together on the hosts first.
+It is small, independent of the mesh, and the same for both engines. ZeRO-1 deals the rows of each factor to the
+data-parallel ranks; the hosts put them together first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.nxd.names import factor_of
-from smtrain.worker.engine.loading import fill_from
+from smtrain.worker.engine.saving import fill_from
 
 if TYPE_CHECKING:
     from smtrain.worker.engine.nxd.engine import NxdEngine
@@ -28,7 +28,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdapterState:
-    """The factors of an engine's model and their optimizer's state; of use once the optimizer is there."""
+    """The factors of an engine's model and their optimizer state; create it after the optimizer."""
 
     def __init__(self, engine: NxdEngine) -> None:
         assert engine.adapters is not None
@@ -103,7 +103,7 @@ class AdapterState:
                 state[kind].copy_(self._part(moment).to(own.device))
 
     def _parts(self) -> Iterator[tuple[str, torch.nn.Parameter, torch.nn.Parameter]]:
-        """Of each factor its name, the model's parameter, and what the optimizer updates: that, or ZeRO-1's part."""
+        """Yield each factor's name, the model's parameter, and the optimizer's: the same, or ZeRO-1's part."""
         names = {id(p): factor_of(name) for name, p in self._engine.named()}
         for group, own in zip(self._engine.optimizer.param_groups, self._engine.adamw.param_groups, strict=True):
             for parameter, part in zip(group["params"], own["params"], strict=True):
@@ -120,7 +120,7 @@ class AdapterState:
         return torch.cat([mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])])
 
     def _moments(self, kind: str) -> dict[str, torch.Tensor]:
-        """By factor, whole, on the host."""
+        """Whole moments on the host, by factor."""
         state = self._engine.adamw.state
         mine = [
             (name, p, state[own][kind].cpu() if state.get(own) else torch.zeros(own.shape))
@@ -139,11 +139,11 @@ class AdapterState:
         return out
 
     def _gathering(self) -> Any:
-        """A group of this rank's data-parallel ranks that talks between hosts, whatever carries the tensors."""
+        """A gloo group of this rank's data-parallel ranks."""
         made = [(ranks, dist.new_group(list(ranks), backend="gloo")) for ranks in _replicas()]
         return next(group for ranks, group in made if self._engine.rank in ranks)
 
 
 def _replicas() -> list[list[int]]:
-    found: list[list[int]] = parallel_state.get_data_parallel_replica_groups()
-    return found
+    groups: list[list[int]] = parallel_state.get_data_parallel_replica_groups()
+    return groups

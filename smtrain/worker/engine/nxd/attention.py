@@ -1,4 +1,4 @@
-"""Rotary positions and causal attention of the nxd engine: written out for the compiler, or NKI's kernel where it fits.
+"""Rotary positions and causal attention of the nxd engine: plain operations, or NKI's kernel if it fits.
 
 Tensors are [batch, heads, sequence, head size] here.
 """
@@ -28,7 +28,7 @@ KERNEL_HEAD = 128  # and heads of at most this size: the partition size of a Neu
 
 
 class Rotary:
-    """cos and sin [sequence, head size] of a model, shared by its layers and kept per length.
+    """cos and sin [sequence, head size] of a model, shared by its layers and cached by length.
 
     A partial rotary (GPT-NeoX) is a full one whose frequencies are zero on the part that does not turn: cos 1, sin 0.
     """
@@ -37,16 +37,16 @@ class Rotary:
         family = described.shape.family
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         self._rotary = getattr(module, _ROTARY[family])(config)
-        assert described.rope is not None  # others are refused in limits.py
+        assert described.rope is not None  # `refusals` refuses others
         check_rotary(self._rotary, described.rope)
         self._head = described.shape.head_dim
         self._kept: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
         self.turned = 0
-        """How many of a head's numbers turn; known once a table was asked for."""
+        """How many of a head's numbers turn; known once a table was made."""
 
     @torch.no_grad()
     def __call__(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For the sequence length, dtype and device of `like`."""
+        """The tables for the sequence length, dtype and device of `like`."""
         key = like.shape[2], like.dtype, like.device
         if key not in self._kept:
             ids = torch.arange(key[0])[None]

@@ -1,4 +1,4 @@
-"""What the model's modules are made from: the library's parallel linears for a model and a mesh, norms, adapters."""
+"""Build the parallel linears, norms and adapters of the model's modules."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from smtrain.worker.engine.nxd.lora import Adapters
 
 @dataclass(frozen=True)
 class Build:
-    """What every module is made from."""
+    """Options that every module is built from."""
 
     config: HFConfig
     layout: Layout
     padding: int | None
-    """The token whose embedding stays as it is."""
+    """The token whose embedding is not trained."""
     dtype: torch.dtype
     sequence_parallel: bool
     rotary: Rotary
     adapters: Layout | None = None
-    """The cut of LoRA's factors, where adapters are trained and the rest is frozen."""
+    """The layout of LoRA's factors if only adapters are trained."""
 
     @property
     def shape(self) -> ModelShape:
         return self.config.shape
 
     def column(self, out: int, *, bias: bool, stride: int = 1) -> ColumnParallelLinear:
-        """A linear whose rows are cut; `stride` of them lie side by side in it."""
+        """A linear whose rows are cut; it holds `stride` matrices side by side."""
         return ColumnParallelLinear(
             self.shape.hidden, out, bias=bias, gather_output=False, dtype=self.dtype, stride=stride,
             sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
         )  # fmt: skip
 
     def row(self, into: int, *, bias: bool) -> RowParallelLinear:
-        """A linear whose columns are cut, behind one whose rows are."""
+        """A linear whose columns are cut, after one whose rows are."""
         return RowParallelLinear(
             into, self.shape.hidden, bias=bias, input_is_parallel=True, dtype=self.dtype,
             sequence_parallel_enabled=self.sequence_parallel, sequence_dimension=0,
@@ -55,11 +55,11 @@ class Build:
 
     @property
     def vocabulary(self) -> int:
-        """As many rows as the ranks hold together: padded where tp does not divide it."""
+        """Rows of all ranks together, padded if tp does not divide the vocabulary."""
         return self.layout.shard(self.shape.embed_name, 0).size * self.layout.tp
 
     def norm(self) -> nn.Module:
-        """The family's norm; under sequence parallelism NxD sums its gradient, which each rank has a part of."""
+        """The family's norm; under sequence parallelism NxD sums the ranks' parts of its gradient."""
         norm: nn.Module
         if FAMILIES[self.shape.family].norm_bias:
             norm = nn.LayerNorm(self.shape.hidden, eps=self.config.eps, dtype=self.dtype)
@@ -71,7 +71,7 @@ class Build:
 
 
 class RMSNorm(nn.Module):
-    """As transformers computes it: in fp32, rounded before the weight."""
+    """RMSNorm as in transformers: in fp32, rounded before the multiplication by the weight."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(RMSNorm):
-    """Of queries or keys: each rank sees its own heads only, so the backward pass sums the weight's gradient."""
+    """The norm of queries or keys. Each rank sees its own heads only, so backward sums the weight's gradient."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.scale(x, copy_to_tensor_model_parallel_region(self.weight))

@@ -1,9 +1,9 @@
-"""What neuron_parallel_compile says and leaves behind. Pure Python: it is asked where the library is not loaded.
+"""Read the output and the cache of neuron_parallel_compile. Needs no library.
 
-It runs a command to see its graphs, compiles each into the cache, logs three totals and ends with the number of
-failures, or at once where no graph is new. In the cache every graph has a folder `neuronxcc-VERSION/MODULE_HASH+FLAGS`
-with `model.neff`; a failed one has `model.log` in its place, which later runs would take for an answer.
-Source: torch-neuronx's neuron_parallel_compile, its guide, and public caches of neuronx-cc 2.12 to 2.15.
+The program runs a command to see its graphs, compiles each into the cache, logs three totals and ends with the number
+of failures, or at once if no graph is new. In the cache every graph has a folder `neuronxcc-VERSION/MODULE_HASH+FLAGS`
+with `model.neff`; a failed one has `model.log` instead, which later runs would take as the answer. Source:
+torch-neuronx's neuron_parallel_compile, its guide, and public caches of neuronx-cc 2.12 to 2.15.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Totals:
 
 
 class Listener:
-    """Takes the program's lines, and has its totals once it has said them."""
+    """Reads the program's lines and finds its totals."""
 
     def __init__(self) -> None:
-        self._found: dict[str, int] = {}
+        self._totals: dict[str, int] = {}
 
     def hear(self, line: str) -> None:
         for name, pattern in _TOTALS.items():
             if match := pattern.search(line):
-                self._found[name] = int(match[1])
+                self._totals[name] = int(match[1])
         if _NOTHING_NEW in line:
-            self._found.update(total=0, successful=0, failed=0)
+            self._totals.update(total=0, successful=0, failed=0)
 
     @property
     def totals(self) -> Totals | None:
-        """None where the program ended without a word, as when the command itself failed."""
-        return Totals(**self._found) if len(self._found) == len(_TOTALS) else None
+        """The totals; None if the program did not print them, for example because the command failed."""
+        return Totals(**self._totals) if len(self._totals) == len(_TOTALS) else None
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Cache:
         return cls(whole, tuple(path for path in found if path not in whole))
 
     def files(self) -> list[Path]:
-        """What is worth keeping: the files of whole graphs, without locks."""
+        """The files of whole graphs, without locks."""
         return [p for entry in self.whole for p in sorted(entry.rglob("*")) if p.is_file() and p.suffix != ".lock"]
 
 
 def reason(entry: Path) -> str:
-    """The compiler's word on a graph that failed, in one line."""
+    """The compiler's error for a graph that failed, in one line."""
     try:
         lines = (entry / "model.log").read_text("utf-8", errors="replace").split()
     except OSError:

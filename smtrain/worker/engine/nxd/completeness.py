@@ -1,7 +1,7 @@
-"""When a checkpoint that NxD wrote is whole. Pure Python: it is asked before the library is loaded.
+"""Decide whether a checkpoint that NxD wrote is whole. Needs no library.
 
-NxD marks the end of a save with `done`, from one rank: neither a sync to S3 nor a copy back keeps the order of files.
-So `smtrain.json` beside it lists every file of every host with its size and, since format 1 has had them, its sha256.
+NxD marks the end of a save with `done`, from one rank, but a sync to S3 or a copy back does not keep the order of
+files. So `smtrain.json` next to it lists every file of every host with its size and hashes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.files import write_atomically
 from smtrain.worker.checkpoint.manifest import DIGEST, digest_of, renamed
 
 NAME = "smtrain.json"
@@ -23,7 +24,7 @@ _RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 
 
 def read(checkpoint: Path) -> dict[str, Any] | str:
-    """The record of a checkpoint, or why there is none."""
+    """The record of a checkpoint, or the reason that there is none."""
     try:
         found = json.loads((checkpoint / NAME).read_text("utf-8"))
     except FileNotFoundError:
@@ -32,8 +33,7 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
         return f"{NAME} cannot be read ({error})"
     if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
         return f"{NAME} is not of a version that this smtrain reads"
-    digest = found.pop(DIGEST, None)  # older versions wrote none
-    if digest is not None and digest != digest_of(found):
+    if found.pop(DIGEST, None) != digest_of(found):
         return f"{NAME} is not what was written (its digest differs)"
     if not isinstance(found.get("files"), dict) or type(found.get("step")) is not int:
         return f"{NAME} is not complete"
@@ -41,39 +41,37 @@ def read(checkpoint: Path) -> dict[str, Any] | str:
 
 
 def write(checkpoint: Path, record: dict[str, Any]) -> None:
-    """Beside, then renamed. Raises OSError as the disk does."""
-    part = checkpoint / f"{NAME}.part"
-    part.write_text(json.dumps({**record, DIGEST: digest_of(record)}, indent=1) + "\n", "utf-8")
-    part.replace(checkpoint / NAME)
+    """Write the record atomically. Raises OSError."""
+    write_atomically(checkpoint / NAME, json.dumps({**record, DIGEST: digest_of(record)}, indent=1) + "\n")
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """The training loop's part. Raises `CheckpointError` where the record is none, or of another step."""
+    """The training loop's part. Raises `CheckpointError` if there is no record, or if it is of another step."""
     record = _record(checkpoint)
     if reason := renamed(checkpoint.name, record["step"]):
         raise CheckpointError(f"{checkpoint}: {reason}")
-    found = record.get("state")
-    return found if isinstance(found, dict) else {}
+    state = record.get("state")
+    return state if isinstance(state, dict) else {}
 
 
 def files(checkpoint: Path) -> dict[str, dict[str, Any]]:
-    """Size of every file, and sha256 and crc32 where it was written with them."""
+    """Size, sha256 and crc32 of every file."""
     record = _record(checkpoint)
     sums = {kind: record[kind] for kind in ("sha256", "crc32") if isinstance(record.get(kind), dict)}
     return {
-        name: {"size": size, **{kind: held[name] for kind, held in sums.items() if name in held}}
+        name: {"size": size, **{kind: each[name] for kind, each in sums.items() if name in each}}
         for name, size in record["files"].items()
     }
 
 
 def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads; those of no rank are everyone's."""
+    """The files that a rank of a (tp, pp, dp) mesh loads; files without ranks in their names are everyone's."""
     tp, _, dp = mesh
     own = (rank // tp % dp, rank % tp, rank // (tp * dp))
     out = set()
     for name in _record(checkpoint)["files"]:
-        found = _RANKS.search(name)
-        ranks = None if found is None else tuple(map(int, found.groups()))
+        match = _RANKS.search(name)
+        ranks = None if match is None else tuple(map(int, match.groups()))
         if ranks is None or ranks == own or (name.startswith("model/") and ranks[1:] == own[1:]):
             out.add(name)
     return out
@@ -87,28 +85,28 @@ def _record(checkpoint: Path) -> dict[str, Any]:
 
 
 def sizes(checkpoint: Path) -> dict[str, int]:
-    """The files that this disk holds of a checkpoint."""
+    """Sizes of a checkpoint's files on this disk."""
     if not checkpoint.is_dir():
         return {}
     return {str(p.relative_to(checkpoint)): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
 
 
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
-    """Why a checkpoint is not whole, None if it is; `present` is what all disks hold, by default this one."""
+    """Explain why a checkpoint is not whole; `present` has the files of all disks, by default of this one."""
     record = read(checkpoint)
     if isinstance(record, str):
         return record
     if reason := renamed(checkpoint.name, record["step"]):
         return reason
-    held = sizes(checkpoint) if present is None else present
+    there = sizes(checkpoint) if present is None else present
     for name, size in record["files"].items():
-        if held.get(name) != size:
-            return f"{name} is missing" if name not in held else f"{name} has {held[name]} bytes instead of {size}"
+        if there.get(name) != size:
+            return f"{name} is missing" if name not in there else f"{name} has {there[name]} bytes instead of {size}"
     return None
 
 
 def remove(checkpoint: Path) -> None:
-    """The marks first, so that a deletion cut off leaves nothing that looks whole."""
+    """Delete a checkpoint, marks first, so that a deletion that is cut off leaves nothing that looks whole."""
     for mark in (NAME, "done"):
         (checkpoint / mark).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Every name of neuronx-distributed that the engine uses, with the arguments it passes.
 
-Where the library is present a test holds this list against its signatures, elsewhere one holds the engine's code
-against this list: so a release that renames something is found before a cluster is paid for.
+If the library is installed, a test compares this list with its signatures; otherwise a test compares the engine's code
+with this list. This finds a release that renames something before anyone pays for a cluster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ USED: dict[str, tuple[str, ...]] = {
     "neuronx_distributed.utils:mark_step": (),
 }  # fmt: skip
 
-# What the engine does with the objects that the functions above give back.
+# Methods and attributes of the objects that the functions above return.
 METHODS: dict[str, tuple[str, ...]] = {
     "neuronx_distributed.trainer.model:NxDModel": (
         "run_train", "run_eval", "named_parameters", "named_modules", "original_module",

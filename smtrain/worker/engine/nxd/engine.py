@@ -1,4 +1,4 @@
-"""The nxd engine: a model over neuronx-distributed's layers, its pipeline and its ZeRO-1 behind the `Engine` seam."""
+"""The nxd engine: neuronx-distributed's layers, pipeline and ZeRO-1 as an `Engine`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from smtrain.worker.engine.nxd.adapters import AdapterState
 from smtrain.worker.engine.nxd.attention import Rotary
 from smtrain.worker.engine.nxd.build import Build
 from smtrain.worker.engine.nxd.library import Everyone
-from smtrain.worker.engine.nxd.library_config import library_config
-from smtrain.worker.engine.nxd.limits import refusals
+from smtrain.worker.engine.nxd.library_config import library_config, refusals
 from smtrain.worker.engine.nxd.lora import LinearAdapter
 from smtrain.worker.engine.nxd.model import CausalLM, LlamaAttention
 from smtrain.worker.engine.nxd.optimizer import ClippedAdamW, adapter_groups, groups
@@ -46,11 +45,11 @@ from smtrain.worker.engine.saving import Saver, local_rank
 class NxdEngine:
     """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `library.init_distributed` joined.
 
-    `config` is the model's config.json, `weights` where its values come from, None a random start from `seed`; every
-    step has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. With `lora` the model is
-    frozen, and adapters are trained as the native engine does; checkpoints hold the adapters alone, in its form. Raises
-    `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on every rank if the weights do not
-    fit.
+    `config` is the model's config.json, `weights` the source of its values, None a random start from `seed`; every step
+    has `micro_batches` of `options.micro_batch_size` samples on each data-parallel rank. With `lora` the model is
+    frozen and only adapters are trained, as in the native engine; checkpoints hold only the adapters, in our own
+    format. Raises `ConfigError` if the mesh does not fit the job or the model, `CheckpointError` on every rank if the
+    weights do not fit.
     """
 
     steps_ahead = 1
@@ -71,7 +70,7 @@ class NxdEngine:
         order: Any = "tiled" if get_platform_target() in ("trn1", "trn1n", "inf2") else "grouped"
         self.layout = Layout(self.shape, options.tp, options.pp, order)
         self.adapters: Layout | None = None
-        """The cut of LoRA's factors, over all stages of the pipeline."""
+        """The layout of LoRA's factors over all stages of the pipeline."""
         if lora is not None:
             stages, cuts = options.pp * options.virtual_stages, options.pipeline_cuts or None
             self.adapters = Layout(AdapterShape.of(self.shape, lora), options.tp, stages, order, cuts)
@@ -84,7 +83,7 @@ class NxdEngine:
         self.trained = self.adapters.shape.parameters() if self.adapters is not None else self.parameters
         self.model = initialize_parallel_model(self.nxd_config, self._build)
         if options.pp == 1:
-            self.model.original_module().tie()  # the library unties what it moves from `meta`, on one stage
+            self.model.original_module().tie()  # moving from `meta` unties; with a pipeline the library ties again
         for name, parameter in self.named():
             parameter.requires_grad_(lora is None or factor_of(name) is not None)
         fault = None
@@ -126,15 +125,15 @@ class NxdEngine:
 
     @property
     def last(self) -> bool:
-        """Whether this rank's stage has the loss."""
+        """Whether this rank is on the last stage, which has the loss."""
         return self.pp_rank == self.options.pp - 1
 
     @property
     def adamw(self) -> ClippedAdamW:
-        """Ours, within the library's wrappers."""
+        """Our optimizer, within the library's wrappers."""
         inner = self.optimizer.optimizer
-        found: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
-        return found
+        own: ClippedAdamW = inner.base_optimizer if self.options.zero1 else inner
+        return own
 
     def step(
         self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
@@ -188,13 +187,13 @@ class NxdEngine:
         if self._saver is not None:
             self._saver.begin(Path(folder), step, state, read_back=read_back)
             return
-        # its hashes are of what is read back anyway
+        # No `read_back`: completing the save reads every file to hash it.
         persist.save(self, Path(folder), step, state)
 
     def end_save(self, wait: bool = True) -> int | None:
         if self._saver is not None:
             return self._saver.end(wait)
-        # the library does not tell when its thread is done
+        # The library does not tell whether its thread is done, so wait or leave it.
         return persist.finish(self) if wait or not self.saving.asynchronous else None
 
     def abandon_save(self) -> None:
@@ -243,7 +242,7 @@ class NxdEngine:
         return groups(self.named(), self.layout, self.tp_rank, self.pp_rank, replicas, weight_decay)
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """(NxD's name, parameter) of what this rank holds, without the wrappers' part of the names."""
+        """(NxD's name, parameter) of this rank, without the wrappers' part of the names."""
         return [(name.replace("_checkpoint_wrapped_module.", ""), p) for name, p in self.model.named_parameters()]
 
     # Batches
@@ -273,15 +272,15 @@ class NxdEngine:
             )
 
     def _batch(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Weights so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
+        """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
         counted = labels != IGNORED
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
         return {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
 
     def _tokens(self, labels: torch.Tensor) -> int:
-        """How many labels of the global batch count."""
-        held = self.options.tp * self.options.pp  # ranks that have this very batch
-        return round(self.everyone.sum(int((labels != IGNORED).sum()) / held)[0])
+        """The number of labels of the global batch that count."""
+        copies = self.options.tp * self.options.pp  # ranks with this same batch
+        return round(self.everyone.sum(int((labels != IGNORED).sum()) / copies)[0])
 
     def _micro_batches(self, batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         device = get_device()
@@ -295,6 +294,6 @@ class NxdEngine:
         return loss.detach()
 
     def _mean(self, loss: Any) -> float:
-        """From the losses on the last stages to the mean, on every rank."""
+        """The mean of the last stages' losses, on every rank."""
         mine = float(loss) if self.last and self.tp_rank == 0 else 0.0
         return self.everyone.sum(mine)[0] / self.dp_size

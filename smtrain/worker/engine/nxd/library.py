@@ -1,4 +1,4 @@
-"""Is neuronx-distributed here, and how a process joins its job."""
+"""Check that neuronx-distributed is installed, and join its job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from smtrain.core.errors import ConfigError
 
 
 def require() -> None:
-    """Raise `ConfigError` that says which image has the library, where this container lacks it or what it needs."""
+    """Raise `ConfigError` with the image to take if this container lacks the library or what it needs."""
     from smtrain.core.facts import table
 
-    os.environ.setdefault("NXD_LOG_LEVEL", "warning")  # it tells every group of ranks otherwise
+    os.environ.setdefault("NXD_LOG_LEVEL", "warning")  # else it prints every group of ranks
     images = table("images")
     image = f"{images['repository']}:{images['default_tag']}"
     lacking = [name for name in ("torch_xla", "neuronx_distributed") if importlib.util.find_spec(name) is None]
@@ -26,7 +26,7 @@ def require() -> None:
             ]
         )
     version = metadata.version("transformers")
-    if int(version.split(".")[0]) >= 5:  # its tracer was removed there
+    if int(version.split(".")[0]) >= 5:  # transformers 5 removed its tracer
         raise ConfigError(
             [
                 f"train.engine: nxd needs transformers 4, and this container has {version}; take the image {image} "
@@ -38,7 +38,7 @@ def require() -> None:
 def init_distributed() -> None:
     """Join the job that torchrun describes: XLA's process group, or gloo under NXD_CPU_MODE.
 
-    On Trainium1 the library lays tensor-parallel groups of 4 out by hosts of LOCAL_WORLD_SIZE ranks, so it must be set.
+    On Trainium1 the library lays out tensor-parallel groups of 4 by hosts of LOCAL_WORLD_SIZE ranks, so it must be set.
     """
     import torch.distributed as dist
     from neuronx_distributed.utils import cpu_mode
@@ -59,7 +59,7 @@ def init_distributed() -> None:
 
 
 class Everyone:
-    """Talk between all ranks, over gloo on the hosts whatever carries the tensors."""
+    """Communication of all ranks, always over gloo on the hosts."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -76,7 +76,7 @@ class Everyone:
         return out
 
     def sum(self, *numbers: float) -> list[float]:
-        """The sums of everyone's numbers, in double precision."""
+        """Sum everyone's numbers in double precision."""
         import torch
         import torch.distributed as dist
 
@@ -85,7 +85,7 @@ class Everyone:
         return [float(n) for n in total]
 
     def agree(self, fault: str | None, what: str) -> None:
-        """Raise `CheckpointError` on every rank if any has a `fault`, so that none waits for one that left."""
+        """Raise `CheckpointError` on every rank if any has a `fault`, so that no rank waits for one that left."""
         from smtrain.core.errors import CheckpointError
 
         faults = [(r, f) for r, f in enumerate(self.gather(fault)) if f is not None]

@@ -1,4 +1,4 @@
-"""What the library is told of a mesh: its own configuration, with stages that are cut where the layout cuts them."""
+"""The library's configuration for a model on a mesh, and the meshes that it cannot train."""
 
 from __future__ import annotations
 
@@ -10,15 +10,43 @@ from torch import nn
 
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.layout import Layout
+from smtrain.core.model.lora import Lora
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.nxd.attention import CoreAttention
 from smtrain.worker.engine.nxd.model import layer_class
 
 
+def refusals(shape: ModelShape, options: ParallelOptions, processes: int, lora: Lora | None = None) -> list[str]:
+    """Explain why `processes` processes cannot train a model so, each with the setting and a remedy."""
+    faults = shape.mesh_faults(options.tp, options.pp)
+    if shape.positions is not None:
+        faults.append(f"train.engine: nxd trains no {shape.family} models; set native")
+    if options.tp * options.pp * options.dp != processes:
+        faults.append(
+            f"parallel.tp x pp x dp = {options.tp} x {options.pp} x {options.dp} must be the number of processes, "
+            f"{processes}"
+        )
+    if options.precision == "bf16" and options.tp > 1 and not options.sequence_parallel:
+        faults.append(
+            "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 "
+            "without it; set it to true"
+        )
+    if options.precision == "bf16" and not options.zero1 and lora is None:  # adapters are fp32
+        faults.append(
+            "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"
+        )
+    if lora is not None and lora.dropout:
+        faults.append(
+            "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer "
+            "to draw than a step takes; set it to 0"
+        )
+    return faults
+
+
 def library_config(shape: ModelShape, options: ParallelOptions, micro_batches: int) -> dict[str, Any]:
-    """Of a model on a mesh with so many micro-batches a step; the library makes its groups of ranks here."""
+    """Configure the library for a number of micro-batches a step; it makes its groups of ranks here."""
     recomputed: dict[str, type[nn.Module]] = {"full": layer_class(shape), "selective": CoreAttention}
-    found: dict[str, Any] = neuronx_distributed_config(
+    config: dict[str, Any] = neuronx_distributed_config(
         tensor_parallel_size=options.tp,
         pipeline_parallel_size=options.pp,
         pipeline_config=_pipeline(shape, options, micro_batches) if options.pp > 1 else None,
@@ -36,7 +64,7 @@ def library_config(shape: ModelShape, options: ParallelOptions, micro_batches: i
             "use_master_weights_in_ckpt": options.zero1,
         },
     )
-    return found
+    return config
 
 
 def _pipeline(shape: ModelShape, options: ParallelOptions, micro_batches: int) -> dict[str, Any]:
@@ -57,4 +85,4 @@ def _pipeline(shape: ModelShape, options: ParallelOptions, micro_batches: int) -
 
 
 def _leave_empty(_module: nn.Module, _device: torch.device) -> None:
-    """Parameters made on `meta` get memory from the library and their values from `fill`."""
+    """Do not initialise: parameters get memory from the library and values from `fill`."""

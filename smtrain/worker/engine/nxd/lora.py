@@ -1,10 +1,10 @@
-"""LoRA's factors beside the library's parallel linears, in fp32; not the library's own (docs/decisions/0013).
+"""LoRA's factors next to the library's parallel linears, in fp32; not the library's own (docs/decisions/0013).
 
-A linear whose rows are cut has its A on every rank, over all tokens, or under sequence parallelism this rank's; what A
-makes of them, a few numbers a token, goes to all ranks before B, which is cut like the linear. Of one whose columns are
-cut, A is cut likewise, its parts are summed, and B is on every rank. So the factor that every rank holds gets its whole
-gradient, but under sequence parallelism only that of this rank's tokens: there it is marked as the library marks norms,
-whose gradients it sums over the ranks before each step.
+If a linear's rows are cut, every rank has A and applies it to all tokens, or under sequence parallelism to its own. The
+product, a few numbers a token, goes to all ranks before B, which is cut like the linear. If its columns are cut, A is
+cut in the same way, its products are summed, and every rank has B. The factor that every rank holds gets its whole
+gradient; under sequence parallelism only that of this rank's tokens, so we mark it as the library marks norms, whose
+gradients it sums over the ranks before each step.
 """
 
 from __future__ import annotations
@@ -43,56 +43,56 @@ class LinearAdapter(nn.Module):
         held.sequence_parallel_enabled = sequence_parallel
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """`y`, the linear's product with `x` [S, B, in], and what the factors add to it."""
+        """`y`, the linear's product with `x` [S, B, in], plus the product of the factors."""
         a = F.linear(x, self.lora_A.to(x.dtype))
         return y + F.linear(self._moved(a) if self._cut else a, self.lora_B.to(x.dtype)) * self._scale
 
     def _moved(self, a: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor
+        moved: torch.Tensor
         if self._rows:
             move = gather_from_sequence_parallel_region if self._sequence_parallel else _copied_to_all
         else:
             move = reduce_scatter_to_sequence_parallel_region if self._sequence_parallel else _summed_over_all
-        found = move(a)
-        return found
+        moved = move(a)
+        return moved
 
     def sum_copies(self) -> None:
-        """Have the gradients of repeated key/value heads' rows summed, once the parameters are on their device."""
+        """Sum the gradients of repeated key/value heads' rows; call it once the parameters are on their device."""
         if self._copied:
             self.lora_B.register_hook(sum_over_copies)
 
 
 class Adapters(nn.ModuleDict):
-    """Of the linears of one attention or MLP block that are adapted, by their names; none without `layout`."""
+    """The adapters of the linears of one attention or MLP block, by name; empty without `layout`."""
 
     def __init__(self, layout: Layout | None, block: str, linears: Sequence[str], sequence_parallel: bool) -> None:
         shape = layout.shape if layout is not None else None
-        asked = shape.lora.targets if isinstance(shape, AdapterShape) else ()
+        targets = shape.lora.targets if isinstance(shape, AdapterShape) else ()
         super().__init__(
             {
                 name: LinearAdapter(layout, f"{block}.{name}", sequence_parallel)
                 for name in linears
-                if layout is not None and name in asked
+                if layout is not None and name in targets
             }
         )
 
     def add(self, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """`y`, what linear `name` makes of `x`, and what its adapter, if there is one, adds."""
+        """`y`, the product of linear `name` with `x`, plus that of its adapter if there is one."""
         return self[name](x, y) if name in self else y
 
 
 def sum_over_copies(gradient: torch.Tensor) -> torch.Tensor:
-    """Over the tensor-parallel ranks that hold the same key/value heads."""
+    """Sum a gradient over the tensor-parallel ranks that hold the same key/value heads."""
     whole = gradient.clone()
     torch.distributed.all_reduce(whole, group=get_kv_shared_group())
     return whole
 
 
 def _copied_to_all(a: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = copy_to_tensor_model_parallel_region(a)
-    return found
+    copied: torch.Tensor = copy_to_tensor_model_parallel_region(a)
+    return copied
 
 
 def _summed_over_all(a: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = reduce_from_tensor_model_parallel_region(a)
-    return found
+    total: torch.Tensor = reduce_from_tensor_model_parallel_region(a)
+    return total

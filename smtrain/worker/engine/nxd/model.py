@@ -2,7 +2,7 @@
 
 Modules are named so that their parameters have the names NxD's own examples save (worker/checkpoint/nxd/names.py,
 attention inputs in the grouped form). Hidden states are [sequence, batch, hidden], the sequence cut between
-tensor-parallel ranks under sequence parallelism: the order of dimensions that NxD's layers take for it.
+tensor-parallel ranks under sequence parallelism: NxD's layers need this order of dimensions for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from smtrain.worker.engine.nxd.lora import sum_over_copies
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention; key/value heads are repeated as often as tp needs."""
+    """Grouped-query attention; key/value heads are repeated as often as tp requires."""
 
     def __init__(self, build: Build, layer: int) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class LlamaAttention(nn.Module):
         self.adapters = build.adapted(layer, "self_attn", "q_proj", "k_proj", "v_proj", "o_proj")
 
     def _add_biases(self, build: Build) -> None:
-        """NxD's own biases cannot be built here, and their copies' gradients would not be summed."""
+        """Add our own biases: NxD's cannot be built on `meta`, and it would not sum the gradients of their copies."""
         weights = self.qkv_proj.weight_q, self.qkv_proj.weight_k, self.qkv_proj.weight_v
         for letter, weight in zip("qkv", weights, strict=True):
             bias = nn.Parameter(torch.zeros(weight.shape[0], dtype=build.dtype))
             setattr(self.qkv_proj, f"bias_{letter}", bias)
 
     def sum_copies(self) -> None:
-        """Have the gradients of repeated key/value biases summed, once the parameters are on their device."""
+        """Sum the gradients of repeated key/value biases; call it once the parameters are on their device."""
         if self.qkv_proj.kv_size_multiplier > 1 and self.qkv_proj.bias_k is not None:
             for bias in (self.qkv_proj.bias_k, self.qkv_proj.bias_v):
                 if bias.requires_grad:
@@ -155,7 +155,7 @@ class NeoXDecoderLayer(nn.Module):
 
 
 class WeighedLoss(nn.Module):
-    """Sum of token losses times their weights: the caller's weights make it the global batch's mean."""
+    """Sum of token losses times weights; the caller's weights make it the mean of the global batch."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -163,8 +163,8 @@ class WeighedLoss(nn.Module):
         self._kept: dict[torch.device, torch.Tensor] = {}
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`logits` [S, B, V / tp]; `labels` and `weights` [B, S], the weight of an ignored label being 0."""
-        # The function writes into what it is given.
+        """`logits` [S, B, V / tp]; `labels` and `weights` [B, S]; ignored labels have weight 0."""
+        # parallel_cross_entropy writes into its argument.
         wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
         if self._padded > self._vocabulary:
             wide = wide + self._bar(wide)
@@ -172,7 +172,7 @@ class WeighedLoss(nn.Module):
         return (losses * weights.transpose(0, 1)).sum()
 
     def _bar(self, logits: torch.Tensor) -> torch.Tensor:
-        """[V / tp], made on the host so that all ranks have one graph: what keeps padding out of the softmax."""
+        """[V / tp]: keeps padding out of the softmax. Made on the host, so that all ranks have the same graph."""
         if logits.device not in self._kept:
             rows = logits.shape[-1]
             tokens = torch.arange(rows) + get_tensor_model_parallel_rank() * rows
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
             sequence_parallel_enabled=build.sequence_parallel,
         )  # fmt: skip
         if build.padding == 0 and build.shape.family != "gpt_neox" and embed.start_index == 0:
-            embed.padding_idx = 0  # which the library takes for none
+            embed.padding_idx = 0  # the library takes 0 as none
         setattr(self, family.embed, embed)
         self.layers = nn.ModuleList([layer(build, i) for i in range(build.shape.layers)])
         setattr(self, family.norm, build.norm())
@@ -213,28 +213,28 @@ class CausalLM(nn.Module):
         self.loss = WeighedLoss(build)
         self.tie()
         if build.adapters is not None:
-            # a layer that is computed again needs an input with a gradient, or its adapters get none
+            # A layer that is computed again needs an input with a gradient, or its adapters get none.
             getattr(decoder, family.embed).register_forward_hook(_with_gradient)
             self.freeze()
 
     def freeze(self) -> None:
-        """Train nothing but adapters."""
+        """Train only the adapters."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(factor_of(name) is not None)
 
     def tie(self) -> None:
-        """One matrix for embedding and head, where config.json says so."""
+        """Use one matrix for embedding and head if config.json says so."""
         family = FAMILIES[self.build.shape.family]
         if self.build.shape.tied:
             embed = getattr(getattr(self, family.prefix), family.embed)
             getattr(self, family.head).weight = embed.weight
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`input_ids` [B, S] to the weighed loss."""
+        """Compute the weighed loss of `input_ids` [B, S]."""
         family = FAMILIES[self.build.shape.family]
         decoder = getattr(self, family.prefix)
         x = getattr(decoder, family.embed)(input_ids)
-        if not self.build.sequence_parallel:  # which has turned it already
+        if not self.build.sequence_parallel:  # else the embedding has transposed it
             x = x.transpose(0, 1).contiguous()
         for layer in decoder.layers:
             x = layer(x)
@@ -243,7 +243,7 @@ class CausalLM(nn.Module):
 
 
 def layer_class(shape: ModelShape) -> type[nn.Module]:
-    """What a pipeline is cut between, and full activation checkpointing wraps."""
+    """The layer between which a pipeline is cut, and which full activation checkpointing wraps."""
     return NeoXDecoderLayer if shape.family == "gpt_neox" else LlamaDecoderLayer
 
 

@@ -1,8 +1,8 @@
-"""AdamW that clips by the norm of the whole model's gradient, each weight of it counted once.
+"""AdamW that clips by the norm of the whole model's gradient, in which each weight counts once.
 
-The library's own norm counts a key/value head as often as it is repeated, and its ZeRO-1 clips at 1.0 whatever is asked
-for. So clipping is off there, and done here, between the sum over data-parallel ranks and the update: the library calls
-this optimizer with summed gradients, whole ones or, under ZeRO-1, its own rank's part of them.
+The library's own norm counts a repeated key/value head several times, and its ZeRO-1 always clips at 1.0. So we switch
+its clipping off and clip here, between the sum over data-parallel ranks and the update: the library calls this
+optimizer with summed gradients, or under ZeRO-1 with its own rank's part of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.nxd.names import factor_of, stored
 
-SHARE = "smtrain_share"  # key of a parameter group: how much of its squared norm this rank adds to the model's
+SHARE = "smtrain_share"  # key of a parameter group: the share of its squared norm that this rank adds to the model's
 
 
 def groups(
     parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, pp_rank: int,
     replicas: int, weight_decay: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Parameter groups by decay (matrices only) and by how often the mesh holds each of their numbers.
+    """Parameter groups by decay (matrices only) and by the number of copies in the mesh.
 
-    `replicas` is how many data-parallel ranks hold the same gradient: all without ZeRO-1, one with it.
+    `replicas` is the number of data-parallel ranks with the same gradient: all without ZeRO-1, one with it.
     """
     parts = {tensor.name: tensor.parts[0] for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
     head = f"{FAMILIES[layout.shape.family].head}.weight"
@@ -43,37 +43,37 @@ def adapter_groups(
     parameters: Iterable[tuple[str, torch.nn.Parameter]], layout: Layout, tp_rank: int, replicas: int,
     weight_decay: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The same of LoRA's factors, and of nothing else; `layout` is theirs."""
+    """Parameter groups of LoRA's factors only; `layout` is theirs."""
     factors = ((factor_of(name), p) for name, p in parameters)
     counted = ((p, 1.0 / (layout.shard(f, tp_rank).copies * replicas)) for f, p in factors if f is not None)
     return _grouped(counted, weight_decay)
 
 
 def _grouped(parameters: Iterable[tuple[torch.nn.Parameter, float]], weight_decay: float) -> list[dict[str, Any]]:
-    found: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
+    by_kind: dict[tuple[bool, float], list[torch.nn.Parameter]] = {}
     for parameter, share in parameters:
-        found.setdefault((parameter.ndim > 1, share), []).append(parameter)
+        by_kind.setdefault((parameter.ndim > 1, share), []).append(parameter)
     return [
         {"params": members, "weight_decay": weight_decay if decayed else 0.0, SHARE: share}
-        for (decayed, share), members in sorted(found.items(), key=lambda item: item[0], reverse=True)
+        for (decayed, share), members in sorted(by_kind.items(), key=lambda item: item[0], reverse=True)
     ]
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW whose step is the same graph from the first to the last, whatever its numbers.
+    """AdamW with the same graph in every step.
 
-    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled anew where one of its
-    changing scalars becomes such a number: the second bias correction is 1 in fp32 from step 325 on (beta 0.95), the
-    learning rate may end at 0. Here all that changes reaches the device as tensors. The state is torch's own.
+    torch_xla writes the scalars 0, 1 and -1 into a graph, so torch's own step is compiled again if a changing scalar
+    becomes such a number: the second bias correction is 1 in fp32 from step 325 on (beta 0.95), the learning rate may
+    end at 0. Here everything that changes reaches the device as a tensor. The state is torch's own.
     """
 
     def __init__(self, params: Any, clip: float, **options: Any) -> None:
         super().__init__(params, **options)
         self.clip = clip
         self.norm: torch.Tensor | None = None
-        """The last step's gradient norm before clipping, a tensor on the parameters' device."""
+        """The last step's gradient norm before clipping, on the parameters' device."""
         self.finite: torch.Tensor | None = None
-        """Whether all parameters are finite numbers after the last step: true or false, on their device."""
+        """Whether all parameters are finite after the last step: a boolean on their device."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -94,7 +94,7 @@ class ClippedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def all_finite(self) -> bool:
-        """Whether the weights are finite numbers: known since the last step, before which they are looked through."""
+        """Whether the weights are finite: known from the last step; before the first one they are scanned."""
         if self.finite is not None:
             return bool(self.finite)
         held = (p for group in self.param_groups for p in group["params"])
@@ -115,8 +115,10 @@ class ClippedAdamW(torch.optim.AdamW):
             p.mul_(kept).add_(size * average / (square.sqrt() / correction + group["eps"]))
 
     def state_of(self, p: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """As torch's AdamW keeps it. The zeros come from the host: made on the device they would be a part of the
-        first step's graph, which would thus be another than all later ones."""
+        """The state of a parameter, as torch's AdamW keeps it.
+
+        The zeros come from the host: made on the device, they would give the first step a graph of its own.
+        """
         state: dict[str, torch.Tensor] = self.state[p]
         if not state:
             state["step"] = torch.zeros(())

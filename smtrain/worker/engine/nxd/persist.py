@@ -1,9 +1,9 @@
-"""Save and load by neuronx-distributed's own functions, made safe for hosts that share no disk.
+"""Save and load with neuronx-distributed's own functions, made safe for hosts that share no disk.
 
-The library takes the newest tag by the time of its `done`, which after a copy from S3 is chance: every tag is named
-here. It counts what to keep on rank 0's disk and waits for ranks that see another: pruning is ours
-(worker/checkpoint/native/pruning.py). It loads optimizer before model, after which ZeRO-1 would write random weights
-over the loaded ones: two calls, the model's first.
+The library takes the newest tag by the time of its `done`, which is chance after a copy from S3, so we name every tag.
+It counts the checkpoints to keep on rank 0's disk and waits for ranks that see others, so we prune ourselves
+(worker/checkpoint/native/pruning.py). It loads the optimizer before the model, and then ZeRO-1 would write random
+weights over the loaded ones, so we make two calls, the model's first.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class SaveOptions:
-    """How checkpoints are written; `pending` is the one that does not count yet."""
+    """How to write checkpoints; `pending` is the one that does not count yet."""
 
     form: Literal["pt", "xser"] = "pt"
-    """One file a rank, or one a tensor, the data-parallel ranks sharing the work."""
+    """One file a rank, or one a tensor, shared out among the data-parallel ranks."""
     asynchronous: bool = False
-    """Write while training goes on; the checkpoint counts when the next one begins, or at the end."""
+    """Write while training continues; the checkpoint counts when the next one begins, or at the end."""
     pending: tuple[Path, dict[str, Any]] | None = None
 
 
 def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> None:
     """See `Engine.begin_save`. A step that is whole already is left as it is."""
-    json.dumps(state)  # what JSON cannot hold fails here, on every rank alike
+    json.dumps(state)  # if it is not JSON, fail here, on every rank
     finish(engine)
     everyone, path = engine.everyone, manifests.step_folder(folder, step)
     everyone.agree(
@@ -51,7 +51,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
     try:
         if local_rank() == 0:
             _drop_broken(folder)  # the library would wait for all hosts to delete what one of them sees
-            for part in ("model", "optim"):  # which it makes on rank 0's disk only
+            for part in ("model", "optim"):  # the library makes these on rank 0's disk only
                 (path / part).mkdir(parents=True, exist_ok=True)
             (path / "config.json").write_text(json.dumps(engine.config, indent=1) + "\n", "utf-8")
     except OSError as error:
@@ -79,7 +79,7 @@ def save(engine: NxdEngine, folder: Path, step: int, state: dict[str, Any]) -> N
 
 
 def finish(engine: NxdEngine) -> int | None:
-    """Wait for a checkpoint that is still being written, and make it count; gives its step."""
+    """Wait for a checkpoint that is still being written, and make it count; returns its step."""
     if engine.saving.pending is None:
         return None
     if engine.saving.asynchronous:
@@ -96,13 +96,13 @@ def abandon(engine: NxdEngine) -> None:
     if engine.saving.asynchronous:
         finalize_checkpoint()
     (path, _), engine.saving.pending = engine.saving.pending, None
-    engine.everyone.gather(None)  # nobody writes any more
+    engine.everyone.gather(None)  # wait until no rank writes any more
     if local_rank() == 0:
         completeness.remove(path)
 
 
 def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
-    """See `Engine.load`; NxD's optimizer files are of one mesh, so the checkpoint must be of this one."""
+    """See `Engine.load`; NxD's optimizer files fit one mesh only, so the checkpoint must be of this one."""
     record = completeness.read(checkpoint)
     fault = completeness.fault(checkpoint)
     if fault is None and isinstance(record, dict):
@@ -124,7 +124,7 @@ def load(engine: NxdEngine, checkpoint: Path) -> dict[str, Any]:
 
 
 def _made_by(engine: NxdEngine) -> dict[str, Any]:
-    """What the files of the optimizer depend on."""
+    """The options that the files of the optimizer depend on."""
     options = engine.options
     return {
         "tp": options.tp, "pp": options.pp, "dp": options.dp, "virtual_stages": options.virtual_stages,
@@ -133,7 +133,7 @@ def _made_by(engine: NxdEngine) -> dict[str, Any]:
 
 
 def _complete(engine: NxdEngine) -> None:
-    """Write what the checkpoint is made of, once every rank has written its part."""
+    """Write the record of a checkpoint once every rank has written its part."""
     assert engine.saving.pending is not None
     path, about = engine.saving.pending
     engine.saving.pending = None
@@ -141,16 +141,16 @@ def _complete(engine: NxdEngine) -> None:
     together: dict[str, int] = {}
     sums: dict[str, dict[str, Any]] = {}
     mine = completeness.sizes(path)
-    for held in everyone.gather(mine if local_rank() == 0 else {}):
-        together.update(held)
+    for files in everyone.gather(mine if local_rank() == 0 else {}):
+        together.update(files)
     here = host_of(everyone.gather(local_rank()), everyone.rank)
     own = deal([mine] * len(here), mine)[everyone.rank - here.start]
     try:
-        found = {name: sums_of(path / name, "sha256", "crc32") for name in own}
+        hashes = {name: sums_of(path / name, "sha256", "crc32") for name in own}
     except OSError as error:
-        found, fault = {}, f"{error.strerror or error}; check the disk ({path})"
+        hashes, fault = {}, f"{error.strerror or error}; check the disk ({path})"
     everyone.agree(fault, f"checkpoint {path.name} cannot be read back")
-    for part in everyone.gather(found):
+    for part in everyone.gather(hashes):
         sums.update(part)
     try:
         if everyone.rank == 0:
@@ -165,9 +165,9 @@ def _complete(engine: NxdEngine) -> None:
 
 
 def _drop_broken(folder: Path) -> None:
-    """Folders of saves that were cut off, as far as this disk can tell: those without the library's own mark.
+    """Delete folders of saves that were cut off: those without the library's own mark.
 
-    A host that is not rank 0's has no marks at all, and keeps what it wrote.
+    Only rank 0's host has marks, so other hosts keep what they wrote.
     """
     for _, path in manifests.checkpoints(folder):
         if (path / "checkpoint").exists() and not (path / "done").exists():

@@ -1,4 +1,4 @@
-"""A rank's parameters from any weight source: slices by the layout table, under the names that NxD stores."""
+"""Fill a rank's parameters from any weight source, with slices from the layout and the names that NxD stores."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def fill(
 ) -> dict[str, torch.Tensor]:
     """Read this rank's part of each named parameter; one parameter is in host memory at a time.
 
-    Gives ZeRO-1's part, in fp32 on the host, of each parameter that cannot hold its source's precision: its rows are
-    padded to a multiple of the data-parallel ranks and dealt evenly; `dp` is this one's number and how many there are.
+    Returns ZeRO-1's fp32 part, on the host, of each parameter that is less precise than its source: its rows are padded
+    to a multiple of the data-parallel ranks and dealt evenly; `dp` is this rank's number and the number of ranks.
     LoRA's factors are left as they are. Raises `CheckpointError` if the source lacks a parameter or has another shape
     of it.
     """
     parts = {tensor.name: tensor.parts for p in range(layout.pp) for tensor in stored(layout, p, "grouped")}
-    held = set(source.names())
+    known = set(source.names())
     exact: dict[str, torch.Tensor] = {}
     rank, size = dp
     for name, parameter in parameters:
         if factor_of(name) is not None:
             continue
-        found = torch.cat([_local(part, source, held, layout, tp_rank) for part in parts[name]])
-        rounded = found.to(parameter.dtype)
+        values = torch.cat([_local(part, source, known, layout, tp_rank) for part in parts[name]])
+        rounded = values.to(parameter.dtype)
         parameter.data.copy_(rounded)
-        if found.dtype != rounded.dtype:
-            rows = -(-found.shape[0] // size)
-            mine = found[rank * rows : (rank + 1) * rows].float()
+        if values.dtype != rounded.dtype:
+            rows = -(-values.shape[0] // size)
+            mine = values[rank * rows : (rank + 1) * rows].float()
             exact[name] = torch.cat([mine, mine.new_zeros(rows - mine.shape[0], *mine.shape[1:])])
     return exact
 
@@ -53,16 +53,14 @@ def fill_adapters(
     """Read this rank's parts of LoRA's factors; `layout` is theirs."""
     for name, parameter in parameters:
         if (factor := factor_of(name)) is not None:
-            parameter.data.copy_(
-                _cut(lambda *where, factor=factor: source.read(factor, *where), layout, factor, tp_rank)
-            )
+            parameter.data.copy_(_cut(lambda *part, factor=factor: source.read(factor, *part), layout, factor, tp_rank))
 
 
 @torch.no_grad()
 def begin_with(
     exact: dict[str, torch.Tensor], parameters: Iterable[tuple[str, torch.nn.Parameter]], zero1: Any
 ) -> None:
-    """Give the library's ZeRO-1 the source's values: it takes its fp32 weights from the rounded parameters."""
+    """Give the library's ZeRO-1 the source's fp32 values; it has taken the rounded ones."""
     names = {id(parameter): name for name, parameter in parameters}
     for group, own in zip(zero1.param_groups, zero1.base_optimizer.param_groups, strict=True):
         for parameter, master in zip(group["params"], own["params"], strict=True):
@@ -71,27 +69,27 @@ def begin_with(
 
 
 def _local(
-    name: str, source: WeightSource | RandomWeights, held: set[str], layout: Layout, tp_rank: int
+    name: str, source: WeightSource | RandomWeights, known: set[str], layout: Layout, tp_rank: int
 ) -> torch.Tensor:
     shape = layout.shape
-    known = next((n for n in (name, *shape.file_aliases(name)) if n in held), None)
-    if known is None:
+    stored_as = next((n for n in (name, *shape.file_aliases(name)) if n in known), None)
+    if stored_as is None:
         raise CheckpointError(
             f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
             "config.json from the same model"
         )
-    if source.shape(known) != layout.spec(name).shape:
+    if source.shape(stored_as) != layout.spec(name).shape:
         raise CheckpointError(
-            f"{known} is {list(source.shape(known))} in the weights and {list(layout.spec(name).shape)} by "
+            f"{stored_as} is {list(source.shape(stored_as))} in the weights and {list(layout.spec(name).shape)} by "
             "config.json: take weights and config.json from the same model"
         )
-    return _cut(lambda *where: source.read(known, *where), layout, name, tp_rank)
+    return _cut(lambda *part: source.read(stored_as, *part), layout, name, tp_rank)
 
 
 def _cut(read: Callable[..., torch.Tensor], layout: Layout, name: str, tp_rank: int) -> torch.Tensor:
     shard = layout.shard(name, tp_rank)
     if shard.dim is None:
         return read()
-    found = torch.cat([read(shard.dim, start, stop) for start, stop in shard.ranges], shard.dim)
-    missing = shard.size - found.shape[shard.dim]  # rows of a vocabulary that tp does not divide
-    return found if not missing else torch.cat([found, found.new_zeros(missing, *found.shape[1:])])
+    part = torch.cat([read(shard.dim, start, stop) for start, stop in shard.ranges], shard.dim)
+    missing = shard.size - part.shape[shard.dim]  # rows of a vocabulary that tp does not divide
+    return part if not missing else torch.cat([part, part.new_zeros(missing, *part.shape[1:])])
