@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import VALIDATION_CHANNEL, text_channels
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smtrain.core.config.data import Data
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.clean.holdout import HoldOut
-    from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+    from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
     from smtrain.worker.data.prepare.part_uploads import Parts
 
 
@@ -51,7 +51,7 @@ def machines(container: Container) -> MeetingPoint | None:
         return None
     from launch import MASTER_PORT, address
 
-    from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+    from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
 
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
     megabytes = os.environ.get("SMTRAIN_SHARE_MB")
@@ -75,6 +75,7 @@ def cleaning(data: Data) -> Cleaning:
 
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.data.prepare.prepare import assist, prepare
+    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import assist_sft, prepare_sft
     from smtrain.worker.data.read.hub import HUB
 
@@ -90,28 +91,27 @@ def stage(config: JobConfig, container: Container) -> None:
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)
     ]
-    common: dict[str, Any] = {
-        "format": data.format, "seq_len": config.train.seq_len, "workers": data.workers,
-        "encoding": data.encoding,
-        "holdout": holdout(config, container),
-    }  # fmt: skip
-    sft = config.train.objective == "sft"
-    common |= (
-        {"overlong": data.overlong, "columns": dict(data.columns)}
-        if sft
-        else {
-            "text_column": data.text_column,
-            "separator": data.separator,
-            "cleaning": cleaning(data),
-        }
+    options = PrepareOptions(
+        seq_len=config.train.seq_len,
+        format=data.format,
+        encoding=data.encoding,
+        text_column=data.text_column,
+        separator=data.separator,
+        cleaning=cleaning(data),
+        overlong=data.overlong,
+        columns=dict(data.columns.items()),
+        holdout=holdout(config, container),
+        max_bad=data.max_bad,
+        workers=data.workers,
     )
-    together = machines(container)
+    sft = config.train.objective == "sft"
+    tokenizer, together = container.channel("model"), machines(container)
     if together and container.host_rank:
-        done = (assist_sft if sft else assist)(sources, container.channel("model"), together, **common)
+        done = (assist_sft if sft else assist)(sources, tokenizer, options, together)
         print(f"{done} shares done for {container.hosts[0]}", flush=True)
         return
-    common |= {"max_bad": data.max_bad, "parts": parts(container), "machines": together}
-    manifest = (prepare_sft if sft else prepare)(sources, container.model_dir, container.channel("model"), **common)
+    run = prepare_sft if sft else prepare
+    manifest = run(sources, container.model_dir, tokenizer, options, parts=parts(container), machines=together)
     print(
         f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples, "
         f"by {manifest.tokenized_by}",

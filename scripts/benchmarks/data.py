@@ -262,10 +262,13 @@ def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
     import pyarrow.parquet  # noqa: F401
 
     from smtrain.worker.data.prepare.prepare import prepare
+    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 
     shutil.rmtree(folder / name, ignore_errors=True)
     began = time.perf_counter()
-    manifest = prepare(inputs, folder / name, folder / "tokenizer", seq_len=SEQ_LEN, progress=lambda _: None)
+    manifest = prepare(
+        inputs, folder / name, folder / "tokenizer", PrepareOptions(seq_len=SEQ_LEN), progress=lambda _: None
+    )
     seconds = time.perf_counter() - began
     assert manifest.tokenized_by.startswith("gigatoken"), manifest.tokenized_by
     size = int((folder / "size").read_text()) * len(inputs)

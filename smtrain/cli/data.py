@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, cast
+from typing import Annotated, Literal, Optional, cast
 
 import typer
 
@@ -105,30 +105,29 @@ def prepare(
     named("--model", model)
     inputs, model = [options.materialised(given) for given in inputs], options.model_folder(model)
     validation_path = options.materialised(validation_path) if validation_path else validation_path
-    common: dict[str, Any] = {
-        "seq_len": seq_len, "format": form, "workers": workers, "encoding": encoding, "max_bad": max_bad,
-        "overwrite": overwrite, "holdout": holdout(validation_fraction, validation_path, validation_split),
-    }  # fmt: skip
-    if objective == "sft":
-        if cleaned.refines:
-            raise ConfigError(["--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out"])
-        from smtrain.worker.data.prepare.sft import prepare_sft
+    sft = objective == "sft"
+    if sft and cleaned.refines:
+        raise ConfigError(["--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out"])
+    from smtrain.worker.data.prepare.prepare import prepare as prepare_text
+    from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+    from smtrain.worker.data.prepare.sft import prepare_sft
 
-        made = prepare_sft(
-            inputs,
-            Path(output),
-            Path(model),
-            columns=columns,
-            overlong=cast(Literal["truncate", "drop"], overlong),
-            **common,
-        )
-    else:
-        from smtrain.worker.data.prepare.prepare import prepare as prepare_text
-
-        made = prepare_text(
-            inputs, Path(output), Path(model), text_column=text_column, cleaning=cleaned, append_eod=not no_eod,
-            separator=unescaped(separator), **common,
-        )  # fmt: skip
+    prepare_options = PrepareOptions(
+        seq_len=seq_len,
+        format=form,
+        encoding=encoding,
+        text_column=text_column,
+        separator=unescaped(separator),
+        cleaning=cleaned,
+        append_eod=not no_eod,
+        overlong=cast(Literal["truncate", "drop"], overlong),
+        columns=columns,
+        holdout=holdout(validation_fraction, validation_path, validation_split),
+        max_bad=max_bad,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    made = (prepare_sft if sft else prepare_text)(inputs, Path(output), Path(model), prepare_options)
     from smtrain.worker.data.read.unread import unread_sentence
 
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")

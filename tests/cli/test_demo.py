@@ -16,6 +16,7 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.core.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
 from smtrain.core.errors import ConfigError
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
 
 
@@ -32,9 +33,13 @@ def test_the_questions_are_divided_as_stage_prepare_divides_them(tmp_path: Path)
     save_tokenizer((one.answer for one in known), tmp_path / "model", vocabulary=300, end="<end>")
     (tmp_path / "model/chat_template.jinja").write_text(CHAT_TEMPLATE)
     manifest = prepare_sft(
-        [materialise(HELP)], tmp_path / "out", tmp_path / "model", seq_len=1024, workers=1,
-        holdout=HoldOut(fraction=config.train.validation.fraction), say=lambda _: None, progress=lambda _: None,
-    )  # fmt: skip
+        [materialise(HELP)],
+        tmp_path / "out",
+        tmp_path / "model",
+        PrepareOptions(seq_len=1024, workers=1, holdout=HoldOut(fraction=config.train.validation.fraction)),
+        say=lambda _: None,
+        progress=lambda _: None,
+    )
     assert manifest.validation is not None
     assert manifest.validation["documents"] == sum(one.held_out for one in known) > 20
     assert manifest.samples == sum(not one.held_out for one in known)

@@ -10,11 +10,13 @@ the one and then of the other, uint32 crc32 of all that.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +75,26 @@ def write_sums(path: Path, tokens: Rolling, index: Rolling) -> None:
         out.write(body + struct.pack("<I", crc32(body)))
         out.flush()
         os.fsync(out.fileno())
+
+
+def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of a pair that is written, and of the checksums of its blocks, which are written here."""
+    tokens, index = Rolling(), Rolling()
+    bin_path, idx_path, sums_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX))
+    about = {bin_path.name: fingerprint(bin_path, tokens), idx_path.name: fingerprint(idx_path, index)}
+    write_sums(sums_path, tokens, index)
+    return about | {sums_path.name: fingerprint(sums_path)}
+
+
+def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of a file, which `sums` is told of too."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+            if sums is not None:
+                sums.add(block)
+    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from smtrain.client.backends.sagemaker.downloads import download
 from smtrain.stages.base import parts_uri
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.processes import processes_of
 
 pytestmark = pytest.mark.slow
@@ -81,6 +82,6 @@ def test_a_stopped_job_is_gone_on_with(local_home: Path, trained_inputs: dict[st
     assert again.name == f"{job.name}-2"
     assert any("continuing after" in line.text for line in again.lines())
     download(again.target, [(again.output, tmp_path / "there")])
-    prepare(text, tmp_path / "here", model, seq_len=32, progress=lambda _: None, say=lambda _: None)
+    prepare(text, tmp_path / "here", model, PrepareOptions(seq_len=32), progress=lambda _: None, say=lambda _: None)
     assert DatasetManifest.load(tmp_path / "there").content == DatasetManifest.load(tmp_path / "here").content
     assert "Contents" not in sagemaker(job.target).s3.list_objects_v2(Bucket=bucket, Prefix=prefix)

@@ -14,6 +14,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.downloads import download
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.processes import processes_of
 
 
@@ -63,7 +64,11 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
     from smtrain.worker.data.clean.cleaning import Cleaning
 
     prepare(
-        text, tmp_path / "here", trained_inputs["model"], seq_len=32, progress=lambda _: None, say=lambda _: None,
-        cleaning=Cleaning(deduplicate=True),
-    )  # fmt: skip
+        text,
+        tmp_path / "here",
+        trained_inputs["model"],
+        PrepareOptions(seq_len=32, cleaning=Cleaning(deduplicate=True)),
+        progress=lambda _: None,
+        say=lambda _: None,
+    )
     assert DatasetManifest.load(tmp_path / "there") == DatasetManifest.load(tmp_path / "here")

@@ -19,6 +19,7 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
@@ -301,7 +302,13 @@ def test_they_become_tokens_like_lines(tmp_path: Path, tokenizer_folder: Path) -
     (tmp_path / "a.json").write_text(json.dumps(rows))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
-        prepare(tmp_path / name, tmp_path / f"{name}-out", tokenizer_folder, seq_len=8, progress=lambda _: None)
+        prepare(
+            tmp_path / name,
+            tmp_path / f"{name}-out",
+            tokenizer_folder,
+            PrepareOptions(seq_len=8),
+            progress=lambda _: None,
+        )
     assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()
 
 
@@ -317,5 +324,11 @@ def test_conversations_in_one_array(tmp_path: Path, tokenizer_folder: Path) -> N
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
-        prepare_sft([tmp_path / name], tmp_path / f"{name}-out", model, seq_len=32, progress=lambda _: None, workers=1)
+        prepare_sft(
+            [tmp_path / name],
+            tmp_path / f"{name}-out",
+            model,
+            PrepareOptions(seq_len=32, workers=1),
+            progress=lambda _: None,
+        )
     assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()

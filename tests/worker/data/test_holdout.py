@@ -19,6 +19,7 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
 from tests.worker.data.chats import tokenizer as chat_tokenizer
@@ -40,8 +41,12 @@ def texts(prefix: Path, tokenizer: Path) -> list[str]:
     return [words.decode(data[i][:-1].tolist()) for i in range(len(data))]
 
 
-def quietly(*args: Any, **more: Any) -> DatasetManifest:
-    return prepare(*args, **{"seq_len": 32, "progress": lambda _: None, "say": lambda _: None, **more})
+QUIET: Any = {"progress": lambda _: None, "say": lambda _: None}
+
+
+def quietly(source: Any, output: Path, tokenizer: Path, **more: Any) -> DatasetManifest:
+    calls = {name: more.pop(name) for name in ("progress", "say", "parts", "machines") if name in more}
+    return prepare(source, output, tokenizer, PrepareOptions(**{"seq_len": 32, **more}), **{**QUIET, **calls})
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_an_interrupted_preparation_holds_the_same_documents_out(
 
 @pytest.mark.parametrize(
     ("fraction", "sentence"),
-    [(1e-9, "holds out none of 400 documents"), (1 - 1e-9, "beside 400 that train.validation.fraction holds out")],
+    [(1e-9, "holds out none of 400 documents"), (1 - 1e-9, "without 400 that train.validation.fraction holds out")],
 )
 def test_a_split_that_leaves_one_side_empty_is_refused_and_leaves_nothing(
     tmp_path: Path, many: list[str], tokenizer_folder: Path, fraction: float, sentence: str
@@ -143,14 +148,13 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     rows = [{"instruction": f"question {i}", "output": f"answer {i}"} for i in range(200)]
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common: Any = {"seq_len": 64, "progress": lambda _: None, "say": lambda _: None}
-    manifest = prepare_sft([source], tmp_path / "out", words, holdout=TENTH, **common)
+    manifest = prepare_sft([source], tmp_path / "out", words, PrepareOptions(seq_len=64, holdout=TENTH), **QUIET)
     assert manifest.validation is not None
     held_out, mask = (IndexedDataset(tmp_path / "out" / name) for name in ("validation", "validation_mask"))
     assert held_out.lengths.tolist() == mask.lengths.tolist()
     assert (manifest.samples, len(held_out)) == (200 - len(held_out), manifest.validation["samples"])
     assert 5 <= len(held_out) <= 40
-    every = prepare_sft([source], tmp_path / "all", words, **common)
+    every = prepare_sft([source], tmp_path / "all", words, PrepareOptions(seq_len=64), **QUIET)
     assert every.validation is None
     whole = IndexedDataset(tmp_path / "all/tokens")
     known = {tuple(whole[i].tolist()) for i in range(len(whole))}
@@ -158,10 +162,10 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     sides = [{tuple(one[i].tolist()) for i in range(len(one))} for one in (data, held_out)]
     assert sides[0] | sides[1] == known
     assert not sides[0] & sides[1]
-    with pytest.raises(DataError, match="holds out none of 200 samples"):
-        prepare_sft([source], tmp_path / "none", words, holdout=HoldOut(fraction=1e-9), **common)
-    with pytest.raises(DataError, match="holds out all 200 samples"):
-        prepare_sft([source], tmp_path / "none", words, holdout=HoldOut(fraction=1 - 1e-9), **common)
+    for fraction, words_ in ((1e-9, "holds out none of 200 samples"), (1 - 1e-9, "holds out all 200 samples")):
+        options = PrepareOptions(seq_len=64, holdout=HoldOut(fraction=fraction))
+        with pytest.raises(DataError, match=words_):
+            prepare_sft([source], tmp_path / "none", words, options, **QUIET)
 
 
 def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[list[int], list[int]]]:

@@ -33,17 +33,18 @@ import hashlib, json, sys
 from pathlib import Path
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
 from smtrain.core.errors import DataError
 from tests.worker.data.cluster.hosts import on_machines
 
 blocks.BLOCK_BYTES = 256
 local, out, tokenizer = map(Path, sys.argv[1:])
-quiet = {{"seq_len": 8, "progress": lambda _: None}}
+options, quiet = PrepareOptions(seq_len=8), {{"progress": lambda _: None}}
 said, sums = [], {{}}
-prepare(local, out / "files", tokenizer, **quiet)
-prepare("hf://org/set", out / "hub", tokenizer, say=said.append, **quiet)
-made = on_machines(3, ["hf://org/set"], out / "three", tokenizer, **quiet)
+prepare(local, out / "files", tokenizer, options, **quiet)
+prepare("hf://org/set", out / "hub", tokenizer, options, say=said.append, **quiet)
+made = on_machines(3, ["hf://org/set"], out / "three", tokenizer, options, **quiet)
 for name in ("files", "hub", "three"):
     sums[name] = [hashlib.sha256((out / name / f"tokens.{{end}}").read_bytes()).hexdigest() for end in ("bin", "idx")]
 both = [file.name for file in find_files("hf://org/set@test+train#main")]
@@ -101,7 +102,8 @@ from tests.worker.data.cluster.hosts import on_machines
 
 blocks.BLOCK_BYTES = 256
 out, tokenizer = map(Path, sys.argv[1:])
-made = on_machines(3, ["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, seq_len=8)
+options = prepare_options.PrepareOptions(seq_len=8)
+made = on_machines(3, ["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, options)
 print(json.dumps([row["name"] for row in made.sources]))
 """
 

@@ -11,6 +11,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.prepare.part_uploads import Parts, StoppedError
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
 from tests.worker.data.test_prepare import lines
@@ -41,9 +42,14 @@ class Machine:
                 raise InterruptedError
 
         prepare(
-            self.sources, out, self.tokenizer, seq_len=8, max_bad=max_bad, cleaning=Cleaning(deduplicate=True),
-            workers=2, progress=stop, say=self.said.append, parts=Parts(self.parts, every) if every else None,
-        )  # fmt: skip
+            self.sources,
+            out,
+            self.tokenizer,
+            PrepareOptions(seq_len=8, max_bad=max_bad, cleaning=Cleaning(deduplicate=True), workers=2),
+            progress=stop,
+            say=self.said.append,
+            parts=Parts(self.parts, every) if every else None,
+        )
         return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
@@ -94,9 +100,14 @@ def test_asked_to_end_it_keeps_what_is_done_and_leaves_no_half_output(machine: M
     shutil.rmtree(machine.folder / "out")
     with pytest.raises(StoppedError, match="the same command goes on"):
         prepare(
-            machine.sources, machine.folder / "out", machine.tokenizer, seq_len=8, max_bad=3, workers=2,
-            cleaning=Cleaning(deduplicate=True), progress=lambda _: parts.stop.set(), say=lambda _: None, parts=parts,
-        )  # fmt: skip
+            machine.sources,
+            machine.folder / "out",
+            machine.tokenizer,
+            PrepareOptions(seq_len=8, max_bad=3, workers=2, cleaning=Cleaning(deduplicate=True)),
+            progress=lambda _: parts.stop.set(),
+            say=lambda _: None,
+            parts=parts,
+        )
     assert not (machine.folder / "out").exists()
     assert machine.run() == wanted
     assert machine.said[0].startswith("prepare: continuing after")

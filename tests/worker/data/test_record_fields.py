@@ -13,6 +13,7 @@ import pytest
 from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, RecordField, field_table
 from smtrain.worker.data.tokenize.chat import COLUMNS, GREETING, NAMED, conversation
@@ -53,8 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepared(rows: list[Any], tmp_path: Path, folder: Path, **more: Any) -> tuple[DatasetManifest, list[str]]:
     said: list[str] = []
-    options = {"seq_len": 400, "workers": 1, "progress": lambda _: None, "say": said.append}
-    made = prepare_sft([write(tmp_path / "a.jsonl", rows)], tmp_path / "out", folder, **{**options, **more})
+    options = PrepareOptions(**{"seq_len": 400, "workers": 1, **more})
+    source = write(tmp_path / "a.jsonl", rows)
+    made = prepare_sft([source], tmp_path / "out", folder, options, progress=lambda _: None, say=said.append)
     return made, said
 
 

@@ -15,9 +15,10 @@ from smtrain.core.errors import CheckpointError, DataError
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
-from smtrain.worker.data.tokenize.samples import Maker
+from smtrain.worker.data.tokenize.samples import SampleMaker
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json, tokenizer_facts
 from smtrain.worker.generation.load import refuse_unknown_ids
 from tests.typed import typed as smtrain
@@ -146,7 +147,7 @@ def test_a_truncated_answer_is_never_a_sample(folder: Path, tmp_path: Path) -> N
     made = tokenizer(tmp_path / "chat", "chatml")
     plain = ids(load_tokenizer(made))
     change(made / "tokenizer.json", truncation=TRUNCATED, model={"dropout": 0.5})
-    maker = Maker(made, 64, "auto", "truncate")
+    maker = SampleMaker(made, PrepareOptions(seq_len=64))
     assert ids(maker._tokenizer) == plain
 
 
@@ -159,7 +160,7 @@ def test_an_end_that_the_model_does_not_have_is_refused(eos: Any, folder: Path, 
     words = rf"eos_token_id is {number} and the model has the ids 0 to 511 .* as eos_token in tokenizer_config\.json"
     for append in (True, False):
         with pytest.raises(DataError, match=words):
-            prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, seq_len=8, append_eod=append)
+            prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, PrepareOptions(seq_len=8, append_eod=append))
     assert not (tmp_path / "out").exists()
     # the remedy
     change(folder / "tokenizer_config.json", eos_token="<|end|>")
@@ -169,7 +170,7 @@ def test_an_end_that_the_model_does_not_have_is_refused(eos: Any, folder: Path, 
     change(folder / "config.json", eos_token_id=[511, 50256])
     facts = tokenizer_facts(folder)
     assert (facts.eos_id, facts.vocab_size) == (511, 512)
-    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, seq_len=8, say=lambda _: None)
+    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, PrepareOptions(seq_len=8), say=lambda _: None)
     assert IndexedDataset(tmp_path / "out/tokens").tokens.max() == 511 < made.vocab_size
 
 
@@ -200,7 +201,7 @@ def test_a_token_that_only_the_config_knows_is_not_learned_in_pieces(tmp_path: P
     made = tokenizer(tmp_path, "alpaca")
     change(made / "tokenizer_config.json", eos_token="<|stop|>")
     with pytest.raises(DataError, match=r"the chat template writes '<\|stop\|>', which tokenizer_config\.json calls"):
-        Maker(made, 64, "auto", "truncate")
+        SampleMaker(made, PrepareOptions(seq_len=64))
 
 
 @pytest.mark.parametrize(

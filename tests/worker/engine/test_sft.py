@@ -12,6 +12,7 @@ import pytest
 from smtrain.worker.data.checksums import sums_of, write_sums
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.engine import sft
@@ -30,9 +31,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows += [{"instruction": f"say {i}", "output": str(i)} for i in range(60)]
     source = write(folder / "a.jsonl", rows)
     prepare_sft(
-        [source], folder / "out", tokenizer(folder / "tokenizer", "chatml"), seq_len=sft.SEQ_LEN,
-        progress=lambda _: None, say=lambda _: None,
-    )  # fmt: skip
+        [source],
+        folder / "out",
+        tokenizer(folder / "tokenizer", "chatml"),
+        PrepareOptions(seq_len=sft.SEQ_LEN),
+        progress=lambda _: None,
+        say=lambda _: None,
+    )
     return folder / "out"
 
 

@@ -24,6 +24,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.manifest import NAME, Manifest
 from smtrain.worker.checkpoint.targets import HuggingFace, Native, Nxd, Target
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.engine import saving
 from smtrain.worker.train.start import start
 
@@ -75,7 +76,9 @@ class Run:
 def trained(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Path:
     """A run of 6 steps with checkpoints of 2, 4 and 6."""
     root = tmp_path_factory.mktemp("trained") / "ml"
-    prepare(trained_inputs["text"], root / "input/data/data", trained_inputs["model"], seq_len=32, workers=1)
+    prepare(
+        trained_inputs["text"], root / "input/data/data", trained_inputs["model"], PrepareOptions(seq_len=32, workers=1)
+    )
     shutil.copytree(trained_inputs["model"], root / "input/data/model")
     return root
 

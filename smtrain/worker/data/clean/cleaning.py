@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -72,11 +72,6 @@ class Cleaning:
     def refines(self) -> bool:
         """Whether documents are looked at one by one."""
         return bool(self.filters or self.pii or self.near)
-
-    def settings(self) -> dict[str, Any]:
-        """For a digest; what is not asked for takes no part, as in runs begun before there was the word."""
-        later = ("filters", "pii", "phone_region", "near")
-        return {key: value for key, value in asdict(self).items() if value or key not in later}
 
     def apply(self, texts: Any) -> tuple[Any, int]:
         """The texts (large_string) repaired, without those that are too short, and how many those were."""

@@ -1,6 +1,6 @@
-"""Which documents are unlike all before them: exact and near duplicates over a whole corpus, the first of each kept.
+"""Deduplication over a whole corpus: exact and near duplicates, of which the first is kept.
 
-What is remembered is appended to files too, so that a run that was killed goes on with it.
+Hashes and signatures are appended to files too, so that a killed run can resume.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _EXAMPLE_TOKENS = 100
 NEAR = "near duplicates"
 
 
-class Unlike:
-    """The documents met so far, as far as duplicates are asked for."""
+class Deduplicator:
+    """Finds documents that repeat an earlier one, as far as the cleaning asks for it."""
 
     def __init__(self, folder: Path, cleaning: Cleaning) -> None:
         self._folder = folder
@@ -36,11 +36,6 @@ class Unlike:
         self.examples: list[tuple[str, list[int]]] = []
         """File and first tokens of some near duplicates."""
 
-    @property
-    def remembered(self) -> int:
-        """Of how many documents it is known what they were like."""
-        return self._near.documents if self._near else 0
-
     def _names(self) -> list[str]:
         return [*(["hashes"] if self._seen is not None else []), *(["bands"] if self._near is not None else [])]
 
@@ -49,7 +44,7 @@ class Unlike:
         self._files = {name: Appender(self._folder / name) for name in self._names()}
 
     def first(self, piece: TextPiece) -> tuple[NDArray[np.bool_], dict[str, int]] | None:
-        """Which documents of a piece are like no earlier one, and how many are, by reason; None where nobody asks."""
+        """A mask of the documents to keep, and counts of the others by reason; None without deduplication."""
         kept: NDArray[np.bool_] | None = None
         counts: dict[str, int] = {}
         if self._seen is not None and piece.hashes is not None:
@@ -76,41 +71,37 @@ class Unlike:
             self.examples.append((piece.block.file.name, ids))
 
     def mark(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """The state for `restore`."""
         marks = {name: file.mark() for name, file in self._files.items()}
-        near = {"bands": marks["bands"], "compared": self.compared, "near": self.examples} if "bands" in marks else {}
-        return {"hashes": marks.get("hashes"), **near}
+        return {**marks, "compared": self.compared, "near": self.examples}
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """Bytes of each file at a mark, by its name in the folder."""
-        return {name: mark[name]["bytes"] for name in ("hashes", "bands") if mark.get(name)}
+        """The bytes of each file at a mark, by name."""
+        return {name: mark[name]["bytes"] for name in self._names()}
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False where the files are not what it says."""
+        """Go back to a mark; False if the files do not match it."""
         for name in self._names():
-            about = mark.get(name)
-            if not about:
-                continue
-            found = Appender.restored(self._folder / name, about)
-            if found is None:
+            file = Appender.restored(self._folder / name, mark[name])
+            if file is None:
                 return False
-            self._files[name] = found
+            self._files[name] = file
             self._replay(name)
-        self.compared = mark.get("compared", 0)
-        self.examples = [(file, ids) for file, ids in mark.get("near", [])]
+        self.compared = mark["compared"]
+        self.examples = [(file, ids) for file, ids in mark["near"]]
         return True
 
     def _replay(self, name: str) -> None:
         bands = self._near.bands if self._near is not None else 1
         with (self._folder / name).open("rb") as file:
-            while len(found := np.fromfile(file, "<u8", bands << 18)):
+            while len(keys := np.fromfile(file, "<u8", bands << 18)):
                 if name == "hashes" and self._seen is not None:
-                    self._seen.new(found)
+                    self._seen.new(keys)
                 elif self._near is not None:
-                    self._near.new(found)
+                    self._near.new(keys)
 
     def about(self, cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int]) -> dict[str, Any]:
-        """What the manifest says of near duplicates."""
+        """The manifest's fields on near duplicates."""
         if cleaning.near is None:
             return {}
         decoder = load_tokenizer(tokenizer) if self.examples else None
@@ -119,7 +110,7 @@ class Unlike:
         return {
             "near_duplicates": {
                 "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": self.compared,
-                "remembered": self.remembered, "left_out": dropped.get(NEAR, 0),
+                "remembered": self._near.documents if self._near else 0, "left_out": dropped.get(NEAR, 0),
                 "rate": dropped.get(NEAR, 0) / max(self.compared, 1), "examples": texts,
             }
         }  # fmt: skip

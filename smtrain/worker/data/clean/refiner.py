@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import near, pii, quality
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.prepare.workers import end_with_parent
+from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
 
 EXAMPLES = 10
@@ -130,9 +128,8 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
 
         yield here
         return
-    # processes, because all of it runs under Python's lock; spawned, because a forked copy of threads may hang
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(cleaning,))
+    # processes, because all of it runs under Python's lock
+    pool = spawned_pool(processes, _start_worker, cleaning)
 
     def elsewhere(texts: Sequence[str]) -> Refined:
         try:
@@ -154,7 +151,6 @@ _refiner: Refiner
 
 def _start_worker(cleaning: Cleaning) -> None:
     global _refiner
-    end_with_parent()
     _refiner = Refiner(cleaning)
 
 

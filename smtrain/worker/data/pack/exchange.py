@@ -18,9 +18,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.checksums import fingerprint, fingerprints
 from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.pack.indexed import IndexedDataset, write_index
-from smtrain.worker.data.prepare.dataset_writer import fingerprint, fingerprints
 from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.tables import column_batches

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.checksums import SUFFIX
+from smtrain.worker.data.checksums import SUFFIX, fingerprints
 from smtrain.worker.data.manifest import refuse_others
 from smtrain.worker.data.pack.indexed import IndexedDataset, write_index
-from smtrain.worker.data.prepare.dataset_writer import fingerprints
 
 _CHUNK = 1 << 22
 

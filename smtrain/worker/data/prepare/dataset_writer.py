@@ -1,32 +1,33 @@
-"""The files that `prepare` appends to and the counts beside them: all of it can be marked and restored."""
+"""The files that a preparation appends to, with their counts; all of it can be marked and restored."""
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.checksums import SUFFIX, Rolling, write_sums
+from smtrain.worker.data.checksums import SUFFIX, Rolling, fingerprint, write_sums
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.clean.dedup import Unlike
+from smtrain.worker.data.clean.dedup import Deduplicator
 from smtrain.worker.data.clean.holdout import HELD, TEST, TRAIN, HoldOut
 from smtrain.worker.data.clean.refiner import keep
-from smtrain.worker.data.manifest import PREFIX, VALIDATION
+from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.worker.data.pack.indexed import index_of_documents
 from smtrain.worker.data.prepare.journal import Appender
-from smtrain.worker.data.read.bad_lines import Bad
+from smtrain.worker.data.read.reading import BadLines
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
 
 if TYPE_CHECKING:
     from smtrain.worker.data.prepare.pieces import TextPiece
+    from smtrain.worker.data.tokenize.samples import SamplePiece
 
 
 class TallyPart:
-    """The tokens of one source: PREFIX.bin, and a length per document for the index."""
+    """The tokens of one source: PREFIX.bin, and one length per document for the index."""
 
     def __init__(self, folder: Path, prefix: str, dtype: np.dtype) -> None:
         self.folder, self.prefix, self.dtype = folder, prefix, dtype
@@ -38,11 +39,11 @@ class TallyPart:
 
     def restore(self, mark: dict[str, Any]) -> bool:
         self.documents, self.tokens = mark["documents"], mark["tokens"]
-        for end, about in mark["files"].items():
-            found = Appender.restored(self._path(end), about)
-            if found is None:
+        for end, size_and_hash in mark["files"].items():
+            file = Appender.restored(self._path(end), size_and_hash)
+            if file is None:
                 return False
-            self._files[end] = found
+            self._files[end] = file
         return True
 
     def add(self, tokens: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
@@ -55,19 +56,23 @@ class TallyPart:
         files = {end: file.mark() for end, file in self._files.items()}
         return {"documents": self.documents, "tokens": self.tokens, "files": files}
 
+    def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
+        """The bytes of each file at a mark, by name."""
+        return {f"{self.prefix}{end}": file["bytes"] for end, file in mark["files"].items()}
+
     def row(self, samples: int) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The part's row in the manifest."""
         return {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens, "samples": samples}
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the index and the checksums; name, size and hash of the files of the data set."""
+        """Write the index and the checksums; return size and hash of each file of the dataset, by name."""
         for file in self._files.values():
             file.close(flush=True)
         index_of_documents(self._path(".lengths"), self._path(".idx"), self.dtype)
         tokens, index = self._files[".bin"], Rolling()
-        about = {f"{self.prefix}.bin": tokens.mark(), f"{self.prefix}.idx": fingerprint(self._path(".idx"), index)}
+        files = {f"{self.prefix}.bin": tokens.mark(), f"{self.prefix}.idx": fingerprint(self._path(".idx"), index)}
         write_sums(self._path(SUFFIX), tokens.sums, index)
-        return about | {f"{self.prefix}{SUFFIX}": fingerprint(self._path(SUFFIX))}
+        return files | {f"{self.prefix}{SUFFIX}": fingerprint(self._path(SUFFIX))}
 
     def close(self) -> None:
         for file in self._files.values():
@@ -78,24 +83,28 @@ class TallyPart:
 
 
 class TokenTally:
-    """Counts over all pieces, in the order of the text, and the files they are about."""
+    """The tokens of all pieces, in the order of the text, and their counts.
+
+    If a `holdout` names text of its own, its files are the last of `files`.
+    """
 
     def __init__(
         self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, cleaning: Cleaning,
         holdout: HoldOut | None = None,
     ) -> None:  # fmt: skip
-        """With a `holdout` of other text that is the last of `files`."""
         self.folder, self.files, self.tokenized_by = folder, files, tokenized_by
         self._holdout = holdout
         count = len(files) - (holdout is not None and not holdout.from_sources)
         prefixes = [PREFIX] if count == 1 else [f"{PREFIX}_{i}" for i in range(count)]
-        self.parts = [TallyPart(folder, prefix, dtype) for prefix in prefixes]
+        self.trained = [TallyPart(folder, prefix, dtype) for prefix in prefixes]
         self.held_out = TallyPart(folder, VALIDATION, dtype) if holdout else None
-        if self.held_out and count < len(files):
-            self.parts.append(self.held_out)
-        self._unlike = Unlike(folder, cleaning)
+        own_text = self.held_out is not None and count < len(files)
+        # one part per source; what is held out of the sources is written along with each of them
+        self.parts = [*self.trained, *([self.held_out] if self.held_out and own_text else [])]
+        self._held_from_sources = None if own_text else self.held_out
+        self._deduplicator = Deduplicator(folder, cleaning)
         self.part = self.blocks = self.done_bytes = 0
-        self.bad = Bad()
+        self.bad = BadLines()
         self.dropped: dict[str, int] = {}
         self.noted: dict[str, int] = {}
         self.examples: dict[str, list[str]] = {}
@@ -105,11 +114,6 @@ class TokenTally:
         self._per_file: list[dict[str, int]] = [{} for _ in files]
 
     @property
-    def trained(self) -> list[TallyPart]:
-        """The parts that are trained on."""
-        return [part for part in self.parts if part is not self.held_out]
-
-    @property
     def documents(self) -> int:
         return sum(part.documents for part in self.trained)
 
@@ -117,19 +121,18 @@ class TokenTally:
     def tokens(self) -> int:
         return sum(part.tokens for part in self.trained)
 
+    @property
+    def _all_parts(self) -> list[TallyPart]:
+        return [*self.parts, *([self._held_from_sources] if self._held_from_sources else [])]
+
     def begin(self) -> None:
         """Start with empty files."""
-        self._unlike.begin()
-        if self._beside:
-            self._beside.begin()
-
-    @property
-    def _beside(self) -> TallyPart | None:
-        """What is held out, where it comes out of the sources and so is written beside each of them."""
-        return self.held_out if self.held_out and self.held_out not in self.parts else None
+        self._deduplicator.begin()
+        if self._held_from_sources:
+            self._held_from_sources.begin()
 
     def open_part(self, part: int) -> None:
-        """Go on with this source, from its beginning unless it was restored."""
+        """Continue with this source, from its beginning unless it was restored."""
         if part != self.part or not (self.blocks or self.parts[part].documents):
             self.part, self.blocks, self._line, self._file = part, 0, 0, ""
             self.parts[part].begin()
@@ -146,20 +149,20 @@ class TokenTally:
         self._drop("too short", piece.short)
         for reason, count in piece.dropped.items():
             self._drop(reason, count)
-        for what, count in piece.noted.items():
-            self.noted[what] = self.noted.get(what, 0) + count
-        for what, texts in piece.examples.items():
-            keep(self.examples, what, *texts)
-        found = self._unlike.first(piece)
-        if found is not None:
-            new, counts = found
+        for kind, count in piece.noted.items():
+            self.noted[kind] = self.noted.get(kind, 0) + count
+        for kind, texts in piece.examples.items():
+            keep(self.examples, kind, *texts)
+        unique = self._deduplicator.first(piece)
+        if unique is not None:
+            new, counts = unique
             for reason, count in counts.items():
                 self._drop(reason, count)
             sides = None if sides is None else sides[new]
             tokens, lengths = tokens[np.repeat(new, lengths)], lengths[new]
-        if sides is not None and self._beside:
+        if sides is not None and self._held_from_sources:
             of_token = np.repeat(sides, lengths)
-            self._beside.add(tokens[of_token == HELD], lengths[sides == HELD])
+            self._held_from_sources.add(tokens[of_token == HELD], lengths[sides == HELD])
             self._drop("in the test part of train.validation.split", int((sides == TEST).sum()))
             tokens, lengths = tokens[of_token == TRAIN], lengths[sides == TRAIN]
         self.parts[self.part].add(tokens, lengths)
@@ -173,52 +176,50 @@ class TokenTally:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def mark(self) -> dict[str, Any]:
-        """What `restore` needs."""
-        return (
-            {
-                "part": self.part,
-                "blocks": self.blocks,
-                "done_bytes": self.done_bytes,
-                "line": self._line,
-                "file": self._file,
-                "bad_count": self.bad.count,
-                "bad": self.bad.kept,
-                "dropped": self.dropped,
-                "per_file": self._per_file,
-                "parts": [part.mark() for part in self.parts[: self.part + 1]],
-            }
-            | self._unlike.mark()
-            | ({"noted": self.noted, "examples": self.examples} if self.noted or self.examples else {})
-            | ({"held_out": self._beside.mark()} if self._beside else {})
-            | {"unread": self.unread}
-        )
+        """The state for `restore`."""
+        return {
+            "part": self.part,
+            "blocks": self.blocks,
+            "done_bytes": self.done_bytes,
+            "line": self._line,
+            "file": self._file,
+            "bad_count": self.bad.count,
+            "bad": self.bad.kept,
+            "dropped": self.dropped,
+            "noted": self.noted,
+            "examples": self.examples,
+            "unread": self.unread,
+            "per_file": self._per_file,
+            "parts": [part.mark() for part in self.parts[: self.part + 1]],
+            **self._deduplicator.mark(),
+            **({"held_out": self._held_from_sources.mark()} if self._held_from_sources else {}),
+        }
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """Bytes of each file at a mark, by its name in the folder."""
+        """The bytes of each file at a mark, by name."""
         pairs = list(zip(self.parts, mark["parts"], strict=False))
-        pairs += [(self._beside, mark["held_out"])] if self._beside else []
-        found = {
-            f"{part.prefix}{end}": about["bytes"] for part, marked in pairs for end, about in marked["files"].items()
-        }
-        return found | self._unlike.sizes(mark)
+        pairs += [(self._held_from_sources, mark["held_out"])] if self._held_from_sources else []
+        sizes = self._deduplicator.sizes(mark)
+        for part, part_mark in pairs:
+            sizes |= part.sizes(part_mark)
+        return sizes
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False where the files are not what it says."""
-        if not self._unlike.restore(mark):
+        """Go back to a mark; False if the files do not match it."""
+        if not self._deduplicator.restore(mark):
             return False
-        if not all(part.restore(about) for part, about in zip(self.parts, mark["parts"], strict=False)):
+        if not all(part.restore(part_mark) for part, part_mark in zip(self.parts, mark["parts"], strict=False)):
             return False
-        if self._beside and not self._beside.restore(mark["held_out"]):
+        if self._held_from_sources and not self._held_from_sources.restore(mark["held_out"]):
             return False
         self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
-        self.noted, self.examples = mark.get("noted", {}), mark.get("examples", {})
-        self.unread = UnreadText(mark.get("unread", {}))
+        self.noted, self.examples, self.unread = mark["noted"], mark["examples"], UnreadText(mark["unread"])
         return True
 
     def check(self, seq_len: int, sources: list[str]) -> None:
-        """Raises DataError where a source has not one sample, or nothing is held out that should be."""
+        """Refuse a source without one sample, and a holdout that holds out nothing. Raises DataError."""
         if self.bad.count and not self.documents:
             self.close()
             raise DataError(self.bad.nothing_else(", ".join(sources)))
@@ -226,7 +227,8 @@ class TokenTally:
         for part, source in zip(self.trained, sources, strict=False):  # the last may be held out
             if part.tokens < seq_len + 1:
                 self.close()
-                left = f" beside {held_out.documents} that {key} holds out" if held_out and self._beside else ""
+                held = self._held_from_sources
+                left = f" (without {held.documents} that {key} holds out)" if held else ""
                 remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
                 raise DataError(
                     f"{source} gives {part.tokens} tokens in {part.documents} documents{left}, and one sample needs "
@@ -234,7 +236,7 @@ class TokenTally:
                 )
         if held_out and held_out.tokens < 2:
             self.close()
-            if not self._beside:
+            if not self._held_from_sources:
                 raise DataError(f"{key}: {sources[-1]} gives {held_out.tokens} tokens; give text to validate on.")
             raise DataError(
                 f"{key}: holds out none of {self.documents} documents; raise it, cut the text into more documents "
@@ -242,7 +244,7 @@ class TokenTally:
             )
 
     def source_rows(self) -> list[dict[str, Any]]:
-        """A row per file, for the manifest."""
+        """One row per file, for the manifest."""
         return [
             {"name": file.name, "bytes": file.bytes, "documents": counts.get(file.name, 0)}
             for part, counts in zip(self.files, self._per_file, strict=True)
@@ -250,39 +252,121 @@ class TokenTally:
         ]
 
     def refined(self, cleaning: Cleaning, tokenizer: Path) -> dict[str, Any]:
-        """What the manifest says of filters, personal data and near duplicates; nothing where none was asked for."""
+        """The manifest's fields on filters, personal data and near duplicates; empty if the options have none."""
         if not cleaning.refines:
             return {}
-        return {"noted": self.noted, "examples": self.examples} | self._unlike.about(cleaning, tokenizer, self.dropped)
+        near = self._deduplicator.about(cleaning, tokenizer, self.dropped)
+        return {"noted": self.noted, "examples": self.examples, **near}
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Close everything and write the indexes; the files of the data set."""
-        self._unlike.close()
-        parts = [*self.parts, *([self._beside] if self._beside else [])]
-        return {name: about for part in parts for name, about in part.finish().items()}
+        """Write the indexes and close; return size and hash of each file of the dataset, by name."""
+        self._deduplicator.close()
+        return {name: file for part in self._all_parts for name, file in part.finish().items()}
 
     def close(self) -> None:
-        """Close everything as it is."""
-        for part in [*self.parts, *([self._beside] if self._beside else [])]:
+        """Close the files as they are."""
+        for part in self._all_parts:
             part.close()
-        self._unlike.close()
+        self._deduplicator.close()
 
 
-def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of a pair that is written, and of the checksums of its blocks, which are written here."""
-    tokens, index = Rolling(), Rolling()
-    bin_path, idx_path, sums_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX))
-    about = {bin_path.name: fingerprint(bin_path, tokens), idx_path.name: fingerprint(idx_path, index)}
-    write_sums(sums_path, tokens, index)
-    return about | {sums_path.name: fingerprint(sums_path)}
+class SampleTally:
+    """Tokens and mask of all samples, in the order of the records; the last `others` of `files` are held out whole."""
 
+    def __init__(
+        self, folder: Path, files: list[SourceFile], dtype: np.dtype, holdout: HoldOut | None = None, others: int = 0
+    ) -> None:
+        names = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
+        kinds = (np.dtype(dtype), np.dtype(np.uint8))
+        self._parts = {n: TallyPart(folder, n, kind) for pair in names for n, kind in zip(pair, kinds, strict=True)}
+        self._held_out_files = set(files[len(files) - others :]) if others else set()
+        self._files, self._number = files, {file: number for number, file in enumerate(files)}
+        self.blocks = self.done_bytes = 0
+        self.bad = BadLines("record", "data")
+        self.counts: Counter[str] = Counter()
+        self.unread = UnreadText()
+        self._samples, self._lines = [0] * len(files), [0] * len(files)
 
-def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of a file, which `sums` is told of too."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-            if sums is not None:
-                sums.add(block)
-    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+    @property
+    def samples(self) -> int:
+        return self._parts[PREFIX].documents
+
+    @property
+    def tokens(self) -> int:
+        return self._parts[PREFIX].tokens
+
+    @property
+    def held_out(self) -> TallyPart | None:
+        """The samples for validation."""
+        return self._parts.get(VALIDATION)
+
+    def begin(self) -> None:
+        """Start with empty files."""
+        for part in self._parts.values():
+            part.begin()
+
+    def add(self, piece: SamplePiece, max_bad: int) -> None:
+        """Append a piece. Raises DataError beyond `max_bad` bad records."""
+        number = self._number[piece.block.file]
+        if piece.block.first:
+            self._lines[number] = 0
+        self.bad.add(piece.bad, self._lines[number], max_bad)
+        self._lines[number] += piece.lines
+        self._samples[number] += len(piece.lengths)
+        sides = piece.sides
+        if sides is None:
+            held = piece.block.file in self._held_out_files
+            sides = np.full(len(piece.lengths), HELD if held else TRAIN, np.int8)
+        of_token = np.repeat(sides, piece.lengths)
+        for side, name, mask in ((TRAIN, PREFIX, MASK), (HELD, VALIDATION, VALIDATION_MASK)):
+            if name in self._parts:
+                self._parts[name].add(piece.tokens[of_token == side], piece.lengths[sides == side])
+                self._parts[mask].add(piece.mask[of_token == side], piece.lengths[sides == side])
+        self.counts += piece.counts
+        self.unread.count(piece.unread)
+        self.done_bytes += piece.block.size
+        self.blocks += 1
+
+    def mark(self) -> dict[str, Any]:
+        """The state for `restore`."""
+        return {
+            "blocks": self.blocks,
+            "done_bytes": self.done_bytes,
+            "lines": self._lines,
+            "samples": self._samples,
+            "bad_count": self.bad.count,
+            "bad": self.bad.kept,
+            "counts": dict(self.counts),
+            "unread": self.unread,
+            "parts": {name: part.mark() for name, part in self._parts.items()},
+        }
+
+    def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
+        """The bytes of each file at a mark, by name."""
+        return {k: v for name, part in self._parts.items() for k, v in part.sizes(mark["parts"][name]).items()}
+
+    def restore(self, mark: dict[str, Any]) -> bool:
+        """Go back to a mark; False if the files do not match it."""
+        if not all(part.restore(mark["parts"][name]) for name, part in self._parts.items()):
+            return False
+        self.blocks, self.done_bytes, self.counts = mark["blocks"], mark["done_bytes"], Counter(mark["counts"])
+        self._lines, self._samples = mark["lines"], mark["samples"]
+        self.bad.count, self.bad.kept = mark["bad_count"], mark["bad"]
+        self.unread = UnreadText(mark["unread"])
+        return True
+
+    def source_rows(self) -> list[dict[str, Any]]:
+        """One row per file, for the manifest."""
+        return [
+            {"name": file.name, "bytes": file.bytes, "documents": count}
+            for file, count in zip(self._files, self._samples, strict=True)
+        ]
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Write the indexes and close; return size and hash of each file of the dataset, by name."""
+        return {name: file for part in self._parts.values() for name, file in part.finish().items()}
+
+    def close(self) -> None:
+        """Close the files as they are."""
+        for part in self._parts.values():
+            part.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,15 @@ from numpy.typing import NDArray
 
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
-from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import cleaning
-from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.clean.refiner import Refine, refine_versions
-from smtrain.worker.data.prepare.part_uploads import Parts
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
-from smtrain.worker.data.tokenize import encoder
-from smtrain.worker.data.tokenize.encoder import Encoder
+from smtrain.worker.data.tokenize.encoder import Encoder, with_ends
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
 
 
@@ -56,38 +52,42 @@ class TextPiece:
 
 
 @dataclass(frozen=True)
-class How:
-    """What decides which bytes a block becomes, and by how many threads."""
+class TokenizeSettings:
+    """Everything that decides which bytes a block becomes, and the number of threads.
 
+    `portable` means that another machine may resume the work, so files are known by name and size only.
+    """
+
+    options: PrepareOptions
     tokenizer: Path
     facts: TokenizerFacts
-    eos_id: int | None
-    text_column: str
-    separator: str | None
-    cleaning: Cleaning
-    workers: int | None
-    parts: Parts | None = None
-    holdout: HoldOut | None = None
+    portable: bool = False
     refine: Refine | None = None
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.facts.eos_id if self.options.append_eod else None
 
     def digest(self, files: list[list[SourceFile]], *, elsewhere: bool = False) -> str:
         """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
-        anywhere = elsewhere or self.parts is not None
-        names = [[file.identity(elsewhere=anywhere) for file in part] for part in files]
-        settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, self.text_column, self.separator]
-        held_out = [str(self.holdout)] if self.holdout else []
-        versions = refine_versions(self.cleaning)
-        refined = [versions, self.cleaning.near.shape if self.cleaning.near else None] if versions else []
-        return digest([names, settings, self.cleaning.settings(), blocks.BLOCK_BYTES, *held_out, *refined])
+        names = [[file.identity(elsewhere=elsewhere or self.portable) for file in part] for part in files]
+        o = self.options
+        settings = [self.facts.sha256, str(self.facts.dtype), self.eos_id, o.text_column, o.separator]
+        held_out = [str(o.holdout)] if o.holdout else []
+        versions = refine_versions(o.cleaning)
+        refined = [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
+        return digest([names, settings, asdict(o.cleaning), blocks.BLOCK_BYTES, *held_out, *refined])
 
 
-def pieces(found: Iterator[Block], how: How, chosen: Encoder, pool: ThreadPoolExecutor) -> Iterator[TextPiece]:
+def pieces(
+    found: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
+) -> Iterator[TextPiece]:
     """Every block's tokens, in the order of the text."""
     waiting: deque[Future[list[TextPiece]]] = deque()
-    ahead = (how.workers or cores_here()) + 2
+    ahead = settings.options.worker_count + 2
     try:
         for task in tasks(found):
-            waiting.append(pool.submit(tokenize, task, how, chosen))
+            waiting.append(pool.submit(tokenize, task, settings, encoder))
             if len(waiting) >= ahead:
                 yield from waiting.popleft().result()
         while waiting:
@@ -116,19 +116,22 @@ def tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
         yield task
 
 
-def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
+def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) -> list[TextPiece]:
+    """The pieces of a group of blocks; blocks of tokens are taken as they are."""
     if isinstance(task[0].payload, blocks.Tokens):
-        return [_as_it_is(task[0], task[0].payload, how)]
-    read = [reading.read_block(block, how.text_column, how.separator) for block in task]
-    cleaned = [how.cleaning.apply(found.texts) for found in read]
-    refined = [how.refine(found.to_pylist()) if how.refine else None for found, _ in cleaned]
-    kept = [reading.strings(r.texts) if r else found for r, (found, _) in zip(refined, cleaned, strict=True)]
+        return [_ready_tokens(task[0], task[0].payload, settings)]
+    options, refine = settings.options, settings.refine
+    read = [reading.read_block(block, options.text_column, options.separator) for block in task]
+    cleaned = [options.cleaning.apply(documents.texts) for documents in read]
+    refined = [refine(texts.to_pylist()) if refine else None for texts, _ in cleaned]
+    kept = [reading.strings(r.texts) if r else texts for r, (texts, _) in zip(refined, cleaned, strict=True)]
     texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
-    ids, lengths = chosen.encode(texts, task[0].first)
-    tokens, ends = encoder.with_ends(ids, lengths, how.facts.dtype, how.eos_id)
-    by_hash = how.holdout is not None and how.holdout.fraction is not None
-    found = cleaning.hashes(texts) if how.cleaning.deduplicate or by_hash else None
-    sides = None if how.holdout is None or found is None else how.holdout.by_hash(found)
+    ids, lengths = encoder.encode(texts, task[0].first)
+    tokens, ends = with_ends(ids, lengths, settings.facts.dtype, settings.eos_id)
+    deduplicate, holdout = options.cleaning.deduplicate, options.holdout
+    by_hash = holdout is not None and holdout.fraction is not None
+    hashes = cleaning.hashes(texts) if deduplicate or by_hash else None
+    sides = None if holdout is None or hashes is None else holdout.by_hash(hashes)
     pieces, at, text_at = [], 0, 0
     for block, documents, left, r, (_, short) in zip(task, read, kept, refined, cleaned, strict=True):
         rows = slice(text_at, text_at + len(left))
@@ -136,7 +139,7 @@ def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
         pieces.append(
             TextPiece(
                 block.without_payload(), tokens[at : at + size], ends[rows], documents.bad, documents.lines, short,
-                found[rows] if how.cleaning.deduplicate and found is not None else None,
+                hashes[rows] if deduplicate and hashes is not None else None,
                 None if sides is None else sides[rows],
                 *((r.keys, r.dropped, r.noted, r.examples) if r else (None, {}, {}, {})),
                 documents.unread,
@@ -146,17 +149,19 @@ def tokenize(task: list[Block], how: How, chosen: Encoder) -> list[TextPiece]:
     return pieces
 
 
-def _as_it_is(block: Block, tokens: blocks.Tokens, how: How) -> TextPiece:
-    if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < how.facts.vocab_size:
+def _ready_tokens(block: Block, tokens: blocks.Tokens, settings: TokenizeSettings) -> TextPiece:
+    """The piece of a block that holds tokens already."""
+    facts, holdout = settings.facts, settings.options.holdout
+    if len(tokens.ids) and not 0 <= tokens.ids.min() <= tokens.ids.max() < facts.vocab_size:
         raise DataError(
-            f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {how.facts.vocab_size} tokens; "
+            f"{block.file.path} has ids up to {tokens.ids.max()} and the tokenizer {facts.vocab_size} tokens; "
             "give the tokenizer that made them."
         )
-    ids, lengths = tokens.ids.astype(how.facts.dtype), tokens.lengths.astype(np.int32)
+    ids, lengths = tokens.ids.astype(facts.dtype), tokens.lengths.astype(np.int32)
     sides = None
-    if how.holdout is not None and how.holdout.split is not None:
-        sides = how.holdout.by_place(tokens.first, len(lengths), tokens.total)
-    elif how.holdout is not None and how.holdout.fraction is not None:
-        sides = how.holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
+    if holdout is not None and holdout.split is not None:
+        sides = holdout.by_place(tokens.first, len(lengths), tokens.total)
+    elif holdout is not None and holdout.fraction is not None:
+        sides = holdout.by_hash(cleaning.hashes_of(tokens.ids, tokens.lengths))
     unread = UnreadText(block.unread)
     return TextPiece(block.without_payload(), ids, lengths, [], len(lengths), sides=sides, unread=unread)

@@ -1,47 +1,39 @@
 """Text to packed tokens: `tokens.bin` and `tokens.idx` in Megatron's format, and a manifest written last.
 
-One thread reads, as many as there are cores turn blocks into tokens (Arrow, gigatoken and numpy leave Python's lock
-alone), and what comes out is appended in the order of the text: the bytes written depend on the input and the settings
-alone. A few blocks per thread are under way at a time, which bounds the memory whatever the size of the input.
+One thread reads and one thread per core tokenizes (Arrow, gigatoken and numpy release Python's lock). Results are
+appended in the order of the text, so the bytes written depend on the input and the settings only. A few blocks per
+thread are in progress at a time, which bounds the memory for an input of any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
-from smtrain.core.machine import cores_here
-from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.clean.refiner import refining
+from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.desk import Desk
+from smtrain.worker.data.prepare.cluster.desk import Desk, MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.together import (
-    MeetingPoint,
-    agreed_commits,
-    help_others,
-    open_desk,
-    put_together,
-)
+from smtrain.worker.data.prepare.cluster.together import agreed_commits, help_others, open_desk, put_together
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import TokenTally
 from smtrain.worker.data.prepare.journal import Journal
 from smtrain.worker.data.prepare.part_uploads import Parts
-from smtrain.worker.data.prepare.pieces import How, TextPiece, pieces, tasks, tokenize
-from smtrain.worker.data.prepare.prepare_options import asked_text, named_sources
+from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, pieces, tasks, tokenize
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Marker, forget, gone_on, publish, to_stderr, unfinished
+from smtrain.worker.data.prepare.resumable import Marker, forget, publish, restored, to_stderr, unfinished
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
-from smtrain.worker.data.read.sources import Format, SourceFile
+from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize import encoder
 from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, Plain
@@ -51,122 +43,74 @@ def prepare(
     inputs: Path | str | Sequence[Path | str],
     output: Path,
     tokenizer: Path,
+    options: PrepareOptions,
     *,
-    seq_len: int,
-    text_column: str = "text",
-    format: Format = "auto",
-    separator: str | None = None,
-    cleaning: Cleaning | None = None,
-    workers: int | None = None,
-    encoding: str | None = None,
-    max_bad: int = 0,
-    append_eod: bool = True,
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
-    overwrite: bool = True,
-    holdout: HoldOut | None = None,
     machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` is a file, folder, glob or URI, or several of them, each of which becomes a part to mix. `tokenizer` is a
-    Hugging Face folder. `workers` defaults to every core; `progress` to a bar or lines on stderr, as does `say`, which
-    hears what people should know. A run that was killed goes on where it was when it is called again with the same
-    input and settings; on another machine from `parts`, where there are any, which knows the input by its files' names
-    and sizes. `holdout` says which documents are written beside the others for validation. With `machines` others may
-    `assist`, and the result is the same.
+    A killed run resumes when it is called again with the same arguments; on another machine if `parts` keeps copies.
 
-    Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad lines, fewer tokens than
-    one sample of `seq_len` + 1, a `holdout` that leaves nothing on one side, a tokenizer that does not fit the model
-    beside it, and, without `overwrite`, for an `output` that holds a dataset.
+    Args:
+        inputs: A file, folder, glob or URI, or several of them; each becomes a part to mix.
+        output: The folder to write.
+        tokenizer: A Hugging Face folder.
+        options: How text becomes tokens.
+        progress: Receives the progress; default: a bar or lines on stderr.
+        say: Receives sentences for the user; default: stderr.
+        parts: Copies of finished work in a folder that outlives the machine.
+        machines: Where other machines `assist`; the result is the same.
+
+    Raises:
+        DataError: If the input cannot be used: no text, more bad lines than allowed, fewer tokens than one sample, a
+            holdout that leaves one side empty, a tokenizer that does not fit the model in its folder, or an `output`
+            that holds a dataset and may not be overwritten.
     """
     say = say or to_stderr
-    sources = named_sources(inputs, holdout)
+    sources = options.sources(inputs)
     with open_desk(machines, sources, say) as (desk, commits):
-        asked = asked_text(
-            sources, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, parts, holdout,
-            output, encoding, say, commits,
-        )  # fmt: skip
-        files, facts = asked.files, asked.how.facts
-        if near := asked.how.cleaning.near:
+        resolved = _resolve(sources, tokenizer, options, output, commits, say)
+        if near := options.cleaning.near:
             bands, rows = near.shape
             say(
                 f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
                 f"a document, for the first {near.documents:,}"
             )
-        if not overwrite:
+        if not options.overwrite:
             refuse_others(*files_of(output))
         with unfinished(output, parts) as journal:
             with ExitStack() as stack:
                 report = progress or stack.enter_context(console())
-                how = replace(asked.how, refine=stack.enter_context(refining(asked.how.cleaning, workers, asked.bytes)))
+                refine = stack.enter_context(_refining(resolved, options))
+                settings = TokenizeSettings(options, tokenizer, resolved.facts, parts is not None, refine)
                 if desk is not None:
-                    desk.expect(how.digest(files, elsewhere=True))
-                tally = _tally(files, how, journal, max_bad, report, say, desk, machines)
-                if desk is not None and machines is not None:
-                    desk.finish(machines.count - 1, machines.leaves_within)
+                    desk.expect(settings.digest(resolved.files, elsewhere=True))
+                tally = _Preparation(resolved.files, settings, journal, parts, report, say, desk).run()
+                if desk is not None:
+                    desk.finish()
             if unread := unread_sentence(tally.unread):
                 say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
-            tally.check(seq_len, asked.sources)
-            manifest = DatasetManifest(
-                **facts.in_manifest(),
-                append_eod=append_eod,
-                seq_len=seq_len,
-                documents=tally.documents,
-                tokens=tally.tokens,
-                samples=sum((part.tokens - 1) // seq_len for part in tally.trained),
-                text_column=text_column,
-                sources=tally.source_rows(),
-                files=tally.finish(),
-                bad_line_count=tally.bad.count,
-                bad_lines=tally.bad.kept,
-                parts=[
-                    {
-                        "prefix": p.prefix,
-                        "documents": p.documents,
-                        "tokens": p.tokens,
-                        "samples": (p.tokens - 1) // seq_len,
-                    }
-                    for p in tally.trained
-                ],
-                dropped=tally.dropped,
-                tokenized_by=tally.tokenized_by,
-                left_out=asked.left_out,
-                unread=dict(tally.unread),
-                validation=tally.held_out.row(-(-(tally.held_out.tokens - 1) // seq_len)) if tally.held_out else None,
-                **tally.refined(how.cleaning, tokenizer),
-            )
-            return publish(journal, manifest, output)
+            tally.check(options.seq_len, sources)
+            return publish(journal, _manifest(tally, settings, resolved.left_out), output)
 
 
 def assist(
     inputs: Path | str | Sequence[Path | str],
     tokenizer: Path,
+    options: PrepareOptions,
     machines: MeetingPoint,
     *,
-    seq_len: int,
-    text_column: str = "text",
-    format: Format = "auto",
-    separator: str | None = None,
-    cleaning: Cleaning | None = None,
-    workers: int | None = None,
-    encoding: str | None = None,
-    append_eod: bool = True,
-    holdout: HoldOut | None = None,
     say: Callable[[str], None] | None = None,
 ) -> int:
-    """Do shares of what another machine prepares with the same arguments, until it has all; how many were done here.
+    """Do shares of a preparation that runs on another machine, until all are done; return the number done here.
 
-    Raises DataError where that machine cannot be reached, is gone, or finds other text or settings here.
+    Raises DataError if that machine cannot be reached, disappears, or has other text or settings.
     """
-    say = say or to_stderr
-    sources = named_sources(inputs, holdout)
-    asked = asked_text(
-        sources, tokenizer, seq_len, text_column, format, separator, cleaning, workers, append_eod, None, holdout,
-        None, encoding, lambda _: None, agreed_commits(machines, sources),
-    )  # fmt: skip
-    flat = [file for part in asked.files for file in part]
+    sources = options.sources(inputs)
+    resolved = _resolve(sources, tokenizer, options, None, agreed_commits(machines, sources), lambda _: None)
     fast, why = encoder.choose(tokenizer)
     used: list[Encoder] = [fast]
 
@@ -179,98 +123,174 @@ def assist(
                 "install the same packages on both."
             )
 
-    with (
-        refining(asked.how.cleaning, workers, asked.bytes) as refine,
-        ThreadPoolExecutor(workers or cores_here(), thread_name_prefix="tokenize") as pool,
-    ):
-        work = _work(flat, replace(asked.how, refine=refine), lambda: used[0], pool)
-        return help_others(machines, asked.how.digest(asked.files, elsewhere=True), work, flat, encode_by, say)
+    with _refining(resolved, options) as refine, _threads(options) as pool:
+        settings = TokenizeSettings(options, tokenizer, resolved.facts, refine=refine)
+        work = _work(resolved.flat, settings, lambda: used[0], pool)
+        digest = settings.digest(resolved.files, elsewhere=True)
+        return help_others(machines, digest, work, resolved.flat, encode_by, say or to_stderr)
 
 
-def _tally(
-    files: list[list[SourceFile]], how: How, journal: Journal, max_bad: int, report: Callable[[DataProgress], None],
-    say: Callable[[str], None], desk: Desk | None,
-    machines: MeetingPoint | None,
-) -> TokenTally:  # fmt: skip
-    chosen, why = encoder.choose(how.tokenizer)
-    if why:
-        say(f"prepare: tokenizing with {chosen.name}: {why}")
-    try:
-        return _run(files, how, journal, chosen, max_bad, report, say, desk, machines)
-    except MismatchError as error:
-        say(f"prepare: beginning again with tokenizers: {error}")
-        forget(journal, how.parts)
-        return _run(files, how, journal, Plain(how.tokenizer), max_bad, report, say, desk, machines)
+def _resolve(
+    sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
+    say: Callable[[str], None],
+) -> ResolvedInputs:  # fmt: skip
+    resolved = resolve(sources, tokenizer, options, options.format, output, commits, say)
+    if options.append_eod and resolved.facts.eos_id is None:
+        raise DataError(
+            f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
+            "name one, or set append_eod to false."
+        )
+    _refuse_split(resolved.flat, options.holdout)
+    refine_versions(options.cleaning)  # raises if a package is missing
+    tokens = next((file for file in resolved.flat if file.kind == "megatron"), None)
+    if options.cleaning.refines and tokens:
+        raise DataError(
+            f"{tokens.name} is tokens, which cannot be filtered as text; leave out data.filters, "
+            "data.near_duplicates and data.pii, or give the text."
+        )
+    return resolved
 
 
-def _run(
-    files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, max_bad: int,
-    report: Callable[[DataProgress], None], say: Callable[[str], None], desk: Desk | None,
-    machines: MeetingPoint | None,
-) -> TokenTally:  # fmt: skip
-    """All blocks of all sources, from where the journal is."""
-    settings = digest([how.digest(files), chosen.name, *(["shares", machines.size] if machines else [])])
-
-    def empty() -> TokenTally:
-        return TokenTally(journal.folder, files, how.facts.dtype, chosen.name, how.cleaning, how.holdout)
-
-    tally = gone_on(empty, settings, journal, how.parts)
-    total = sum(file.bytes for part in files for file in part)
-    marker = Marker(tally, total, settings, journal, how.parts, report, say)
-    try:
-        with ThreadPoolExecutor(how.workers or cores_here(), thread_name_prefix="tokenize") as pool:
-            if desk is not None and machines is not None:
-                _run_on_machines(
-                    files, how, journal, chosen, max_bad, marker, settings, say, desk, machines, tally, pool
-                )
-                return tally
-            for part in range(tally.part, len(files)):
-                tally.open_part(part)
-                found = (b for f in files[part] for b in cut_file(f, how.text_column, how.separator))
-                for piece in pieces(islice(found, tally.blocks, None), how, chosen, pool):
-                    tally.add(piece, max_bad)
-                    marker.piece_done(tally.documents, tally.tokens)
-    except BaseException:
-        tally.close()
-        raise
-    return tally
+def _refuse_split(files: list[SourceFile], holdout: HoldOut | None) -> None:
+    """Refuse to hold out documents of text by their order."""
+    text = next((file for file in files if file.kind != "megatron"), None)
+    if holdout and holdout.split is not None and text is not None:
+        raise DataError(
+            f"train.validation.split: {text.name} is no Megatron pair, whose documents it goes by; set "
+            "train.validation.fraction instead."
+        )
 
 
-def _run_on_machines(
-    files: list[list[SourceFile]], how: How, journal: Journal, chosen: Encoder, max_bad: int, marker: Marker,
-    settings: str, say: Callable[[str], None], desk: Desk, machines: MeetingPoint, tally: TokenTally,
-    pool: ThreadPoolExecutor,
-) -> None:  # fmt: skip
-    """All shares from where the tally is, which counts shares of a source in place of its blocks."""
-    flat = [file for part in files for file in part]
-    shares = cut_corpus(files, how.separator, machines.size)
-    firsts = {share.part: share.number for share in reversed(shares)}
-    at = firsts.get(tally.part, 0) + tally.blocks
-    opened = -1
-
-    def before(share: Share) -> None:
-        nonlocal opened
-        if share.part != opened:
-            tally.open_part(share.part)
-            opened = share.part
-
-    def after(share: Share) -> None:
-        tally.blocks = share.number - firsts[share.part] + 1
-        marker.piece_done(tally.documents, tally.tokens)
-
-    put_together(
-        desk, Dealer(shares, at, journal.folder, settings, machines.straggles_s), chosen.name,
-        _work(flat, how, lambda: chosen, pool), TextPiece, flat, before, lambda piece: tally.add(piece, max_bad), after,
-        lambda: marker.stopped(tally.documents, tally.tokens), say,
-    )  # fmt: skip
+def _refining(resolved: ResolvedInputs, options: PrepareOptions) -> AbstractContextManager[Refine | None]:
+    return refining(options.cleaning, options.workers, sum(file.bytes for file in resolved.flat))
 
 
-def _work(files: list[SourceFile], how: How, chosen: Callable[[], Encoder], pool: ThreadPoolExecutor) -> ShareWork:
+def _threads(options: PrepareOptions) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(options.worker_count, thread_name_prefix="tokenize")
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """One run over all blocks of all sources, from the journal's last mark."""
+
+    files: list[list[SourceFile]]
+    settings: TokenizeSettings
+    journal: Journal
+    parts: Parts | None
+    report: Callable[[DataProgress], None]
+    say: Callable[[str], None]
+    desk: Desk | None
+
+    def run(self) -> TokenTally:
+        fast, why = encoder.choose(self.settings.tokenizer)
+        if why:
+            self.say(f"prepare: tokenizing with {fast.name}: {why}")
+        try:
+            return self._run(fast)
+        except MismatchError as error:
+            self.say(f"prepare: beginning again with tokenizers: {error}")
+            forget(self.journal, self.parts)
+            return self._run(Plain(self.settings.tokenizer))
+
+    def _run(self, chosen: Encoder) -> TokenTally:
+        options, shares = self.settings.options, ["shares", self.desk.machines.size] if self.desk else []
+        key = digest([self.settings.digest(self.files), chosen.name, *shares])
+
+        def empty() -> TokenTally:
+            return TokenTally(
+                self.journal.folder, self.files, self.settings.facts.dtype, chosen.name, options.cleaning,
+                options.holdout,
+            )  # fmt: skip
+
+        tally = restored(empty, key, self.journal, self.parts)
+        total = sum(file.bytes for part in self.files for file in part)
+        marker = Marker(tally, total, key, self.journal, self.parts, self.report, self.say)
+        try:
+            with _threads(options) as pool:
+                if self.desk is not None:
+                    self._on_machines(self.desk, chosen, marker, key, tally, pool)
+                    return tally
+                for part in range(tally.part, len(self.files)):
+                    tally.open_part(part)
+                    found = (b for f in self.files[part] for b in cut_file(f, options.text_column, options.separator))
+                    for piece in pieces(islice(found, tally.blocks, None), self.settings, chosen, pool):
+                        tally.add(piece, options.max_bad)
+                        marker.piece_done(tally.documents, tally.tokens)
+        except BaseException:
+            tally.close()
+            raise
+        return tally
+
+    def _on_machines(
+        self, desk: Desk, chosen: Encoder, marker: Marker, key: str, tally: TokenTally, pool: ThreadPoolExecutor
+    ) -> None:
+        """Do all shares; the tally counts shares of a source instead of its blocks."""
+        options = self.settings.options
+        flat = [file for part in self.files for file in part]
+        shares = cut_corpus(self.files, options.separator, desk.machines.size)
+        firsts = {share.part: share.number for share in reversed(shares)}
+        at = firsts.get(tally.part, 0) + tally.blocks
+        opened = -1
+
+        def before(share: Share) -> None:
+            nonlocal opened
+            if share.part != opened:
+                tally.open_part(share.part)
+                opened = share.part
+
+        def after(share: Share) -> None:
+            tally.blocks = share.number - firsts[share.part] + 1
+            marker.piece_done(tally.documents, tally.tokens)
+
+        put_together(
+            desk, Dealer(shares, at, self.journal.folder, key, desk.machines.straggles_s), chosen.name,
+            _work(flat, self.settings, lambda: chosen, pool), TextPiece, flat, before,
+            lambda piece: tally.add(piece, options.max_bad), after,
+            lambda: marker.stopped(tally.documents, tally.tokens), self.say,
+        )  # fmt: skip
+
+
+def _work(
+    files: list[SourceFile], settings: TokenizeSettings, chosen: Callable[[], Encoder], pool: ThreadPoolExecutor
+) -> ShareWork:
+    options = settings.options
+
     def cut(share: Share) -> Iterator[list[blocks.Block]]:
         return tasks(
             block
             for number, stretch in share.spans
-            for block in cut_file(files[number], how.text_column, how.separator, stretch=stretch)
+            for block in cut_file(files[number], options.text_column, options.separator, stretch=stretch)
         )
 
-    return ShareWork(cut, lambda task: pool.submit(tokenize, task, how, chosen()), (how.workers or cores_here()) + 2)
+    return ShareWork(cut, lambda task: pool.submit(tokenize, task, settings, chosen()), options.worker_count + 2)
+
+
+def _manifest(tally: TokenTally, settings: TokenizeSettings, left_out: list[str]) -> DatasetManifest:
+    """Write the indexes of all files and describe the dataset."""
+    options = settings.options
+
+    def samples(tokens: int) -> int:
+        return (tokens - 1) // options.seq_len
+
+    trained, held_out = [part.row(samples(part.tokens)) for part in tally.trained], tally.held_out
+    return DatasetManifest(
+        **settings.facts.in_manifest(),
+        append_eod=options.append_eod,
+        seq_len=options.seq_len,
+        documents=tally.documents,
+        tokens=tally.tokens,
+        samples=sum(row["samples"] for row in trained),
+        text_column=options.text_column,
+        sources=tally.source_rows(),
+        files=tally.finish(),
+        bad_line_count=tally.bad.count,
+        bad_lines=tally.bad.kept,
+        parts=trained,
+        dropped=tally.dropped,
+        tokenized_by=tally.tokenized_by,
+        left_out=left_out,
+        unread=dict(tally.unread),
+        # the last row of validation may be shorter, so samples are rounded up
+        validation=held_out.row(-(-(held_out.tokens - 1) // options.seq_len)) if held_out else None,
+        **tally.refined(options.cleaning, settings.tokenizer),
+    )

@@ -1,4 +1,4 @@
-"""What the two ways of preparing data share: unfinished files that outlive a kill, marks, a last rename."""
+"""Resumable preparation, of text or instruction data: files that survive a kill, marks, and a final rename."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MARK_BYTES = 64 << 20
 
 
 class Markable(Protocol):
-    """Files that are appended to and the counts beside them."""
+    """Files that are appended to, with their counts."""
 
     done_bytes: int
 
     def mark(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """The state for `restore`."""
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """Bytes of each file at a mark, by its name in the folder."""
+        """The bytes of each file at a mark, by name."""
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False where the files are not what it says."""
+        """Go back to a mark; False if the files do not match it."""
 
     def begin(self) -> None:
         """Start with empty files."""
@@ -47,7 +47,7 @@ T = TypeVar("T", bound=Markable)
 def unfinished(output: Path, parts: Parts | None) -> Iterator[Journal]:
     """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for the next run.
 
-    It is gone once all is done, or once the input is at fault, as that would be found again. Raises DataError where
+    It is removed when the run succeeds, or fails because of the input, which would fail again. Raises DataError if
     `output` is a file or is being written.
     """
     if output.exists() and not output.is_dir():
@@ -73,7 +73,7 @@ def unfinished(output: Path, parts: Parts | None) -> Iterator[Journal]:
 
 
 def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> DatasetManifest:
-    """Move the finished files into `output`; without its manifest the folder is no dataset, so none is read half."""
+    """Move the finished files into `output`, the manifest last: without it the folder is no dataset."""
     (output / NAME).unlink(missing_ok=True)
     for name in manifest.files:
         (journal.folder / name).replace(output / name)
@@ -81,30 +81,30 @@ def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> Datase
     return manifest
 
 
-def gone_on(make: Callable[[], T], settings: str, journal: Journal, parts: Parts | None) -> T:
-    """As it was at the newest mark of the same settings whose files are whole, here or in the parts; else empty."""
+def restored(make: Callable[[], T], settings: str, journal: Journal, parts: Parts | None) -> T:
+    """The work at its newest mark with the same settings and undamaged files, here or in the parts; else empty."""
     marked = journal.read(settings)
     marks = parts.marks(settings, journal.folder) if parts else ()
     for mark in chain([marked] if marked else [], marks):
-        made = make()
-        if made.restore(mark):
-            return made
-        made.close()
+        work = make()
+        if work.restore(mark):
+            return work
+        work.close()
     forget(journal, parts)
-    made = make()
-    made.begin()
-    return made
+    work = make()
+    work.begin()
+    return work
 
 
 def forget(journal: Journal, parts: Parts | None) -> None:
-    """Begin again with nothing."""
+    """Discard all unfinished work."""
     journal.clear()
     if parts:
         parts.clear()
 
 
 class Marker:
-    """Reports what is done after every piece, and marks it every so many bytes of input and at a stop."""
+    """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
 
     def __init__(
         self, work: Markable, total: int, settings: str, journal: Journal, parts: Parts | None,
@@ -119,7 +119,7 @@ class Marker:
             say(f"prepare: continuing after {work.done_bytes / 1e6:,.1f} MB that are done")
 
     def piece_done(self, documents: int, tokens: int) -> None:
-        """To be called after every piece. Raises StoppedError where the machine was asked to end."""
+        """Report and mark after a piece. Raises StoppedError if the machine was asked to end."""
         done, seconds = self._work.done_bytes, time.monotonic() - self._began
         self._report(DataProgress(done, self._total, documents, tokens, seconds, self._before))
         stop = self._parts is not None and self._parts.stop.is_set()
@@ -133,7 +133,7 @@ class Marker:
             raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; the same command goes on")
 
     def stopped(self, documents: int, tokens: int) -> None:
-        """To be called while there is no piece. Raises StoppedError where the machine was asked to end."""
+        """Check for a stop while there is no piece. Raises StoppedError if the machine was asked to end."""
         if self._parts is not None and self._parts.stop.is_set():
             self.piece_done(documents, tokens)
 

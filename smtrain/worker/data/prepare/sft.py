@@ -1,248 +1,216 @@
-"""Instruction data to samples: tokens in Megatron's format, and beside them which of them are to be learned.
+"""Instruction data to samples: tokens in Megatron's format, and a mask of the tokens to learn.
 
-`tokens.bin/.idx` hold a sample a document, `tokens_mask.bin/.idx` the same documents in uint8, 1 where a token belongs
+`tokens.bin/.idx` hold one sample per document, `tokens_mask.bin/.idx` the same documents in uint8, 1 if a token belongs
 to an answer. Blocks of records go to worker processes and come back in the order of the text, so the bytes written
-depend on the input and the settings alone.
+depend on the input and the settings only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
 
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.desk import Desk
+from smtrain.worker.data.prepare.cluster.desk import Desk, MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.together import (
-    MeetingPoint,
-    agreed_commits,
-    help_others,
-    open_desk,
-    put_together,
-)
+from smtrain.worker.data.prepare.cluster.together import agreed_commits, help_others, open_desk, put_together
+from smtrain.worker.data.prepare.cluster.working import ShareWork
+from smtrain.worker.data.prepare.dataset_writer import SampleTally
 from smtrain.worker.data.prepare.part_uploads import Parts
-from smtrain.worker.data.prepare.prepare_options import named_sources
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Marker, gone_on, publish, to_stderr, unfinished
-from smtrain.worker.data.prepare.sample_tally import SampleTally
-from smtrain.worker.data.prepare.sample_workers import sample_pieces, share_work
-from smtrain.worker.data.read.blocks import BLOCK_BYTES
-from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.prepare.resumable import Marker, publish, restored, to_stderr, unfinished
+from smtrain.worker.data.prepare.workers import spawned_pool
+from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
+from smtrain.worker.data.read.records import record_blocks
+from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
-from smtrain.worker.data.tokenize.chat import Shape
-from smtrain.worker.data.tokenize.samples import LONG, NO_ANSWER, UNLEARNED, Maker, SamplePiece
-from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
+from smtrain.worker.data.tokenize.samples import LONG, NO_ANSWER, UNLEARNED, SampleMaker, SamplePiece
 
 
 def prepare_sft(
     inputs: Sequence[Path | str],
     output: Path,
     tokenizer: Path,
+    options: PrepareOptions,
     *,
-    seq_len: int,
-    format: str = "auto",
-    overlong: Literal["truncate", "drop"] = "truncate",
-    workers: int | None = None,
-    encoding: str | None = None,
-    max_bad: int = 0,
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: Parts | None = None,
-    overwrite: bool = True,
-    holdout: HoldOut | None = None,
     machines: MeetingPoint | None = None,
-    columns: Mapping[str, str] | None = None,
 ) -> DatasetManifest:
-    """Write records of conversations as samples into `output`, which appears with its manifest or stays as it was.
+    """Write conversations as samples into `output`, which appears with its manifest or stays as it was.
 
-    `inputs` are files, folders, globs or URIs of jsonl, Parquet or Arrow. `format` is that of the files, or how a
-    record spells a conversation (alpaca, messages); what it does not say goes by the files' names and the records'
-    fields. `tokenizer` is a Hugging Face folder, whose chat template is used. `workers` defaults to every core; `say`
-    hears what people should know. A run that was killed goes on where it was when it is called again with the same
-    input and settings, on another machine from `parts`. Call it from under `if __name__ == "__main__"`: the workers are
-    spawned. `holdout` says which conversations are written beside the others for validation, `columns` {ours: theirs}
-    how the records call what is called messages, instruction, input, output, system or tools here.
+    The arguments are those of `prepare`; inputs are jsonl, JSON, Parquet or Arrow, and the tokenizer's chat template is
+    used. Call it from under `if __name__ == "__main__"`: the workers are spawned.
 
-    Raises DataError for input that cannot be used: nothing to read, more than `max_bad` bad records, no sample on
-    either side of a `holdout`, a tokenizer that does not fit the model beside it or has no chat template, and, without
-    `overwrite`, an `output` that holds a dataset.
+    Raises:
+        DataError: If the input cannot be used: no records, more bad records than allowed, no sample on either side of
+            a holdout, a tokenizer that does not fit the model in its folder or has no chat template, or an `output`
+            that holds a dataset and may not be overwritten.
     """
     say = say or to_stderr
-    with open_desk(machines, named_sources(inputs, holdout), say) as (desk, commits):
-        asked = _asked(inputs, output, tokenizer, seq_len, format, overlong, holdout, encoding, say, columns, commits)
-        files, facts, make, left_out = asked.files, asked.facts, asked.make, asked.left_out
+    sources = options.sources(inputs)
+    with open_desk(machines, sources, say) as (desk, commits):
+        run = _resolve(sources, tokenizer, options, output, commits, say)
+        files, make = run.inputs.flat, run.make
         say(f"prepare: {make.template.about}")
-        if not overwrite:
+        if not options.overwrite:
             refuse_others(*files_of(output))
-        settings = _digest(asked, parts is not None)
+        key = run.digest(parts is not None)
         if machines is not None:
-            settings = digest([settings, "shares", machines.size])
+            key = digest([key, "shares", machines.size])
         with unfinished(output, parts) as journal:
 
             def empty() -> SampleTally:
-                return SampleTally(journal.folder, files, facts.dtype, holdout, asked.others)
+                return SampleTally(journal.folder, files, run.inputs.facts.dtype, options.holdout, run.others)
 
-            tally = gone_on(empty, settings, journal, parts)
+            tally = restored(empty, key, journal, parts)
             try:
                 with ExitStack() as stack:
                     report = progress or stack.enter_context(console())
                     total = sum(file.bytes for file in files)
-                    marker = Marker(tally, total, settings, journal, parts, report, say)
-                    if machines is None:
-                        for piece in sample_pieces(files, tally.blocks, make, workers):
-                            tally.add(piece, max_bad)
+                    marker = Marker(tally, total, key, journal, parts, report, say)
+                    if desk is None:
+                        for piece in sample_pieces(files, tally.blocks, make, options.worker_count):
+                            tally.add(piece, options.max_bad)
                             marker.piece_done(tally.samples, tally.tokens)
-                    elif desk is not None:
-                        desk.expect(_digest(asked, True))
-                        dealer = Dealer(
-                            cut_corpus([files], None, machines.size), tally.blocks, journal.folder, settings,
-                            machines.straggles_s,
-                        )  # fmt: skip
-                        _on_machines(desk, dealer, asked, tally, marker, max_bad, workers, say)
-                        desk.finish(machines.count - 1, machines.leaves_within)
+                    else:
+                        desk.expect(run.digest(True))
+                        shares = cut_corpus([files], None, desk.machines.size)
+                        dealer = Dealer(shares, tally.blocks, journal.folder, key, desk.machines.straggles_s)
+                        _on_machines(desk, dealer, run, tally, marker, say)
+                        desk.finish()
             except BaseException:
                 tally.close()
                 raise
-            for what, count in tally.told.items():
+            for what, count in tally.counts.items():
                 say(f"prepare: {count} {what}")
             if unread := unread_sentence(tally.unread):
                 say(f"prepare: {unread}; a field of another name than ours is read if data.columns names it")
-            held_out = tally.held_out
-            if not tally.samples:
-                tally.close()
-                if held_out and held_out.documents and holdout and holdout.from_sources:
-                    raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
-                named = ", ".join(map(str, inputs))
-                if tally.bad.count and not tally.told:
-                    raise DataError(tally.bad.nothing_else(named))
-                why = ", ".join(f"{count} {what}" for what, count in tally.told.items()) or "the files are empty"
-                raise DataError(f"{named} gives no sample ({why}); give other conversations.")
-            if holdout and held_out and not held_out.documents:
-                tally.close()
-                raise DataError(
-                    f"{holdout.key}: "
-                    + (
-                        f"holds out none of {tally.samples} samples; raise it or give other data "
-                        "(train.validation.path)."
-                        if holdout.from_sources
-                        else f"{holdout.path} gives no sample; give conversations to validate on."
-                    )
-                )
-            return publish(journal, _manifest(tally, facts, seq_len, left_out), output)
+            _refuse_empty(tally, options.holdout, ", ".join(map(str, inputs)))
+            return publish(journal, _manifest(tally, run), output)
 
 
 def assist_sft(
     inputs: Sequence[Path | str],
     tokenizer: Path,
+    options: PrepareOptions,
     machines: MeetingPoint,
     *,
-    seq_len: int,
-    format: str = "auto",
-    overlong: Literal["truncate", "drop"] = "truncate",
-    workers: int | None = None,
-    encoding: str | None = None,
-    holdout: HoldOut | None = None,
     say: Callable[[str], None] | None = None,
-    columns: Mapping[str, str] | None = None,
 ) -> int:
-    """Do shares of what another machine prepares with the same arguments, until it has all; how many were done here.
+    """Do shares of a preparation that runs on another machine, until all are done; return the number done here.
 
-    Raises DataError where that machine cannot be reached, is gone, or finds other records or settings here.
+    Raises DataError if that machine cannot be reached, disappears, or has other records or settings.
     """
-    commits = agreed_commits(machines, named_sources(inputs, holdout))
-    asked = _asked(
-        inputs, None, tokenizer, seq_len, format, overlong, holdout, encoding, lambda _: None, columns, commits
-    )
-    with share_work(asked.files, asked.make, workers) as work:
-        return help_others(machines, _digest(asked, True), work, asked.files, lambda _: None, say or to_stderr)
+    sources = options.sources(inputs)
+    run = _resolve(sources, tokenizer, options, None, agreed_commits(machines, sources), lambda _: None)
+    files = run.inputs.flat
+    with share_work(files, run.make, options.worker_count) as work:
+        return help_others(machines, run.digest(True), work, files, lambda _: None, say or to_stderr)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """The inputs, and what makes samples of them."""
+
+    inputs: ResolvedInputs
+    make: SampleMaker
+    options: PrepareOptions
+
+    @property
+    def others(self) -> int:
+        """The number of files, last of all, that are held out whole."""
+        return len(self.inputs.files[-1]) if self.options.holdout and self.options.holdout.path else 0
+
+    def digest(self, elsewhere: bool) -> str:
+        """Equal for runs that write the same bytes; `elsewhere` also on other machines."""
+        o, make = self.options, self.make
+        return digest(
+            [
+                [file.identity(elsewhere=elsewhere) for file in self.inputs.flat],
+                self.inputs.facts.sha256,
+                make.template.source,
+                [o.seq_len, make.shape, o.overlong],
+                BLOCK_BYTES,
+                *([str(make.holdout)] if make.holdout else [self.others] if self.others else []),
+                *([dict(o.columns)] if o.columns else []),
+            ]
+        )
+
+
+def _resolve(
+    sources: list[str], tokenizer: Path, options: PrepareOptions, output: Path | None, commits: Mapping[str, str],
+    say: Callable[[str], None],
+) -> _Resolved:  # fmt: skip
+    kind = "auto" if options.format in ("alpaca", "messages") else options.format
+    inputs = resolve(sources, tokenizer, options, kind, output, commits, say)
+    if other := next((file for file in inputs.flat if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
+        raise DataError(
+            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
+            "learns from records (jsonl, json, parquet, arrow); remove it, or set train.objective: pretrain."
+        )
+    return _Resolved(inputs, SampleMaker(tokenizer, options), options)
 
 
 def _on_machines(
-    desk: Desk, dealer: Dealer, asked: _AskedSamples, tally: SampleTally, marker: Marker, max_bad: int,
-    workers: int | None, say: Callable[[str], None],
-) -> None:  # fmt: skip
-    """All shares from where the tally is, which counts them in place of its blocks."""
+    desk: Desk, dealer: Dealer, run: _Resolved, tally: SampleTally, marker: Marker, say: Callable[[str], None]
+) -> None:
+    """Do all shares; the tally counts shares instead of blocks."""
+    files = run.inputs.flat
 
     def after(share: Share) -> None:
         tally.blocks = share.number + 1
         marker.piece_done(tally.samples, tally.tokens)
 
-    with share_work(asked.files, asked.make, workers) as work:
+    with share_work(files, run.make, run.options.worker_count) as work:
         put_together(
-            desk, dealer, "tokenizers", work, SamplePiece, asked.files, lambda _: None,
-            lambda piece: tally.add(piece, max_bad), after, lambda: marker.stopped(tally.samples, tally.tokens), say,
+            desk, dealer, "tokenizers", work, SamplePiece, files, lambda _: None,
+            lambda piece: tally.add(piece, run.options.max_bad), after,
+            lambda: marker.stopped(tally.samples, tally.tokens), say,
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _AskedSamples:
-    """What the arguments come to; the last `others` of the files are held out whole."""
-
-    files: list[SourceFile]
-    others: int
-    facts: TokenizerFacts
-    make: Maker
-    left_out: list[str]
-
-
-def _asked(
-    inputs: Sequence[Path | str], output: Path | None, tokenizer: Path, seq_len: int, format: str,
-    overlong: Literal["truncate", "drop"], holdout: HoldOut | None, encoding: str | None, say: Callable[[str], None],
-    columns: Mapping[str, str] | None, commits: Mapping[str, str],
-) -> _AskedSamples:  # fmt: skip
-    if seq_len < 1:
-        raise DataError(f"train.seq_len is {seq_len}; give at least 1.")
-    facts = tokenizer_facts(tokenizer, lambda sentence: say(f"prepare: {sentence}"))
-    shape: Shape = "alpaca" if format == "alpaca" else "messages" if format == "messages" else "auto"
-    kind: Any = "auto" if format == shape else format
-    left_out: list[str] = []
-    files = [f for s in inputs for f in find_files(s, kind, output, left_out.append, encoding, commits)]
-    others = (
-        []
-        if holdout is None or holdout.path is None
-        else find_files(holdout.path, kind, None, left_out.append, encoding, commits)
-    )
-    files += others
-    for sentence in left_out:
-        say(f"prepare: {sentence}")
-    if other := next((file for file in files if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
-        raise DataError(
-            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
-            "learns from records (jsonl, json, parquet, arrow); remove it, or set train.objective: pretrain."
+def _refuse_empty(tally: SampleTally, holdout: HoldOut | None, named: str) -> None:
+    """Refuse data without a sample to train on, or without one to validate on if some should be held out."""
+    held_out = tally.held_out
+    if tally.samples and not (holdout and held_out and not held_out.documents):
+        return
+    tally.close()
+    if tally.samples and holdout:
+        why = (
+            f"holds out none of {tally.samples} samples; raise it or give other data (train.validation.path)."
+            if holdout.from_sources
+            else f"{holdout.path} gives no sample; give conversations to validate on."
         )
-    make = Maker(tokenizer, seq_len, shape, overlong, holdout if holdout and holdout.from_sources else None, columns)
-    return _AskedSamples(files, len(others), facts, make, left_out)
+        raise DataError(f"{holdout.key}: {why}")
+    if held_out and held_out.documents and holdout and holdout.from_sources:
+        raise DataError(f"{holdout.key}: holds out all {held_out.documents} samples; lower it or add data.")
+    if tally.bad.count and not tally.counts:
+        raise DataError(tally.bad.nothing_else(named))
+    why = ", ".join(f"{count} {what}" for what, count in tally.counts.items()) or "the files are empty"
+    raise DataError(f"{named} gives no sample ({why}); give other conversations.")
 
 
-def _digest(asked: _AskedSamples, elsewhere: bool) -> str:
-    """Equal for runs that write the same bytes."""
-    _, *settings, holdout, columns = asked.make.arguments
-    return digest(
-        [
-            [file.identity(elsewhere=elsewhere) for file in asked.files],
-            asked.facts.sha256,
-            asked.make.template.source,
-            settings,
-            BLOCK_BYTES,
-            *([str(holdout)] if holdout else [asked.others] if asked.others else []),
-            *([columns] if columns else []),
-        ]
-    )
-
-
-def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out: list[str]) -> DatasetManifest:
+def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
+    """Write the indexes of all files and describe the dataset."""
     count, tokens = tally.samples, tally.tokens
     return DatasetManifest(
-        **facts.in_manifest(),
+        **run.inputs.facts.in_manifest(),
         append_eod=False,
-        seq_len=seq_len,
+        seq_len=run.options.seq_len,
         documents=count,
         tokens=tokens,
         samples=count,
@@ -252,10 +220,78 @@ def _manifest(tally: SampleTally, facts: TokenizerFacts, seq_len: int, left_out:
         bad_line_count=tally.bad.count,
         bad_lines=tally.bad.kept,
         parts=[{"prefix": PREFIX, "documents": count, "tokens": tokens, "samples": count}],
-        dropped={reason: tally.told[reason] for reason in (LONG, NO_ANSWER, UNLEARNED) if tally.told[reason]},
+        dropped={reason: tally.counts[reason] for reason in (LONG, NO_ANSWER, UNLEARNED) if tally.counts[reason]},
         objective="sft",
         tokenized_by="tokenizers",
-        left_out=left_out,
+        left_out=run.inputs.left_out,
         unread=dict(tally.unread),
         validation=tally.held_out.row(tally.held_out.documents) if tally.held_out else None,
     )
+
+
+# Worker processes, because chat templates run under Python's lock
+
+
+@contextmanager
+def share_work(files: list[SourceFile], make: SampleMaker, count: int) -> Iterator[ShareWork]:
+    """Turn shares into samples with `count` worker processes."""
+
+    def cut(share: Share) -> Iterator[Block]:
+        return (block for number, s in share.spans for block in record_blocks(files[number], make.columns, s))
+
+    pool: Executor
+    if count == 1:
+        pool, piece = ThreadPoolExecutor(1), make.piece
+    else:
+        pool, piece = spawned_pool(count, _start_worker, make.folder, make.options), _work
+    try:
+        yield ShareWork(cut, lambda block: pool.submit(_listed, piece, block), 2 * count)
+    except BrokenProcessPool as error:
+        raise _broken(count) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _listed(piece: Callable[[Block], SamplePiece], block: Block) -> list[SamplePiece]:
+    return [piece(block)]
+
+
+def sample_pieces(files: list[SourceFile], done: int, make: SampleMaker, count: int) -> Iterator[SamplePiece]:
+    """The samples of every block but the first `done`, in the order of the text."""
+    todo = islice((block for file in files for block in record_blocks(file, make.columns)), done, None)
+    if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
+        yield from map(make.piece, todo)
+        return
+    pool = spawned_pool(count, _start_worker, make.folder, make.options)
+    waiting: deque[Future[SamplePiece]] = deque()
+    try:
+        for block in todo:
+            waiting.append(pool.submit(_work, block))
+            if len(waiting) >= 2 * count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise _broken(count) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _broken(count: int) -> DataError:
+    return DataError(
+        f"a process of prepare ended unexpectedly, probably for lack of memory; use fewer than {count} workers."
+    )
+
+
+_maker: SampleMaker
+
+
+def _start_worker(folder: Path, options: PrepareOptions) -> None:
+    global _maker
+    # the processes are the parallelism; threads within each would only compete
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _maker = SampleMaker(folder, options)
+
+
+def _work(block: Block) -> SamplePiece:
+    return _maker.piece(block)

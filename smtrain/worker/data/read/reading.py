@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from smtrain.core.config.textfiles import encoding_remedy
-from smtrain.core.errors import first_line
+from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.fields import TextOf
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
+
+_BAD_LINES_KEPT = 100
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,31 @@ class BadLine:
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}: {self.reason}"
+
+
+class BadLines:
+    """The bad lines of a corpus so far: how many, and the first of them with their places."""
+
+    def __init__(self, one: str = "line", of: str = "text") -> None:
+        self._one, self._of = one, of
+        self.count = 0
+        self.kept: list[str] = []
+
+    def add(self, bad: list[BadLine], lines: int, most: int) -> None:
+        """Add those of a block that follows `lines` lines of its file. Raises DataError beyond `most`."""
+        placed = [str(BadLine(one.file, lines + one.line, one.reason)) for one in bad]
+        self.count += len(placed)
+        self.kept += placed[: _BAD_LINES_KEPT - len(self.kept)]
+        if self.count > most:
+            raise DataError(
+                f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "
+                f"so correct the {self._of} or raise data.max_bad."
+            )
+
+    def nothing_else(self, source: str) -> str:
+        """A sentence for a source without a good line."""
+        which = f"all {self.count} {self._one}s are bad" if self.count > 1 else f"the only {self._one} is bad"
+        return f"{source}: {which}, beginning with {self.kept[0]}; correct the {self._of}."
 
 
 def strings(values: list[str] | pa.Array | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""From records of conversations to samples: ids, and which of them are to be learned."""
+"""Conversations to samples: ids, and a mask of those to learn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.holdout import HoldOut, conversation_hash
+from smtrain.worker.data.clean.holdout import conversation_hash
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.records import read_records
@@ -41,9 +42,9 @@ _GROUP_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class SamplePiece:
-    """What one block became: tokens and mask end to end, a length per sample, faults, and what else is to be told.
+    """The samples of one block: tokens and mask end to end, a length per sample, faults, and counts by reason.
 
-    `sides` is there when some samples are held out. `unread` counts what the records hold and no sample has.
+    `sides` is None unless some samples are held out. `unread` counts text of the records that no sample has.
     """
 
     block: Block
@@ -52,30 +53,26 @@ class SamplePiece:
     lengths: NDArray[np.int32]
     bad: list[BadLine]
     lines: int
-    told: Counter[str]
+    counts: Counter[str]
     sides: NDArray[np.int8] | None = None
     unread: UnreadText = field(default_factory=UnreadText)
 
 
-class Maker:
+class SampleMaker:
     """Turns blocks of records into samples; every worker process has one."""
 
-    def __init__(
-        self, folder: Path, seq_len: int, shape: Shape, overlong: Literal["truncate", "drop"],
-        holdout: HoldOut | None = None, columns: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        """`columns` names those of the records that are called otherwise, {ours: theirs}."""
-        self.arguments = (folder, seq_len, shape, overlong, holdout, dict(columns or {}))
-        self._columns = dict(columns or {})
-        self._holdout = holdout
+    def __init__(self, folder: Path, options: PrepareOptions) -> None:
+        self.folder, self.options = folder, options
+        self.shape: Shape = options.format if options.format in ("alpaca", "messages") else "auto"  # type: ignore[assignment]
+        self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
         self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
         _refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
-        self._limit, self._shape, self._drop = seq_len + 1, shape, overlong == "drop"
+        self._limit = options.seq_len + 1
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that may be read of a table."""
-        return (*COLUMNS, *self._columns.values())
+        return (*COLUMNS, *self.options.columns.values())
 
     def piece(self, block: Block) -> SamplePiece:
         try:
@@ -84,27 +81,27 @@ class Maker:
             raise DataError(f"{block.file.name}: {error}") from None
 
     def _piece(self, block: Block) -> SamplePiece:
-        found = read_records(block)
+        records = read_records(block)
+        columns = self.options.columns
         rendered: list[Rendered] = []
-        hashes: list[int] = []  # of the conversation of each text: what is made of one stays on one side
-        told: Counter[str] = Counter()
+        hashes: list[int] = []  # of the conversation of each text: all samples of one stay on one side
+        counts: Counter[str] = Counter()
         unread = UnreadText(block.unread)
-        for line, row in found.rows:
+        for line, row in records.rows:
             try:
-                said = conversation(named(row, self._columns), self._shape)
-                texts = self.template.render(said)
-                found_unread = self._unread(row, said, texts)
+                dialogue = conversation(named(row, columns), self.shape)
+                texts = self.template.render(dialogue)
+                unread_here = self._unread(row, dialogue, texts)
             except RecordFault as fault:
-                found.bad.append(BadLine(block.file.name, line, str(fault)))
+                records.bad.append(BadLine(block.file.name, line, str(fault)))
                 continue
             rendered += texts
-            hashes += [conversation_hash(said.messages)] * len(texts)
-            told[_SPLIT] += len(texts) > 1
-            told[UNLEARNED] += not texts
-            unread.count(found_unread)
-        encoded = (self._fitted(ids, mask, told) for ids, mask in self._encoded(rendered))
-        found_sides = self._holdout.by_hash(np.array(hashes, np.uint64)) if self._holdout else None
-        fitted = list(encoded)
+            hashes += [conversation_hash(dialogue.messages)] * len(texts)
+            counts[_SPLIT] += len(texts) > 1
+            counts[UNLEARNED] += not texts
+            unread.count(unread_here)
+        fitted = [self._fitted(ids, mask, counts) for ids, mask in self._encoded(rendered)]
+        sides = self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None
         samples = [sample for sample in fitted if sample is not None]
         kept = np.array([sample is not None for sample in fitted], bool)
         return SamplePiece(
@@ -112,25 +109,25 @@ class Maker:
             np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
             np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
             np.array([len(ids) for ids, _ in samples], np.int32),
-            sorted(found.bad, key=lambda bad: bad.line),
-            found.lines,
-            +told,
-            None if found_sides is None else found_sides[kept],
+            sorted(records.bad, key=lambda bad: bad.line),
+            records.lines,
+            +counts,
+            None if sides is None else sides[kept],
             unread,
         )
 
-    def _unread(self, row: dict[str, Any], said: Dialogue, texts: list[Rendered]) -> UnreadText:
+    def _unread(self, row: dict[str, Any], dialogue: Dialogue, texts: list[Rendered]) -> UnreadText:
         """The text of a record that its samples do not have."""
-        found = UnreadText(said.unread)
-        found.count(unread_of(row, said, self._columns))
-        found.count(self.template.unread(said, texts) if texts else [])
-        return found
+        unread = UnreadText(dialogue.unread)
+        unread.count(unread_of(row, dialogue, self.options.columns))
+        unread.count(self.template.unread(dialogue, texts) if texts else [])
+        return unread
 
     def _encoded(self, rendered: list[Rendered]) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
         """Ids and mask of every text.
 
-        A place in a text becomes a place among its tokens by encoding what comes before it: a token that reaches over
-        the place is behind it. That needs no offsets, which tokenizers disagree about where there are blanks.
+        A place in a text is mapped to its tokens by encoding the text before it; a token that spans the place counts
+        as after it. Offsets are not used, because tokenizers disagree about them at blanks.
         """
         for group in _groups(rendered):
             texts = [piece for r in group for piece in (r.text, *(r.text[:at] for at in _inner(r)))]
@@ -146,21 +143,22 @@ class Maker:
                 yield ids, mask
 
     def _fitted(
-        self, ids: NDArray[Any], mask: NDArray[np.uint8], told: Counter[str]
+        self, ids: NDArray[Any], mask: NDArray[np.uint8], counts: Counter[str]
     ) -> tuple[NDArray[Any], NDArray[np.uint8]] | None:
         if len(ids) > self._limit:
-            told[LONG if self._drop else _CUT] += 1
-            if self._drop:
+            drop = self.options.overlong == "drop"
+            counts[LONG if drop else _CUT] += 1
+            if drop:
                 return None
             ids, mask = ids[: self._limit], mask[: self._limit]
         if not mask[1:].any():  # the first token is predicted from nothing
-            told[NO_ANSWER] += 1
+            counts[NO_ANSWER] += 1
             return None
         return ids, mask
 
 
 def _refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
-    """Raises DataError for a token that tokenizer_config.json alone knows: it would be learned in pieces."""
+    """Refuse a token that only tokenizer_config.json knows: it would be learned in pieces."""
     for token, number in written.items():
         if tokenizer.token_to_id(token) != number:
             raise DataError(
@@ -170,7 +168,7 @@ def _refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: To
 
 
 def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
-    """In turns whose encodings, some hundred bytes a token, do not fill the memory."""
+    """Groups whose encodings, some hundred bytes per token, do not fill the memory."""
     group: list[Rendered] = []
     characters = 0
     for r in rendered:
@@ -183,7 +181,7 @@ def _groups(rendered: list[Rendered]) -> Iterator[list[Rendered]]:
 
 
 def _inner(rendered: Rendered) -> list[int]:
-    """The places of a text that need a look, each once."""
+    """The starts and ends of answers within a text, each once."""
     return sorted({at for answer in rendered.answers for at in answer} - {0, len(rendered.text)})
 
 

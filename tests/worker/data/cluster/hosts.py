@@ -12,8 +12,9 @@ from typing import Any
 
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.cluster import working
-from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
 from smtrain.worker.data.prepare.prepare import assist, prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 
 
 class KilledError(BaseException):
@@ -28,11 +29,11 @@ def free_address() -> tuple[str, int]:
 
 
 def on_machines(
-    count: int, sources: list[Path], out: Path, tokenizer: Path, *, share_bytes: int = 512,
+    count: int, sources: list[Path], out: Path, tokenizer: Path, options: PrepareOptions, *, share_bytes: int = 512,
     progress: Callable[[Any], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
-    other: Callable[[Callable[[], object]], object] = lambda run: run(), max_bad: int = 0,
+    other: Callable[[Callable[[], object]], object] = lambda run: run(),
     address: tuple[str, int] | None = None, first: Callable[..., DatasetManifest] = prepare,
-    others: Callable[..., int] = assist, **settings: Any,
+    others: Callable[..., int] = assist,
 ) -> DatasetManifest:  # fmt: skip
     """Prepare `sources` on `count` machines; each other than the first runs within `other`."""
     machines = MeetingPoint(address or free_address(), count, share_bytes, leaves_within=60)
@@ -40,7 +41,7 @@ def on_machines(
 
     def help_() -> None:
         try:
-            other(lambda: others(sources, tokenizer, machines, say=lambda _: None, **settings))
+            other(lambda: others(sources, tokenizer, options, machines, say=lambda _: None))
         except BaseException as error:
             faults.append(error)
 
@@ -48,9 +49,7 @@ def on_machines(
     for thread in threads:
         thread.start()
     try:
-        made = first(
-            sources, out, tokenizer, machines=machines, progress=progress, say=say, max_bad=max_bad, **settings
-        )
+        made = first(sources, out, tokenizer, options, machines=machines, progress=progress, say=say)
     except BaseException:
         _nobody_is_there(machines.address, threads)
         raise

@@ -20,6 +20,7 @@ import pytest
 
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.worker.data.cluster.hosts import free_address
 
 KILLS = int(os.environ.get("SMTRAIN_KILLS", "1"))
@@ -27,17 +28,18 @@ HOST = """
 import sys, time
 from pathlib import Path
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.prepare.cluster.together import MeetingPoint
+from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
 from smtrain.worker.data.prepare.prepare import assist, prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 rank, count, host, port, source, out, model = sys.argv[1:]
 meeting = MeetingPoint((host, int(port)), int(count), 4 << 20, leaves_within=1)
-rest = dict(seq_len=32, workers=1, cleaning=Cleaning(deduplicate=True))
+options = PrepareOptions(seq_len=32, workers=1, cleaning=Cleaning(deduplicate=True))
 if rank == "0":
     def slowly(_):
         time.sleep(0.05)  # so that there is something to kill
-    prepare(source, Path(out), Path(model), machines=meeting, progress=slowly, **rest)
+    prepare(source, Path(out), Path(model), options, machines=meeting, progress=slowly)
 else:
-    assist(source, Path(model), meeting, **rest)
+    assist(source, Path(model), options, meeting)
 """
 
 
@@ -50,9 +52,12 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
         rows = [json.dumps({"text": f"the words of text {draw.randrange(20_000)} " * 12}) for _ in range(20_000)]
         (text / f"{number}.jsonl").write_text("\n".join(rows))
     prepare(
-        text, tmp_path / "wanted", tokenizer_folder, seq_len=32, progress=lambda _: None,
-        cleaning=Cleaning(deduplicate=True),
-    )  # fmt: skip
+        text,
+        tmp_path / "wanted",
+        tokenizer_folder,
+        PrepareOptions(seq_len=32, cleaning=Cleaning(deduplicate=True)),
+        progress=lambda _: None,
+    )
     wanted = {path.name: path.read_bytes() for path in (tmp_path / "wanted").iterdir()}
     out, kills = tmp_path / "out", 0
     made: dict[str, Any] = {}

@@ -18,17 +18,18 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
+from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share
-from smtrain.worker.data.prepare.cluster.together import MeetingPoint
 from smtrain.worker.data.prepare.prepare import assist, prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import assist_sft, prepare_sft
 from smtrain.worker.data.read import blocks
 from tests.worker.data.cluster.hosts import ends_after, free_address, on_machines, until_done
 
-SETTINGS: dict[str, Any] = {
-    "seq_len": 8, "cleaning": Cleaning(deduplicate=True, min_characters=2), "workers": 2,
-    "holdout": HoldOut(fraction=0.2),
-}  # fmt: skip
+OPTIONS = PrepareOptions(
+    seq_len=8, cleaning=Cleaning(deduplicate=True, min_characters=2), workers=2, holdout=HoldOut(fraction=0.2),
+    max_bad=999,
+)  # fmt: skip
 
 
 def digest(folder: Path) -> str:
@@ -73,7 +74,7 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
 ) -> None:
     draw = random.Random(seed)
     sources = corpus(tmp_path / "text", draw)
-    prepare(sources, tmp_path / "wanted", tokenizer_folder, max_bad=999, progress=ignore, say=ignore, **SETTINGS)
+    prepare(sources, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
     wanted = digest(tmp_path / "wanted")
     ends_after(monkeypatch, draw)
     out = tmp_path / "out"
@@ -81,8 +82,7 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
 
     def run(progress: Any) -> None:
         on_machines(
-            draw.randrange(1, 4), sources, out, tokenizer_folder, share_bytes=size, max_bad=999, progress=progress,
-            **SETTINGS,
+            draw.randrange(1, 4), sources, out, tokenizer_folder, OPTIONS, share_bytes=size, progress=progress,
         )  # fmt: skip
 
     until_done(draw, run, [1, 3, 8, 20, 999], 12)
@@ -100,7 +100,7 @@ def test_a_bad_line_is_told_with_its_place_in_the_whole_file(tmp_path: Path, tok
     source = tmp_path / "a.jsonl"
     source.write_text("\n".join(rows))
     with pytest.raises(DataError, match=r"a\.jsonl, line 84: not JSON"):
-        on_machines(2, [source], tmp_path / "out", tokenizer_folder, seq_len=8)
+        on_machines(2, [source], tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8))
     assert not (tmp_path / "out").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_read_ends_it_for_all(tmp_path: Path, tokenizer_fo
     (tmp_path / "text/a.jsonl").write_text('{"text": "the words of a small text"}\n' * 50)
     (tmp_path / "text/b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "words"}\n')[:-9])
     with pytest.raises(DataError, match="not a whole gzip file"):
-        on_machines(3, [tmp_path / "text"], tmp_path / "out", tokenizer_folder, seq_len=8)
+        on_machines(3, [tmp_path / "text"], tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8))
 
 
 def test_a_machine_with_other_text_is_turned_away_and_the_rest_goes_on(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_machine_with_other_text_is_turned_away_and_the_rest_goes_on(tmp_path:
 
     def run(real: Any) -> None:
         with pytest.raises(DataError) as told:
-            assist(other, tokenizer_folder, machines[0], seq_len=8, say=ignore)
+            assist(other, tokenizer_folder, PrepareOptions(seq_len=8), machines[0], say=ignore)
         refused.append(str(told.value))
         real()
 
@@ -133,7 +133,7 @@ def test_a_machine_with_other_text_is_turned_away_and_the_rest_goes_on(tmp_path:
         [source],
         tmp_path / "out",
         tokenizer_folder,
-        seq_len=8,
+        PrepareOptions(seq_len=8),
         say=said.append,
         other=run,
         address=machines[0].address,
@@ -146,7 +146,13 @@ def test_without_a_first_machine_one_sentence_says_so(tmp_path: Path, tokenizer_
     source = tmp_path / "a.jsonl"
     source.write_text('{"text": "the words of a small text"}\n')
     with pytest.raises(DataError, match="cannot be reached"):
-        assist(source, tokenizer_folder, MeetingPoint(free_address(), comes_within=0), seq_len=8, say=ignore)
+        assist(
+            source,
+            tokenizer_folder,
+            PrepareOptions(seq_len=8),
+            MeetingPoint(free_address(), comes_within=0),
+            say=ignore,
+        )
 
 
 def test_conversations_too(tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,14 +170,12 @@ def test_conversations_too(tmp_path: Path, tokenizer_folder: Path, monkeypatch: 
     (tmp_path / "text/a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     good = [row for row in rows if "no" not in row]
     pq.write_table(pa.Table.from_pylist(good), tmp_path / "text/b.parquet", row_group_size=20)
-    settings: dict[str, Any] = {"seq_len": 16, "workers": 1, "holdout": HoldOut(fraction=0.2)}
+    options = PrepareOptions(seq_len=16, workers=1, holdout=HoldOut(fraction=0.2), max_bad=99)
     sources = [tmp_path / "text"]
-    prepare_sft(sources, tmp_path / "wanted", model, max_bad=99, progress=ignore, say=ignore, **settings)
+    prepare_sft(sources, tmp_path / "wanted", model, options, progress=ignore, say=ignore)
     ends_after(monkeypatch, draw)
     for count in (1, 2, 3):
-        on_machines(
-            count, sources, tmp_path / f"{count}", model, max_bad=99, first=prepare_sft, others=assist_sft, **settings
-        )
+        on_machines(count, sources, tmp_path / f"{count}", model, options, first=prepare_sft, others=assist_sft)
         assert digest(tmp_path / f"{count}") == digest(tmp_path / "wanted")
 
 

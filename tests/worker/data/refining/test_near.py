@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, SeenDocuments
 from smtrain.worker.data.clean.near import SeenSignatures, band_keys, shingles
 from smtrain.worker.data.prepare.prepare import prepare
-from tests.extras import need
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from tests.core.extras import need
 from tests.tiers import examples
 
 need("rensa")
@@ -59,9 +60,13 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     made = prepare(
-        source, tmp_path / "out", tokenizer_folder, seq_len=8, cleaning=Cleaning(near=NearDuplicates()),
-        progress=lambda _: None, say=lambda _: None,
-    )  # fmt: skip
+        source,
+        tmp_path / "out",
+        tokenizer_folder,
+        PrepareOptions(seq_len=8, cleaning=Cleaning(near=NearDuplicates())),
+        progress=lambda _: None,
+        say=lambda _: None,
+    )
     assert made.dropped == {"near duplicates": 2}
     about = made.near_duplicates
     assert (about["compared"], about["left_out"], about["rate"]) == (7, 2, 2 / 7)
@@ -71,9 +76,13 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     both = Cleaning(deduplicate=True, near=NearDuplicates())
     source.write_text(source.read_text() * 2)
     made = prepare(
-        source, tmp_path / "two", tokenizer_folder, seq_len=8, cleaning=both, progress=lambda _: None,
+        source,
+        tmp_path / "two",
+        tokenizer_folder,
+        PrepareOptions(seq_len=8, cleaning=both),
+        progress=lambda _: None,
         say=lambda _: None,
-    )  # fmt: skip
+    )
     assert made.dropped == {"duplicates": 7, "near duplicates": 2}
     assert made.near_duplicates["compared"] == 7
 

@@ -16,7 +16,8 @@ from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.worker.data.clean.refiner import refining
 from smtrain.worker.data.prepare.prepare import prepare
-from tests.extras import need
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from tests.core.extras import need
 from tests.tiers import examples
 
 need("phonenumbers")
@@ -77,9 +78,13 @@ def test_masked_dropped_or_only_counted(asked: Any, tmp_path: Path, tokenizer_fo
     texts = ["the words of a small text"] * 3 + ["mail me@host.org and me2@host.org"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     made = prepare(
-        tmp_path / "a.jsonl", tmp_path / asked, tokenizer_folder, seq_len=8, cleaning=Cleaning(pii=asked),
-        progress=lambda _: None, say=lambda _: None,
-    )  # fmt: skip
+        tmp_path / "a.jsonl",
+        tmp_path / asked,
+        tokenizer_folder,
+        PrepareOptions(seq_len=8, cleaning=Cleaning(pii=asked)),
+        progress=lambda _: None,
+        say=lambda _: None,
+    )
     assert made.noted == {EMAIL: 2}
     assert made.dropped == ({"with personal data": 1} if asked == "drop" else {})
     assert made.examples == {EMAIL: ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"]}
@@ -89,9 +94,13 @@ def test_masked_dropped_or_only_counted(asked: Any, tmp_path: Path, tokenizer_fo
         "".join(json.dumps({"text": t}) + "\n" for t in [*texts[:3], *([] if asked == "drop" else masked)])
     )
     prepare(
-        tmp_path / "b.jsonl", tmp_path / "wanted", tokenizer_folder, seq_len=8, progress=lambda _: None,
+        tmp_path / "b.jsonl",
+        tmp_path / "wanted",
+        tokenizer_folder,
+        PrepareOptions(seq_len=8),
+        progress=lambda _: None,
         say=lambda _: None,
-    )  # fmt: skip
+    )
     assert (tmp_path / asked / "tokens.bin").read_bytes() == (tmp_path / "wanted/tokens.bin").read_bytes()
 
 

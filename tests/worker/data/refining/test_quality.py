@@ -15,6 +15,7 @@ from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.quality import FILTERS, judge
 from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
@@ -80,14 +81,10 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
         rows = "".join(json.dumps({"text": text}) + "\n" for text in documents(draw))
         (tmp_path / f"text/{number}.jsonl").write_text(rows)
     names = ("gopher_quality", "gopher_repetition", "fineweb", "c4")
-    settings: dict[str, Any] = {
-        "seq_len": 8, "workers": 1,
-        "cleaning": Cleaning(deduplicate=True, filters=names, pii="mask", near=NearDuplicates()),
-    }  # fmt: skip
+    cleaning = Cleaning(deduplicate=True, filters=names, pii="mask", near=NearDuplicates())
+    options = PrepareOptions(seq_len=8, workers=1, cleaning=cleaning)
     sources = [tmp_path / "text"]
-    made = prepare(
-        sources, tmp_path / "wanted", tokenizer_folder, progress=lambda _: None, say=lambda _: None, **settings
-    )
+    made = prepare(sources, tmp_path / "wanted", tokenizer_folder, options, progress=lambda _: None, say=lambda _: None)
     assert made.documents
     assert made.dropped["near duplicates"] == made.near_duplicates["left_out"] > 0
     assert {reason.split(":")[0] for reason in made.dropped} > {"by gopher_quality"}
@@ -96,8 +93,8 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
 
     def run(progress: Any) -> None:
         on_machines(
-            draw.randrange(1, 4), sources, tmp_path / "out", tokenizer_folder, share_bytes=4096, progress=progress,
-            **settings,
+            draw.randrange(1, 4), sources, tmp_path / "out", tokenizer_folder, options, share_bytes=4096,
+            progress=progress,
         )  # fmt: skip
 
     until_done(draw, run, [2, 5, 9], 4)
@@ -148,5 +145,5 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
     (tmp_path / "a.txt").write_text("some words")
     for asked in (Cleaning(filters=("c4",)), Cleaning(near=NearDuplicates())):
         with pytest.raises(DataError, match="this needs the package"):
-            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=1, cleaning=asked)
+            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=1, cleaning=asked))
     assert not (tmp_path / "out").exists()

@@ -1,7 +1,7 @@
-"""Where the other machines ask the first one for shares, and hand in what they made of them.
+"""The first machine's server: the others ask it for shares and hand in the results.
 
-Like the rendezvous of the training it is for the job's own network: whoever reaches the port can hand in tokens, but a
-machine with other text, another tokenizer or other settings is turned away.
+Like the rendezvous of the training it is for the job's own network: any process that reaches the port can hand in
+tokens, but a machine with other text, another tokenizer or other settings is turned away.
 """
 
 from __future__ import annotations
@@ -11,22 +11,42 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.messages import quick, receive, send
+from smtrain.worker.data.prepare.cluster.dealer import STRAGGLES_S, Dealer
+from smtrain.worker.data.prepare.cluster.shares import SHARE_BYTES
+from smtrain.worker.data.prepare.cluster.wire import quick, receive, send
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 LEAVES_WITHIN = 300.0
 """Seconds that the others may take to hear of the end."""
 
 
-class Desk:
-    """Listens for the other machines on the first one; `dealer` may change when everything begins again."""
+@dataclass(frozen=True)
+class MeetingPoint:
+    """The address at which the `count` machines of a preparation meet, the size of shares, and time limits."""
 
-    def __init__(self, address: tuple[str, int], say: Callable[[str], None], commits: Mapping[str, str]) -> None:
-        """`commits` are those of data sets of the hub, for who asks. Raises DataError where the address
-        cannot be had."""
+    address: tuple[str, int]
+    count: int = 1
+    share_bytes: int | None = None
+    straggles_s: float = STRAGGLES_S
+    comes_within: float = 900.0
+    """Seconds that a machine tries to reach the first one, which may still list the text."""
+    leaves_within: float = LEAVES_WITHIN
+
+    @property
+    def size(self) -> int:
+        """Bytes of a share."""
+        return self.share_bytes or SHARE_BYTES
+
+
+class Desk:
+    """Listens for the other machines; gets another dealer when everything begins again."""
+
+    def __init__(self, machines: MeetingPoint, say: Callable[[str], None], commits: Mapping[str, str]) -> None:
+        """Tell `commits` of hub datasets to machines that ask. Raises DataError if the address is taken."""
+        self.machines, address = machines, machines.address
         self._commits, self._say = dict(commits), say
         self._settings: str | None = None
         self._dealer: Dealer | None = None
@@ -45,13 +65,13 @@ class Desk:
         threading.Thread(target=self._listen, name="desk", daemon=True).start()
 
     def expect(self, settings: str) -> None:
-        """What every machine must have; who comes before waits."""
+        """Set the digest that every machine must have; machines that came earlier have waited for it."""
         with self._open:
             self._settings = settings
             self._open.notify_all()
 
     def deal(self, dealer: Dealer, encoder: str) -> None:
-        """From now on these shares, encoded by the encoder of that name."""
+        """Deal these shares from now on, encoded by the encoder of that name."""
         with self._open:
             before, self._dealer = self._dealer, dealer
             self._encoder, self._epoch = encoder, self._epoch + 1
@@ -81,10 +101,10 @@ class Desk:
         with line:
             quick(line)
             try:
-                found = receive(line)
-                if found is None:
+                received = receive(line)
+                if received is None:
                     return
-                hello = found[0]
+                hello = received[0]
                 if hello.get("what") == "commits":
                     send(line, {"commits": self._commits})
                     return
@@ -124,15 +144,15 @@ class Desk:
                     dealer.lost(name)
 
     def _answer(self, line: socket.socket, dealer: Dealer, name: str, epoch: int, encoder: str) -> bool:
-        """Take one message and answer it; whether there may be another."""
-        found = receive(line)
-        if found is None:
+        """Take one message and answer it; False after the last."""
+        received = receive(line)
+        if received is None:
             return False
-        asked, payload = found
-        what = asked.get("what")
+        request, payload = received
+        what = request.get("what")
         if what == "take":
-            share = dealer.take(name, bool(asked["wait"]))
-            if share is None and asked["wait"]:
+            share = dealer.take(name, bool(request["wait"]))
+            if share is None and request["wait"]:
                 if dealer is not self._dealer:  # it begins again with another
                     send(line, {"again": True})
                     return True
@@ -145,39 +165,39 @@ class Desk:
                     "epoch": epoch, "encoder": encoder,
                 },
             )  # fmt: skip
-        elif asked.get("epoch") == epoch:
+        elif request.get("epoch") == epoch:
             try:
                 if what == "piece":
-                    dealer.add(name, asked["number"], payload)
+                    dealer.add(name, request["number"], payload)
                 elif what == "done":
-                    dealer.done(name, asked["number"])
+                    dealer.done(name, request["number"])
                 elif what == "fault":
-                    kind = MismatchError if asked["mismatch"] else DataError
-                    dealer.fault(name, asked["number"], kind(asked["reason"]))
+                    kind = MismatchError if request["mismatch"] else DataError
+                    dealer.fault(name, request["number"], kind(request["reason"]))
             except OSError as error:  # this machine's own disk
                 dealer.fail(error)
                 return False
         return True
 
-    def finish(self, others: int, within: float) -> None:
-        """All is done: wait, at most so many seconds, until so many other machines have come, so that each hears it."""
+    def finish(self) -> None:
+        """End the dealing, and give the other machines time to come and hear of it."""
         if self._dealer is not None:
             self._dealer.end()
         with self._open:
-            self._open.wait_for(lambda: self._came >= others, within)
+            self._open.wait_for(lambda: self._came >= self.machines.count - 1, self.machines.leaves_within)
 
     def close(self) -> None:
-        """Tell all that it is the end, and let them go."""
+        """Tell all machines that it is the end, and close their lines."""
         with self._open:
             self._closed = True
             if self._dealer is not None:
                 self._dealer.end()
             self._open.notify_all()
         with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
+            self._server.shutdown(socket.SHUT_RDWR)  # or accept() would keep waiting
         self._server.close()
         deadline = time.monotonic() + LEAVES_WITHIN
         for line, thread in list(self._lines.values()):
-            with suppress(OSError):  # whoever is in the middle of a share need not finish it
+            with suppress(OSError):  # a machine in the middle of a share need not finish it
                 send(line, {"end": True})
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The way of another machine to the first one's desk (desk.py)."""
+"""The connection of another machine to the first one's desk (desk.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.prepare.cluster.messages import quick, receive, send
 from smtrain.worker.data.prepare.cluster.shares import Share, spans_of
+from smtrain.worker.data.prepare.cluster.wire import quick, receive, send
 from smtrain.worker.data.tokenize.encoder import MismatchError
-
-COMES_WITHIN = 900.0
-"""Seconds that a machine tries to reach the first one, which may still list the text."""
 
 
 class LostError(DataError):
@@ -23,11 +20,11 @@ class LostError(DataError):
 
 
 class EndedError(Exception):
-    """The first machine has all it needs; what is under way is for nothing."""
+    """The first machine has all shares; work in progress is not needed."""
 
 
 def reach(address: tuple[str, int], within: float) -> socket.socket:
-    """A line to the first machine. Raises LostError where nobody is there for so many seconds."""
+    """Connect to the first machine. Raises LostError if it does not answer for so many seconds."""
     deadline = time.monotonic() + within
     while True:
         try:
@@ -52,7 +49,7 @@ def _gone(address: tuple[str, int]) -> LostError:
 
 
 def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
-    """The commits at which the first machine reads data sets of the hub. Raises LostError where it is not there."""
+    """The commits at which the first machine reads hub datasets. Raises LostError if it does not answer."""
     with reach(address, within) as line:
         try:
             send(line, {"what": "commits"})
@@ -65,16 +62,16 @@ def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
 
 
 class DeskLine:
-    """The table of another machine than the first: everything goes over its line."""
+    """The first machine's shares, for another machine: everything goes over a TCP connection.
+
+    `encoder` is told the name of the encoder to use.
+    """
 
     def __init__(
         self, address: tuple[str, int], hello: dict[str, Any], pack: Callable[[Any], bytes],
-        encoder: Callable[[str], None], within: float = COMES_WITHIN,
+        encoder: Callable[[str], None], within: float,
     ) -> None:  # fmt: skip
-        """Reach the first machine within so many seconds; `encoder` hears by which name it encodes.
-
-        Raises LostError where nobody is there.
-        """
+        """Raises LostError if the first machine does not answer for `within` seconds."""
         self._pack, self._encoder, self._hello = pack, encoder, hello
         self._epochs: dict[int, int] = {}
         self._address = address
@@ -89,8 +86,8 @@ class DeskLine:
             raise self._gone() from None
 
     def _share_tell(self, number: int, what: str, payload: bytes = b"", **more: Any) -> None:
-        """Raises EndedError where the first machine has said that it is the end."""
-        if select.select([self._line], [], [], 0)[0]:  # nothing else comes unasked
+        """Send a message about a share. Raises EndedError if the first machine has said that it is the end."""
+        if select.select([self._line], [], [], 0)[0]:  # only the end comes without a request
             found = self._answer()
             if "end" in found:
                 raise EndedError

@@ -7,16 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.prepare.cluster import wire
-from smtrain.worker.data.prepare.cluster.dealer import STRAGGLES_S, Dealer
-from smtrain.worker.data.prepare.cluster.desk import LEAVES_WITHIN, Desk
-from smtrain.worker.data.prepare.cluster.line import COMES_WITHIN, DeskLine, EndedError, ask_commits
-from smtrain.worker.data.prepare.cluster.shares import SHARE_BYTES, Share
+from smtrain.worker.data.prepare.cluster.dealer import Dealer
+from smtrain.worker.data.prepare.cluster.desk import Desk, MeetingPoint
+from smtrain.worker.data.prepare.cluster.line import DeskLine, EndedError, ask_commits
+from smtrain.worker.data.prepare.cluster.shares import Share
 from smtrain.worker.data.prepare.cluster.working import ShareWork, Table, do_shares
 from smtrain.worker.data.prepare.progress import LINE_SECONDS
 from smtrain.worker.data.read.hub import commits_of, floating
@@ -24,36 +23,19 @@ from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 
-@dataclass(frozen=True)
-class MeetingPoint:
-    """Where the `count` machines of a preparation meet, and how its text is dealt: shares of about `share_bytes`."""
-
-    address: tuple[str, int]
-    count: int = 1
-    share_bytes: int | None = None
-    straggles_s: float = STRAGGLES_S
-    comes_within: float = COMES_WITHIN
-    leaves_within: float = LEAVES_WITHIN
-
-    @property
-    def size(self) -> int:
-        """Of a share, in bytes."""
-        return self.share_bytes or SHARE_BYTES
-
-
 @contextmanager
 def open_desk(
     machines: MeetingPoint | None, sources: Sequence[object], say: Callable[[str], None]
 ) -> Iterator[tuple[Desk | None, dict[str, str]]]:
-    """The first machine's desk, and the commits at which all machines read data sets of the hub: asked for once.
+    """The first machine's desk, and the commits at which all machines read hub datasets: looked up once.
 
-    Of one machine (None) there is no desk, and the sources ask for themselves.
+    For a single machine (None) there is no desk, and the sources look up commits themselves.
     """
     if machines is None:
         yield None, {}
         return
     commits = commits_of(sources)
-    desk = Desk(machines.address, say, commits)
+    desk = Desk(machines, say, commits)
     try:
         yield desk, commits
     finally:
@@ -61,12 +43,12 @@ def open_desk(
 
 
 def agreed_commits(machines: MeetingPoint, sources: Sequence[object]) -> dict[str, str]:
-    """The commits at which the first machine reads them; it is asked only where a path leaves one open."""
+    """The commits at which the first machine reads hub datasets; it is asked only if a path names none."""
     return ask_commits(machines.address, machines.comes_within) if floating(sources) else {}
 
 
 class _Own:
-    """The dealer as the table of the first machine's own cores."""
+    """The shares of the first machine's own cores, which pass by the network."""
 
     def __init__(self, dealer: Dealer, number_of: dict[SourceFile, int]) -> None:
         self._dealer, self._number_of = dealer, number_of
@@ -89,10 +71,10 @@ def put_together(
     before: Callable[[Share], None], take: Callable[[Any], None], after: Callable[[Share], None],
     waiting: Callable[[], None], say: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Have all shares done, by this machine's cores too, and give `take` their pieces in the order of the text.
+    """Have all shares done, by this machine's cores too, and pass their pieces to `take` in the order of the text.
 
-    `before` and `after` hear of every share, `waiting` is called now and then while the next one is not there.
-    Raises what a share's text is at fault with, when its turn comes.
+    `before` and `after` are called for every share, `waiting` now and then until the next one is there. The error of a
+    share is raised when its turn comes.
     """
     own_table = _Own(dealer, {file: number for number, file in enumerate(files)})
     table = _Counted(own_table, socket.gethostname(), say)
@@ -100,7 +82,7 @@ def put_together(
     def own() -> None:
         try:
             do_shares(table, work)
-        except BaseException as error:  # raised where the shares are waited for
+        except BaseException as error:  # in_order raises it
             dealer.fail(error)
 
     def wait() -> None:
@@ -138,10 +120,10 @@ def help_others(
     machines: MeetingPoint, settings: str, work: ShareWork, files: Sequence[SourceFile], encoder: Callable[[str], None],
     say: Callable[[str], None],
 ) -> int:  # fmt: skip
-    """Do shares for the first machine until it has all; how many were done here.
+    """Do shares for the first machine until it has all; return the number done here.
 
-    `encoder` is told by which name it encodes, and raises DataError for one that this machine has not. Raises DataError
-    where the first machine cannot be reached, is gone, or turns this one away.
+    `encoder` is told the name of the encoder to use, and raises DataError if this machine does not have it. Raises
+    DataError if the first machine cannot be reached, is gone, or turns this one away.
     """
     number_of = {file: number for number, file in enumerate(files)}
     host = socket.gethostname()
@@ -158,7 +140,7 @@ def help_others(
 
 
 class _Counted:
-    """A table whose machine says now and then how fast it is."""
+    """A table that reports now and then how fast its machine is."""
 
     def __init__(self, table: Table, host: str, say: Callable[[str], None]) -> None:
         self._table, self._host, self._say = table, host, say
