@@ -28,7 +28,6 @@ SUFFIX = ".sums"
 BLOCK = 1 << 16
 _MAGIC = b"SMSUMS\x00\x01"
 _HEADER = struct.Struct("<8sQQQ")
-_READ = 4 << 20
 REMEDY = "copy it again from where it was whole, or prepare the data again"
 
 
@@ -56,15 +55,6 @@ class Rolling:
         """One for each block so far, the last of which may be shorter."""
         last = [self._open] if self.bytes % BLOCK else []
         return np.concatenate([np.frombuffer(self._whole, np.uint32) if self._whole else [], last]).astype("<u4")
-
-
-def sums_of(path: Path) -> Rolling:
-    """Of a file that is there; raises OSError."""
-    rolling = Rolling()
-    with path.open("rb") as file:
-        while part := file.read(_READ):
-            rolling.add(part)
-    return rolling
 
 
 def write_sums(path: Path, tokens: Rolling, index: Rolling) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError, first_line
+from smtrain.core.files import write_atomically
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.worker.data.checksums import SUFFIX
 
@@ -67,7 +67,7 @@ class DatasetManifest:
     files: dict[str, dict[str, Any]]
     bad_line_count: int
     bad_lines: list[str]
-    parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    parts: list[dict[str, Any]]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     objective: str = "pretrain"
     tokenized_by: str = ""
@@ -97,18 +97,11 @@ class DatasetManifest:
             )
 
     def save(self, folder: Path) -> None:
-        """Write beside and rename: the file is whole or absent."""
-        partial = folder / f".{NAME}.partial"
-        with partial.open("w", encoding="utf-8") as handle:
-            fields = dataclasses.asdict(self)
-            for name in ("noted", "examples", "near_duplicates", "unread"):
-                if not fields[name]:
-                    del fields[name]
-            json.dump(fields, handle, indent=1, sort_keys=True)
-            handle.write("\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(folder / NAME)
+        fields = dataclasses.asdict(self)
+        for name in ("noted", "examples", "near_duplicates", "unread"):
+            if not fields[name]:
+                del fields[name]
+        write_atomically(folder / NAME, json.dumps(fields, indent=1, sort_keys=True) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> DatasetManifest:
@@ -133,6 +126,4 @@ class DatasetManifest:
         }
         if missing := sorted(needed - fields.keys()):
             raise DataError(f"{path} lacks {', '.join(missing)}; prepare the data again.")
-        made = cls(**{f.name: fields[f.name] for f in known if f.name in fields})
-        whole = {"prefix": PREFIX, "documents": made.documents, "tokens": made.tokens, "samples": made.samples}
-        return made if made.parts else dataclasses.replace(made, parts=[whole])
+        return cls(**{f.name: fields[f.name] for f in known if f.name in fields})

@@ -12,15 +12,16 @@ from typing import Any
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
-from smtrain.worker.data.clean.judged import JudgedTexts
+from smtrain.worker.data.clean.near import SeenSignatures
 from smtrain.worker.data.clean.overlap import HeldTests
-from smtrain.worker.data.clean.refiner import EXAMPLES, refine_versions
+from smtrain.worker.data.clean.refiner import EXAMPLES, Refiner, count, keep, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
 from smtrain.worker.data.read.unread import UnreadText
 
 _LINES_KEPT = 200_000
+_SHOWN = 300
 _SCRIPTS = {
     "Latin": r"[A-Za-z\u00c0-\u024f]", "Cyrillic": r"[\u0400-\u052f]", "Greek": r"[\u0370-\u03ff]",
     "Arabic": r"[\u0600-\u06ff]", "Hebrew": r"[\u0590-\u05ff]", "Devanagari": r"[\u0900-\u097f]",
@@ -97,7 +98,7 @@ def report(
     examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
     made: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
-    judged = JudgedTexts(cleaning)
+    judged = _Judged(cleaning)
     for given in inputs:
         files = find_files(given, format, encoding=encoding)
         about = SourceReport(str(given), len(files))
@@ -152,7 +153,7 @@ def _count(
     texts: list[str] = found.texts.to_pylist()
     about.documents += len(texts)
     about.duplicates += len(texts) - int(new.sum())
-    _keep(examples["duplicates"], [text[:300] for text, first in zip(texts, new, strict=True) if not first and text])
+    _keep(examples["duplicates"], [text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text])
     for text in texts:
         about.characters += len(text)
         about.bytes += len(text.encode("utf-8", "surrogatepass"))
@@ -178,3 +179,32 @@ def _script(text: str) -> str:
 
 def _keep(examples: list[str], found: list[str]) -> None:
     examples.extend(islice(found, max(0, EXAMPLES - len(examples))))
+
+
+class _Judged:
+    """Counts and examples of what cleaning would take out of documents, which stay as they are."""
+
+    def __init__(self, cleaning: Cleaning) -> None:
+        self._refiner = Refiner(cleaning) if cleaning.refines else None
+        self._seen = SeenSignatures(cleaning.near) if cleaning.near else None
+        self.documents = 0
+        self.dropped: dict[str, int] = {}
+        self.noted: dict[str, int] = {}
+        self.examples: dict[str, list[str]] = {}
+
+    def add(self, texts: Sequence[str]) -> None:
+        if self._refiner is None:
+            return
+        self.documents += len(texts)
+        refined = self._refiner.refine(texts)
+        for counts, more in ((self.dropped, refined.dropped), (self.noted, refined.noted)):
+            for reason, number in more.items():
+                count(counts, reason, number)
+        for reason, some in refined.examples.items():
+            keep(self.examples, reason, *some)
+        if self._seen is None or refined.keys is None:
+            return
+        new = self._seen.new(refined.keys)
+        near = [text[:_SHOWN] for text, first in zip(refined.texts, new, strict=True) if not first]
+        count(self.dropped, "near duplicates", len(near))
+        keep(self.examples, "near duplicates", *near)

@@ -21,7 +21,6 @@ from smtrain.core.tracking.buffer import Buffered
 from smtrain.version import __version__
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.data.load import verify_on_read
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
@@ -59,7 +58,7 @@ def start(config: JobConfig, container: Container) -> None:
     choice = _choose(config, line, records, gather)
     resume = Resume(choice, records, gather, config)
     engine, model = _build_engine(config, container, described, manifest, choice, gather)
-    loader = _loader(config, data, engine, shape.vocab, container.checkpoint_dir / verify_on_read.KEPT)
+    loader = _loader(config, data, engine, shape.vocab)
     if tracing():
         trace(config, engine, loader, stall)
         engine.close()
@@ -173,11 +172,11 @@ def _weights(config: JobConfig, container: Container, described: dict[str, Any],
         return None
 
 
-def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int, keep: Path) -> Loader:
+def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> Loader:
     options = config.train
     common: dict[str, Any] = {
         "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
-        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size, "keep": keep,
+        "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size,
     }  # fmt: skip
     if options.objective == "sft":
         return PackedLoader(data, **common)

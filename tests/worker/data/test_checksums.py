@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from smtrain.core.errors import DataError
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.data import checksums
 from smtrain.worker.data.checksums import BLOCK, Rolling
-from smtrain.worker.data.load import verify_on_read
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
 from smtrain.worker.data.manifest import DatasetManifest
@@ -52,11 +52,9 @@ def data(whole: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def read_all(folder: Path, keep: Path | None = None, rank: int = 0, size: int = 1) -> int:
-    """An epoch of batches; gives how many."""
-    loader = TokenLoader(
-        folder, seq_len=SEQ, global_batch_size=8, dp_rank=rank, dp_size=size, seed=1, vocab_size=512, keep=keep
-    )
+def read_all(folder: Path) -> int:
+    """Read an epoch of batches; return their number."""
+    loader = TokenLoader(folder, seq_len=SEQ, global_batch_size=8, dp_rank=0, dp_size=1, seed=1, vocab_size=512)
     try:
         for step in range(loader.samples // 8):
             loader.batch(8 * step)
@@ -73,13 +71,6 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
 
 def flip(path: Path, at: int) -> None:
     overwrite(path, at, bytes([path.read_bytes()[at] ^ 4]))
-
-
-def without_checksums(folder: Path) -> None:
-    """As an older smtrain wrote it."""
-    (folder / "tokens.sums").unlink()
-    manifest = DatasetManifest.load(folder)
-    dataclasses.replace(manifest, files=manifest.content).save(folder)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20))
@@ -109,49 +100,11 @@ def test_one_flipped_bit_ends_the_run_with_file_and_block(data: Path, at: int) -
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["checksums", "none"])
-def test_zeroed_tokens_are_noticed(data: Path, tmp_path: Path, old: bool) -> None:
-    if old:
-        without_checksums(data)
+def test_zeroed_tokens_are_noticed(data: Path) -> None:
     path = data / "tokens.bin"
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(DataError, match=r"tokens\.bin is damaged"):
-        read_all(data, tmp_path / "kept")
-    assert not list(tmp_path.glob("kept/*"))
-
-
-def test_data_without_checksums_gets_them_and_they_are_kept_with_the_run(data: Path, tmp_path: Path) -> None:
-    without_checksums(data)
-    before = DatasetManifest.load(data)
-    keep = tmp_path / "kept"
-    read_all(data, keep)
-    assert [path.suffix for path in keep.iterdir()] == [".sums"]
-    flip(data / "tokens.bin", 5)  # between two attempts
-    with pytest.raises(DataError, match=r"block 0 \(bytes 0 to 65,536\)"):
-        read_all(data, keep)
-    dataclasses.replace(before, files={"tokens.bin": {"sha256": "0" * 64}, "tokens.idx": {}}).save(data)
-    with pytest.raises(DataError, match=r"its SHA-256 is not the one in its manifest"):
-        read_all(data, keep)  # other data: what is kept is not of it
-
-
-def test_large_data_without_checksums_is_read_through_beside_the_training(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_checksums(data)
-    monkeypatch.setattr(verify_on_read, "_AT_ONCE", 0)
-    (data / "tokens.bin").write_bytes(bytes((data / "tokens.bin").stat().st_size))
-    loader = TokenLoader(data, seq_len=SEQ, global_batch_size=8, dp_rank=0, dp_size=1, seed=1, vocab_size=512)
-    loader._checks._thread.join()
-    with pytest.raises(DataError, match="damaged"):
-        loader.batch(0)
-    loader.close()
-
-
-def test_only_the_first_rank_reads_through(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_checksums(data)
-    monkeypatch.setenv("RANK", "1")
-    read_all(data, tmp_path / "kept", 1, 2)
-    assert not (tmp_path / "kept").exists()
+        read_all(data)
 
 
 def test_checksums_that_are_damaged_or_gone_are_named(data: Path) -> None:
@@ -210,16 +163,16 @@ def test_merge_split_import_and_export_check_what_they_read_and_make_checksums(
     assert not (tmp_path / "bad/manifest.json").exists()
 
 
-def test_a_checkpoints_data_is_the_tokens_with_checksums_or_without(data: Path) -> None:
-    """So that a run begun on data of an older smtrain goes on with the same text prepared anew."""
+def test_a_checkpoint_identifies_its_data_by_the_tokens(data: Path) -> None:
     config = JobConfig(name="x", model={"path": "s3://a/b"}, data={"prepared": "s3://a/d"})  # type: ignore[arg-type]
-    now = Position(config, DatasetManifest.load(data), {}).fixed()["data"]
-    without_checksums(data)
-    assert Position(config, DatasetManifest.load(data), {}).fixed()["data"] == now
     manifest = DatasetManifest.load(data)
-    changed = {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}
-    other = dataclasses.replace(manifest, files=manifest.files | changed)
-    assert Position(config, other, {}).fixed()["data"] != now
+
+    def identity(files: dict[str, dict[str, Any]]) -> Any:
+        return Position(config, dataclasses.replace(manifest, files=files), {}).fixed()["data"]
+
+    now = identity(manifest.files)
+    assert identity(manifest.content) == now, "checksums follow from the tokens"
+    assert identity(manifest.files | {"tokens.bin": manifest.files["tokens.bin"] | {"sha256": "0" * 64}}) != now
 
 
 def test_blocks_are_compared_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

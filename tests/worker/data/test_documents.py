@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.checksums import fingerprints
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import WithinDocuments
 from smtrain.worker.data.manifest import DatasetManifest
@@ -32,6 +33,7 @@ def make(folder: Path, parts: list[Documents]) -> Path:
         with IndexedWriter(folder / f"{prefix}.bin", folder / f"{prefix}.idx", "uint16") as writer:
             for i, sequences in enumerate(documents):
                 writer.add_document([np.full(length, i) for length in sequences])
+        fingerprints(folder / prefix)
         samples = (writer.tokens - 1) // SEQ_LEN
         about.append({"prefix": prefix, "documents": len(documents), "tokens": writer.tokens, "samples": samples})
     total: dict[str, Any] = {key: sum(part[key] for part in about) for key in ("documents", "tokens", "samples")}

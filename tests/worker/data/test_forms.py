@@ -176,7 +176,7 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
 )  # fmt: skip
 def test_wikitext_becomes_what_a_reader_sees(wikitext: str, text: str) -> None:
     pytest.importorskip("mwparserfromhell")
-    from smtrain.worker.data.read.forms.wikitext import plain
+    from smtrain.worker.data.read.forms.wiki import plain
 
     assert plain(wikitext, {"file", "category"}) == text
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.checksums import fingerprints
 from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Order, epoch_order
@@ -25,10 +26,13 @@ SEQ_LEN = 4
 
 
 def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: int | None = 512, **more: Any) -> Path:
-    """A prepared dataset whose tokens count up, so that a window tells where it lies."""
+    """A prepared dataset whose tokens count up, so that a window shows its own place."""
+    samples = (tokens - 1) // seq_len
+    whole = {"prefix": "tokens", "documents": 2, "tokens": tokens, "samples": samples}
     folder.mkdir(exist_ok=True)
     with IndexedWriter(folder / "tokens.bin", folder / "tokens.idx", "uint16") as writer:
         writer.add_documents(np.arange(tokens) % 500, np.array([tokens // 3, tokens - tokens // 3]))
+    fingerprints(folder / "tokens")
     DatasetManifest(
         vocab_size=500,
         model_vocab_size=model_vocab_size,
@@ -39,13 +43,13 @@ def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: in
         dtype="uint16",
         documents=2,
         tokens=tokens,
-        samples=(tokens - 1) // seq_len,
+        samples=samples,
         text_column="text",
         sources=[],
         files={},
         bad_line_count=0,
         bad_lines=[],
-        **more,
+        **{"parts": [whole], **more},
     ).save(folder)
     return folder
 
@@ -208,6 +212,7 @@ def mixed(folder: Path, sizes: list[int]) -> Path:
         tokens = np.repeat(np.arange(samples + 1), SEQ_LEN)[: samples * SEQ_LEN + 1] + 100 * i
         with IndexedWriter(folder / f"tokens_{i}.bin", folder / f"tokens_{i}.idx", "uint16") as writer:
             writer.add_documents(tokens, np.array([len(tokens)]))
+        fingerprints(folder / f"tokens_{i}")
         parts.append({"prefix": f"tokens_{i}", "documents": 1, "tokens": len(tokens), "samples": samples})
     return make(folder, sum(sizes) * SEQ_LEN + 1, parts=parts)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.worker.data.checksums import sums_of, write_sums
+from smtrain.worker.data.checksums import fingerprints
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
@@ -72,7 +72,7 @@ def test_a_token_that_is_no_answer_and_that_no_answer_follows_changes_nothing(
         ids = np.array(tokens.tokens)
         ids[at] = (ids[at] + 7) % 300
         ids.tofile(folder / "tokens.bin")
-        write_sums(folder / "tokens.sums", sums_of(folder / "tokens.bin"), sums_of(folder / "tokens.idx"))
+        fingerprints(folder / "tokens")
     losses = [solo.run(sft.packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]

@@ -15,7 +15,7 @@ from smtrain.core.model.labels import IGNORED
 from smtrain.worker.data.load.loader import check_size
 from smtrain.worker.data.load.order import epoch_order
 from smtrain.worker.data.load.packed import Samples
-from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import VALIDATION, VALIDATION_MASK, DatasetManifest
 from smtrain.worker.data.pack.indexed import read_index
 from smtrain.worker.data.pack.packing import Packing
@@ -45,9 +45,7 @@ class HeldOut:
         self.samples: Samples | None = None
         self._windows: _Windows | None = None
         if manifest.objective == "sft":
-            self.samples = Samples(
-                folder, manifest, VALIDATION, VALIDATION_MASK, row["samples"], row["tokens"], keep=None
-            )
+            self.samples = Samples(folder, manifest, VALIDATION, VALIDATION_MASK, row["samples"], row["tokens"])
             self._packing = Packing(0, self.samples.lengths - 1, seq_len)
             self._rows = self._packing.rows(0)
         else:
@@ -69,7 +67,6 @@ class HeldOut:
     def close(self) -> None:
         """Close the files."""
         if self.samples is not None:
-            self.samples.checks.close()
             self.samples.close()
         if self._windows is not None:
             self._windows.close()
@@ -83,7 +80,7 @@ class _Windows:
         self._seq_len, self._tokens = seq_len, tokens
         path = folder / f"{VALIDATION}.bin"
         check_size(path, tokens * self._dtype.itemsize)
-        self._checks = FirstRead(folder, manifest, [VALIDATION], None)
+        self._checks = VerifiedFiles(folder, [VALIDATION])
         self._starts: NDArray[np.int64] | None = None
         if document_mask:
             index = read_index(folder / f"{VALIDATION}.idx", self._checks.sums[0])
@@ -115,5 +112,4 @@ class _Windows:
         return self._checks.read(0, self._file, start * size, length * size)
 
     def close(self) -> None:
-        self._checks.close()
         os.close(self._file)

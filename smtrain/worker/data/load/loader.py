@@ -23,7 +23,7 @@ import torch
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load.order import Order
-from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import DatasetManifest
 
 AHEAD = 4
@@ -53,7 +53,6 @@ class TokenLoader:
         seed: int,
         vocab_size: int,
         weights: Sequence[float] | None = None,
-        keep: Path | None = None,
     ) -> None:
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -76,7 +75,7 @@ class TokenLoader:
         self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
         for path, part in zip(self._paths, parts, strict=True):
             check_size(path, part["tokens"] * self._dtype.itemsize)
-        self._checks = FirstRead(folder, self.manifest, [part["prefix"] for part in parts], keep)
+        self._checks = VerifiedFiles(folder, [part["prefix"] for part in parts])
         # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
         self._free = [_DatasetFiles(self._paths) for _ in range(READERS)]
         self._closing = threading.Event()
@@ -99,7 +98,6 @@ class TokenLoader:
             if consumed not in self._ahead:
                 self._ahead[consumed] = self._readers.submit(self._read, self.sample_ids(consumed))
         began = time.perf_counter()
-        self._checks.raise_damage()
         windows = self._ahead.pop(samples_consumed).result()
         self.waited += time.perf_counter() - began
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
@@ -112,7 +110,6 @@ class TokenLoader:
     def close(self) -> None:
         """End the read-ahead and close the files."""
         self._closing.set()
-        self._checks.close()
         self._readers.shutdown(cancel_futures=True)
         if self._warmer.is_alive():
             self._warmer.join()

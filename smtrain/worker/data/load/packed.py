@@ -20,7 +20,7 @@ from smtrain.core.errors import DataError
 from smtrain.core.model.labels import IGNORED
 from smtrain.worker.data.checksums import sums_beside
 from smtrain.worker.data.load.loader import TokenLoader, check_fits, check_size
-from smtrain.worker.data.load.verify_on_read import FirstRead
+from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import MASK, PREFIX, DatasetManifest
 from smtrain.worker.data.pack.indexed import read_index
 from smtrain.worker.data.pack.packing import Packing
@@ -37,7 +37,7 @@ class PackedLoader:
 
     def __init__(
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
-        vocab_size: int, keep: Path | None = None,
+        vocab_size: int,
     ) -> None:  # fmt: skip
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -47,7 +47,7 @@ class PackedLoader:
         self.waited = 0.0
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self._samples = Samples(folder, self.manifest, PREFIX, MASK, self.manifest.samples, self.manifest.tokens, keep)
+        self._samples = Samples(folder, self.manifest, PREFIX, MASK, self.manifest.samples, self.manifest.tokens)
         self._packing = Packing(seed, self._samples.lengths - 1, seq_len)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._ahead: tuple[int, Future[Batch]] | None = None
@@ -59,7 +59,6 @@ class PackedLoader:
         part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
         """
         began = time.perf_counter()
-        self._samples.checks.raise_damage()
         if self._ahead is None or self._ahead[0] != samples_consumed:
             self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
         found = self._ahead[1].result()
@@ -70,7 +69,6 @@ class PackedLoader:
 
     def close(self) -> None:
         """End the read-ahead and close the files."""
-        self._samples.checks.close()
         self._reader.shutdown(cancel_futures=True)
         self._samples.close()
 
@@ -93,11 +91,10 @@ class Samples:
         mask: str,
         count: int,
         tokens: int,
-        keep: Path | None,
     ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0
-        self.checks = FirstRead(folder, manifest, [prefix, mask], keep)
+        self.checks = VerifiedFiles(folder, [prefix, mask])
         index = read_index(folder / f"{prefix}.idx", self.checks.sums[0])
         self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
         if len(self.lengths) != count or (self.lengths < 2).any():

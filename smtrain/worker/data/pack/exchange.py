@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +174,8 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
         samples=(total - 1) // seq_len, text_column="", sources=rows,
         files=fingerprints(output / PREFIX),
         bad_line_count=0, bad_lines=[], tokenized_by="imported", unread=dict(unread), left_out=left_out,
+        parts=[{"prefix": PREFIX, "documents": len(documents) - 1, "tokens": total, "samples": (total - 1) // seq_len}],
     )  # fmt: skip
-    whole = {"prefix": PREFIX, "documents": manifest.documents, "tokens": total, "samples": manifest.samples}
-    manifest = replace(manifest, parts=[whole])
     manifest.save(output)
     return manifest
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import write_atomically
 from smtrain.worker.data.checksums import Rolling
 
 NAME = "journal.json"
@@ -91,9 +92,7 @@ class Journal:
 
     def mark(self, record: dict[str, Any]) -> None:
         """From here on the next run would go on from `record`."""
-        partial = self.folder / f"{NAME}.partial"
-        partial.write_text(json.dumps(record), "utf-8")
-        partial.replace(self.folder / NAME)
+        write_atomically(self.folder / NAME, json.dumps(record), sync=False)  # as the files, checked by their hashes
 
     def clear(self) -> None:
         """Forget everything but the lock."""

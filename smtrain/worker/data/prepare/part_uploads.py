@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import DataError, SmtrainError
+from smtrain.core.files import write_atomically
 
 _RECORD = re.compile(r"record-(\d{6})\.json")
 _KEPT = 3  # records: S3 may have a newer one without its parts
@@ -73,9 +74,8 @@ class Parts:
                 part = f"part-{self._number:06}-{name}"
                 _copy(journal / name, before.get(name, 0), gained, self.folder / part)
                 self._files.append([part, name, gained])
-        partial = self.folder / ".record.partial"
-        partial.write_text(json.dumps({"mark": mark, "files": self._files}), "utf-8")
-        partial.replace(self.folder / f"record-{self._number:06}.json")
+        record = json.dumps({"mark": mark, "files": self._files})
+        write_atomically(self.folder / f"record-{self._number:06}.json", record, sync=False)
         for number, path in self._records():
             if number <= self._number - _KEPT:
                 path.unlink()
@@ -83,7 +83,7 @@ class Parts:
 
     def clear(self) -> None:
         """Delete everything: records first, so that none is there without its parts."""
-        for pattern in ("record-*.json", "part-*", ".record.partial"):
+        for pattern in ("record-*.json", "part-*", ".record-*"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
         self._files, self._number, self._done = [], 0, 0

@@ -1,7 +1,8 @@
-"""Blocks of a few MiB of a file: lines or text, rows of a table, or tokens."""
+"""Blocks of a few MiB of a file (lines, text, rows of a table, tokens), and its text decompressed and in UTF-8."""
 
 from __future__ import annotations
 
+import codecs
 import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from smtrain.worker.data.read import transcoding
+from smtrain.core.errors import DataError
 from smtrain.worker.data.read.sources import SourceFile
 
 BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
 Wanted = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
-"""A part of a Megatron pair that text has no use for."""
+"""A part of a Megatron pair that text does not use."""
+
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,8 @@ class Block:
     """A piece of one file, cut between documents.
 
     `size` is the share of the file's bytes on the disk, for progress. `payload` is bytes of lines or of text, or an
-    Arrow array of one value a row. `first` marks the beginning of the file. `unread` counts what its rows hold and
-    the payload does not.
+    Arrow array of one value per row. `first` marks the beginning of the file. `unread` counts text of its rows that
+    is not in the payload.
     """
 
     file: SourceFile
@@ -45,7 +53,7 @@ class Block:
 class Tokens:
     """Documents that are tokens already: ids end to end, and a length per document.
 
-    `first` is the number of the first of them among the `total` of its file.
+    `first` is the number of the first document among the `total` of its file.
     """
 
     ids: NDArray[Any]
@@ -60,9 +68,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a file: bytes `start` to `stop`, both multiples of BLOCK_BYTES but for the file's end, or row groups.
+    """A part of a file: row groups, or bytes `start` to `stop`, multiples of BLOCK_BYTES except at the end of the file.
 
-    Of bytes it has the documents that end in it, so that the stretches of a file have its blocks, no other ones.
+    A stretch of bytes has the documents that end in it, so the stretches of a file have the same blocks as the file.
     """
 
     start: int
@@ -70,7 +78,7 @@ class Stretch:
 
 
 def unpacked(file: SourceFile, raw: Any) -> Any:
-    """What `read` gives the text of, in UTF-8."""
+    """A stream of the decompressed text in UTF-8; archives are only decompressed."""
     stream = raw
     if file.compression:
         # pyarrow has no xz
@@ -78,4 +86,67 @@ def unpacked(file: SourceFile, raw: Any) -> Any:
             lzma.open if file.compression == "xz" else partial(pa.CompressedInputStream, compression=file.compression)
         )
         stream = open_(raw)
-    return transcoding.in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
+    return _in_utf8(file, stream) if file.kind not in ("warc", "tar") else stream
+
+
+def _marked(head: bytes) -> str:
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
+
+
+def encoding_of(file: SourceFile) -> str:
+    """The encoding of an uncompressed file; "" for UTF-8. Raises OSError."""
+    if file.encoding:
+        return file.encoding
+    with file.open() as raw:
+        return _marked(raw.read(4))
+
+
+def _in_utf8(file: SourceFile, stream: Any) -> Any:
+    """A stream of the same text in UTF-8."""
+    if not file.encoding:
+        if file.compression:
+            head = stream.read(4)
+            stream = _Prefixed(head, stream)
+        else:
+            head = stream.read(4)
+            stream.seek(0)
+    encoding = file.encoding or _marked(head)
+    return _Transcoded(file, stream, encoding) if encoding else stream
+
+
+class _Prefixed:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, stream: Any) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, count: int) -> bytes:
+        head, self._head = self._head[:count], self._head[count:]
+        return head + self._stream.read(count - len(head)) if head else bytes(self._stream.read(count))
+
+
+class _Transcoded:
+    """A stream that converts to UTF-8, a MiB at a time."""
+
+    def __init__(self, file: SourceFile, stream: Any, encoding: str) -> None:
+        self._file, self._stream, self._encoding = file, stream, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._at, self._held = 0, b""
+
+    def read(self, count: int) -> bytes:
+        while len(self._held) < count:
+            data = self._stream.read(min(count, 1 << 20))
+            kept = len(self._decoder.getstate()[0])  # bytes of an incomplete character
+            try:
+                text = self._decoder.decode(data, final=not data)
+            except UnicodeError as error:
+                place = self._at - kept + getattr(error, "start", 0)
+                raise DataError(
+                    f"{self._file.path} is not {self._encoding} at byte {place:,}; set data.encoding to what it is in."
+                ) from None
+            self._at += len(data)
+            self._held += text.encode("utf-8", "surrogatepass")
+            if not data:
+                break
+        data, self._held = self._held[:count], self._held[count:]
+        return data

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.read import blocks, tables, transcoding
+from smtrain.worker.data.read import blocks, tables
 from smtrain.worker.data.read.blocks import MODES, Block, Stretch, Tokens, Wanted, unpacked
 from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
@@ -94,7 +94,7 @@ def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
     """
     if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
         return False
-    if transcoding.encoding_of(file):
+    if blocks.encoding_of(file):
         return False
     end = _ends_with(file, separator)
     return not any(end.startswith(end[i:]) for i in range(1, len(end)))

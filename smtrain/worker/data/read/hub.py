@@ -1,18 +1,21 @@
-"""Data sets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT][#REVISION]`, read file by file where they lie.
+"""Datasets of the Hugging Face hub, `hf://NAME[:CONFIG][@SPLIT][#REVISION]`, read in place.
 
-`datasets` says which files a split has, at one commit; each is a source of its own, read by ranges, so that nothing is
-downloaded as a whole and several machines share them as they share files. Files of other forms than JSON, Parquet and
-Arrow, and parts of a split, are left to `datasets` itself (hub_rows). All of it is read at one commit, which is asked
-for once: several machines take the one that the first of them was told.
+`datasets` lists the files of a split at one commit. Each file is a source of its own and is read by ranges, so nothing
+is downloaded as a whole, and several machines can share the files. Other formats than JSON, Parquet and Arrow, and
+parts of a split, are loaded by `datasets` itself. The commit is looked up once; all machines use that of the first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from smtrain.core.errors import DataError, first_line
@@ -20,9 +23,9 @@ from smtrain.core.errors import DataError, first_line
 HUB = "hf://"
 _ANSWER = TypeVar("_ANSWER")
 _READ = 8 << 20
-"""Bytes asked for at once: requests are what the hub limits."""
+"""Bytes per request; the hub limits the number of requests."""
 _WAITS = (1, 2, 4, 8, 16, 32, 60, 120, 120)
-"""Seconds before the next try, where the hub does not name them."""
+"""Seconds before each retry, unless the hub names them."""
 _LATER = {408, 429, 500, 502, 503, 504}
 _AT = re.compile(r"hf://datasets/(.+?)@([0-9a-f]{40})/(.+)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -31,7 +34,7 @@ _DIRECT = {"json", "parquet", "arrow"}
 
 @dataclass(frozen=True)
 class HubName:
-    """What an hf:// path of data names, and the commit at which it is read, once it is known."""
+    """The parts of an hf:// path, and the commit at which it is read, once known."""
 
     uri: str
     name: str
@@ -49,88 +52,90 @@ class HubName:
 
 
 def floating(sources: Sequence[object]) -> list[str]:
-    """Those of the sources that are data sets of the hub whose path names no commit: what they are may change."""
+    """The hub datasets among the sources whose path names no commit: they may change."""
     named = [str(source) for source in sources]
     return [uri for uri in named if uri.startswith(HUB) and not _COMMIT.fullmatch(HubName.of(uri).revision or "")]
 
 
-def commit_of(asked: HubName) -> str | None:
-    """The commit that is meant now; None where the hub is not to be asked: HF_HUB_OFFLINE, or a folder of this machine.
+def commit_of(dataset: HubName) -> str | None:
+    """The commit of a dataset now; None if HF_HUB_OFFLINE is set, or for a folder of this machine.
 
-    Raises DataError where the data set or the revision is not there.
+    Raises DataError if the dataset or the revision does not exist.
     """
-    if asked.commit or _COMMIT.fullmatch(asked.revision or ""):
-        return asked.commit or asked.revision
-    needs_datasets(asked.uri)
+    if dataset.commit or _COMMIT.fullmatch(dataset.revision or ""):
+        return dataset.commit or dataset.revision
+    needs_datasets(dataset.uri)
     from huggingface_hub import HfApi, constants
 
-    if constants.HF_HUB_OFFLINE or os.path.isdir(asked.name):  # which `datasets` takes for the data set
+    if constants.HF_HUB_OFFLINE or os.path.isdir(dataset.name):  # `datasets` reads the folder then
         return None
 
     def ask() -> Any:
-        return HfApi().dataset_info(asked.name, revision=asked.revision).sha
+        return HfApi().dataset_info(dataset.name, revision=dataset.revision).sha
 
-    return str(patiently(asked.uri, ask, cannot))
+    return str(patiently(dataset.uri, ask, cannot))
 
 
 def commits_of(sources: Sequence[object]) -> dict[str, str]:
-    """The commit that each data set of the hub without one in its path is read at from now on."""
-    found = {uri: commit_of(HubName.of(uri)) for uri in floating(sources)}
-    return {uri: commit for uri, commit in found.items() if commit}
+    """The current commit of each hub dataset whose path names none."""
+    commits = {uri: commit_of(HubName.of(uri)) for uri in floating(sources)}
+    return {uri: commit for uri, commit in commits.items() if commit}
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a data set: `path` is hf://datasets/NAME@COMMIT/FILE, or of this machine."""
+    """A file of a dataset: `path` is hf://datasets/NAME@COMMIT/FILE, or on this machine."""
 
     path: str
     name: str
     bytes: int
 
 
-def hub_files(asked: HubName, say: Callable[[str], None]) -> list[HubFile] | None:
-    """The files of the split, `train` where none is named, in their order; None where `datasets` is to load the rows.
+def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[HubFile] | None:
+    """The files of the split (default: train) in order; None if `datasets` has to load the rows.
 
-    `say` hears of splits that are left out, and of the commit where none was named. Raises DataError where the data set
-    or the split is not there.
+    `say` receives splits that are left out, and the commit if none was named. Raises DataError if the dataset or the
+    split does not exist.
     """
-    splits = (asked.split or "train").split("+")
-    builder = _builder(asked)
-    found: dict[str, list[str]] = {str(split): [str(p) for p in files] for split, files in _data_files(builder).items()}
-    places = {split: [_AT.fullmatch(path) for path in paths] for split, paths in found.items()}
-    if not found or any("[" in split for split in splits) or not all(all(some) for some in places.values()):
+    splits = (dataset.split or "train").split("+")
+    builder = _builder(dataset)
+    splits_files: dict[str, list[str]] = {
+        str(split): [str(p) for p in files] for split, files in _data_files(builder).items()
+    }
+    places = {split: [_AT.fullmatch(path) for path in paths] for split, paths in splits_files.items()}
+    if not splits_files or any("[" in split for split in splits) or not all(all(some) for some in places.values()):
         return None
-    if absent := [split for split in splits if split not in found]:
-        raise DataError(f"{asked.uri}: there is no split {absent[0]}; it has {', '.join(found)}.")
-    if others := sorted({*found} - {"train"}) if not asked.split else []:
-        left_out(asked.uri, others, say)
+    if absent := [split for split in splits if split not in splits_files]:
+        raise DataError(f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(splits_files)}.")
+    if others := sorted({*splits_files} - {"train"}) if not dataset.split else []:
+        left_out(dataset.uri, others, say)
     files = [(place[1], place[2], place[3]) for split in splits for place in places[split] if place]
     sizes: dict[tuple[str, str], dict[str, int]] = {}
     for place in dict.fromkeys((repository, commit) for repository, commit, _ in files):
-        sizes[place] = _sizes(asked.uri, *place, [file for *at, file in files if tuple(at) == place])
+        sizes[place] = _sizes(dataset.uri, *place, [file for *at, file in files if tuple(at) == place])
     commits = {commit for _, commit in sizes}
-    read_at(asked, commits, say)
+    read_at(dataset, commits, say)
     return [
         HubFile(f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
         for name, commit, file in files
     ]
 
 
-def read_at(asked: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
-    """Tell of the commit that is read, where the path names none."""
-    if asked.revision not in commits:
-        say(f"{asked.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
+def read_at(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
+    """Name the commit that is read, if the path does not."""
+    if dataset.revision not in commits:
+        say(f"{dataset.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
 
 
 def left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
-    """Tell of splits that are not read, as none was named."""
+    """Name the splits that are not read, because the path names none."""
     bare, mark, revision = uri.partition("#")
     named = f"{bare}@SPLIT{mark}{revision}"
     say(f"{uri}: split {', '.join(splits)} {'is' if len(splits) == 1 else 'are'} left out; name it as {named}")
 
 
 def cannot(uri: str, error: Exception) -> DataError:
-    """What to raise where `datasets` or the hub refuses."""
+    """The error for a refusal by `datasets` or the hub."""
     return DataError(
         f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached and that "
         "model.token may read it, or give files."
@@ -146,16 +151,16 @@ def needs_datasets(uri: str) -> Any:
     return datasets
 
 
-def _builder(asked: HubName) -> Any:
-    datasets = needs_datasets(asked.uri)
+def _builder(dataset: HubName) -> Any:
+    datasets = needs_datasets(dataset.uri)
     try:
-        return datasets.load_dataset_builder(asked.name, asked.config, revision=asked.commit or asked.revision)
+        return datasets.load_dataset_builder(dataset.name, dataset.config, revision=dataset.commit or dataset.revision)
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise cannot(asked.uri, error) from None
+        raise cannot(dataset.uri, error) from None
 
 
 def _data_files(builder: Any) -> dict[Any, Any]:
-    """The files of each split; none where their records are not the rows by themselves."""
+    """The files of each split; empty if the rows are more than the records of the files."""
     options = (getattr(builder.config, name, None) for name in ("field", "columns", "filters"))
     return {} if builder.name not in _DIRECT or any(options) else builder.config.data_files or {}
 
@@ -164,14 +169,69 @@ def _sizes(uri: str, repository: str, commit: str, files: list[str]) -> dict[str
     from huggingface_hub import HfApi
 
     api = HfApi()
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for at in range(0, len(files), 500):
 
-        def asked(some: list[str] = files[at : at + 500]) -> list[Any]:
+        def ask(some: list[str] = files[at : at + 500]) -> list[Any]:
             return list(api.get_paths_info(repository, some, revision=commit, repo_type="dataset"))
 
-        found |= {about.path: about.size for about in patiently(uri, asked)}
-    return found
+        sizes |= {about.path: about.size for about in patiently(uri, ask)}
+    return sizes
+
+
+def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+    """Load rows with `datasets`, as (path, name) of Arrow files; the default split is train, `say` receives the others.
+
+    A split is anything that `datasets` accepts: `train`, `train[:5%]`, `train+validation`. Raises DataError if it
+    cannot be loaded.
+    """
+    datasets = needs_datasets(dataset.uri)
+    try:
+        rows: Any = datasets.load_dataset(
+            dataset.name, dataset.config, split=dataset.split or "train", revision=dataset.commit or dataset.revision
+        )
+    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
+        raise cannot(dataset.uri, error) from None
+    if others := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
+        left_out(dataset.uri, others, say)
+    if dataset.commit:
+        read_at(dataset, [dataset.commit], say)
+    paths = [Path(file["filename"]) for file in rows.cache_files]
+    if len(paths) == 0 or _count_rows(paths) != len(rows) or rows._indices is not None:
+        paths = _save_rows(rows, dataset.uri, paths)  # only a part of the rows of the cached files
+    # machines compare names and sizes; the rows of two commits may have the same ones
+    base = f"{dataset.name}@{dataset.commit[:12]}" if dataset.commit else dataset.name
+    return [(path, f"{base}/{path.name}") for path in paths]
+
+
+def _count_rows(paths: list[Path]) -> int:
+    import pyarrow as pa
+
+    count = 0
+    for path in paths:
+        with pa.memory_map(str(path)) as raw, pa.ipc.open_stream(raw) as stream:
+            count += sum(len(batch) for batch in stream)
+    return count
+
+
+def _save_rows(rows: Any, uri: str, cache: list[Path]) -> list[Path]:
+    """Save the rows as files next to the cache, once, even if machines share it."""
+    datasets = needs_datasets(uri)
+    base = cache[0].parent if cache else Path(datasets.config.HF_DATASETS_CACHE)
+    key = hashlib.sha256(f"{uri}\0{rows._fingerprint}\0{len(rows)}".encode()).hexdigest()[:16]
+    folder = base / f"smtrain-{key}"
+    if not (folder / "state.json").is_file():
+        base.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".smtrain-{key}.", dir=base))
+        try:
+            rows.save_to_disk(str(partial))
+            partial.rename(folder)
+        except OSError:
+            if not (folder / "state.json").is_file():  # unless another process was faster
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return sorted(folder.glob("data-*.arrow"))
 
 
 def opened(path: str) -> Any:
@@ -182,7 +242,7 @@ def opened(path: str) -> Any:
 
 
 class _Ranges:
-    """A file of the hub, read by ranges; what the hub refuses is a DataError."""
+    """A file of the hub, read by ranges; a refusal by the hub is a DataError."""
 
     def __init__(self, path: str) -> None:
         from huggingface_hub import HfFileSystem
@@ -214,9 +274,9 @@ def _unread(uri: str, error: Exception) -> DataError:
 def patiently(
     uri: str, ask: Callable[[], _ANSWER], refused: Callable[[str, Exception], DataError] = _unread
 ) -> _ANSWER:
-    """What the hub answers; where it is busy, limits the rate or cannot be reached, after a while.
+    """Ask the hub; retry while it is busy, limits the rate or cannot be reached.
 
-    Raises the DataError that `refused` makes where it refuses, or does not answer for minutes.
+    Raises the DataError that `refused` makes if it refuses, or does not answer for minutes.
     """
     for wait in (*_WAITS, None):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,22 +15,34 @@ from smtrain.core.config.textfiles import ENDINGS, LeftOut
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.facts import table
 from smtrain.core.near import hint, near_path
+from smtrain.core.protocol.s3_probe import unanswered
 from smtrain.core.protocol.uris import respelled
-from smtrain.worker.data.read import remote
-from smtrain.worker.data.read.hub import HUB, HubFile, HubName, commit_of, hub_files, opened
-from smtrain.worker.data.read.hub_rows import hub_rows
+from smtrain.worker.data.read.hub import HUB, HubFile, HubName, commit_of, hub_files, hub_rows, opened
 
 Format = Literal[
     "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar"
 ]
 
+_OF_S3 = re.compile(r"AWS Error (\w+) during (\w+) operation")
+_AWAY = "S3 could not be reached; check the network, the proxy and the region"
+_REFUSED = (
+    "S3 refuses it to these credentials; log in (`aws configure` or `aws sso login`), and see that they allow "
+    "s3:ListBucket and s3:GetObject there"
+)
+_ABSENT = "there is no such bucket or prefix; check its name and the region"
+_SAID = {
+    "NETWORK_CONNECTION": _AWAY, "REQUEST_TIMEOUT": _AWAY, "ACCESS_DENIED": _REFUSED,
+    "INVALID_ACCESS_KEY_ID": _REFUSED, "INVALID_CLIENT_TOKEN_ID": _REFUSED, "SIGNATURE_DOES_NOT_MATCH": _REFUSED,
+    "MISSING_AUTHENTICATION_TOKEN": _REFUSED, "NO_SUCH_BUCKET": _ABSENT, "RESOURCE_NOT_FOUND": _ABSENT,
+    "SLOW_DOWN": "S3 asks to wait; try again in a minute",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to read: `name` is its path relative to the input folder, which is how reports call it.
+    """A file to read: `name` is its path relative to the input folder, as reports show it.
 
-    `path` is of this machine or an s3:// URI; `stamp` changes when the file does. `encoding` is what its text is
-    in where it is not UTF-8.
+    `path` is on this machine, or an s3:// or hf:// URI; `stamp` changes when the file does. `encoding` is "" for UTF-8.
     """
 
     path: str
@@ -40,14 +53,14 @@ class SourceFile:
     encoding: str = ""
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
-        """What tells whether it is the same file; `elsewhere` on another machine, which mounts it at another time."""
+        """The fields that identify the file; `elsewhere` for another machine, where path and time differ."""
         known = ("name", "kind", "bytes") if elsewhere else ("path", "name", "kind", "bytes", "stamp")
         about = {key: getattr(self, key) for key in known}
         return {**about, "encoding": self.encoding} if self.encoding else about
 
     @property
     def compression(self) -> str | None:
-        """Of the whole file, by its ending: gzip, bz2, xz, zstd, lz4 or None."""
+        """Compression of the whole file by its ending: gzip, bz2, xz, zstd, lz4 or None."""
         return textfiles.compression(self.name) if self.kind in textfiles.STREAMS else None
 
     def open(self) -> Any:
@@ -58,7 +71,7 @@ class SourceFile:
             return pa.OSFile(self.path)
         if self.path.startswith(HUB):
             return opened(self.path)
-        filesystem, path = remote.filesystem(self.path)
+        filesystem, path = _filesystem(self.path)
         return filesystem.open_input_file(path)
 
 
@@ -66,12 +79,11 @@ def find_files(
     source: Path | str, format: Format = "auto", exclude: Path | None = None, say: Callable[[str], None] | None = None,
     encoding: str | None = None, commits: Mapping[str, str] | None = None,
 ) -> list[SourceFile]:  # fmt: skip
-    """The files of a source that `format` reads, sorted by name; none of those under `exclude`.
+    """The files of a source that `format` reads, sorted by name, without those under `exclude`.
 
-    `auto` goes by the ending. A named format reads its own endings in a folder or prefix, `text` every file; a file
-    that is named itself is read as the format says whatever its ending. `encoding` is that of text that is not in
-    UTF-8. `commits` are those at which data sets of the hub are read, by their hf:// paths. `say` hears what else is
-    there and why it is not read. Raises DataError where nothing is found.
+    `auto` decides by the ending. In a folder or prefix a format reads its own endings, `text` every file; a file that
+    is named directly is read in the given format, whatever its ending. `commits` maps hf:// paths to the commits to
+    read. `say` receives which files are not read, and why. Raises DataError if there is nothing to read.
     """
     files = _find(source, format, exclude, say, commits or {})
     if not encoding:
@@ -89,14 +101,14 @@ def _find(
     say = say or (lambda sentence: None)
     text = str(source)
     if text.startswith(HUB):
-        asked = HubName.of(text, commits.get(text))
-        asked = replace(asked, commit=commit_of(asked))
-        files = [_of_hub(file) for file in hub_files(asked, say) or ()]
+        dataset = HubName.of(text, commits.get(text))
+        dataset = replace(dataset, commit=commit_of(dataset))
+        files = [_of_hub(file) for file in hub_files(dataset, say) or ()]
         if files and all(file.kind for file in files):
             return files
-        return [_local(path, name, "arrow") for path, name in hub_rows(asked, say)]
+        return [_local(path, name, "arrow") for path, name in hub_rows(dataset, say)]
     if text.startswith("s3://"):
-        objects = [SourceFile(path, name, "", size, stamp) for path, name, size, stamp in remote.listed(text)]
+        objects = _s3_objects(text)
         dotted = {one.name for one in objects if any(part.startswith(".") for part in one.name.split("/"))}
         seen = [one for one in objects if one.name not in dotted]
         hidden = [LeftOut(name, "it is hidden") for name in sorted(dotted)]
@@ -106,8 +118,8 @@ def _find(
         return [_local(inputs, inputs.name, _kind_of_one(inputs, format))]
     if not inputs.is_dir():
         if not glob.has_magic(text):
-            if told := respelled(text, ("s3://", HUB), data=True):
-                raise DataError(f"{told}.")
+            if correction := respelled(text, ("s3://", HUB), data=True):
+                raise DataError(f"{correction}.")
             raise DataError(
                 f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text."
             )
@@ -118,8 +130,8 @@ def _find(
     inside = exclude is not None and exclude.resolve().is_relative_to(inputs.resolve())
     skip = inputs / exclude.resolve().relative_to(inputs.resolve()) if exclude and inside else None
     paths, others = textfiles.folder_files(inputs, skip)
-    found = [_local(path, path.relative_to(inputs).as_posix(), "") for path in paths]
-    return _chosen(found, others, format, source, say)
+    files = [_local(path, path.relative_to(inputs).as_posix(), "") for path in paths]
+    return _chosen(files, others, format, source, say)
 
 
 def _chosen(
@@ -162,9 +174,71 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
 
 
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> DataError:
-    """What to raise where reading a file fails; `kind` is what it was read as, with "as" before and a space after."""
-    if "://" in file.path and remote.of_s3(error):
-        return DataError(f"{file.path} cannot be read: {remote.said(error)}.")
+    """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
+    if "://" in file.path and _of_s3(error):
+        return DataError(f"{file.path} cannot be read: {_said(error)}.")
     if file.compression:
         return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
     return DataError(f"{file.path} cannot be read {kind}({first_line(error)}); write it again.")
+
+
+# S3, through pyarrow
+
+
+def _of_s3(error: BaseException) -> bool:
+    """Whether the store or the network caused an error, and not the content of the file."""
+    return bool(_OF_S3.search(str(error)))
+
+
+def _said(error: BaseException) -> str:
+    """An error of the store or the network with a remedy, without its full stop."""
+    found = _OF_S3.search(str(error))
+    if found is None:
+        return f"{first_line(error)}; check the URI and your permissions"
+    return _SAID.get(found[1]) or f"S3 answered {found[2]} with {found[1]}; check the URI and your permissions"
+
+
+def _filesystem(uri: str) -> tuple[Any, str]:
+    """pyarrow's client of an object store, and the path in it; it uses AWS_ENDPOINT_URL and the usual credentials."""
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{uri} cannot be read: {_said(error)}.") from None
+    return found
+
+
+def _s3_objects(uri: str) -> list[SourceFile]:
+    """List the objects of a prefix, or those that match a pattern of *, ** and ?, sorted by path.
+
+    Raises DataError if they cannot be listed, soon also if S3 does not answer: the client itself would keep trying.
+    """
+    from pyarrow import fs
+
+    if why := unanswered(uri):
+        raise DataError(f"{uri} cannot be listed: {why}.")
+    wild = re.search(r"[^/]*[*?]", uri)  # from the first level with a wildcard
+    client, path = _filesystem(uri[: wild.start()].rstrip("/") if wild else uri)
+    scheme = uri.partition("://")[0]
+    wanted: Callable[[str], Any] = _pattern(uri[wild.start() :]).fullmatch if wild else lambda name: True
+    try:
+        about = client.get_file_info(path)
+        if about.type == fs.FileType.File:
+            found, base = [about], path.rpartition("/")[0]
+        else:
+            found, base = client.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
+    except OSError as error:
+        raise DataError(f"{uri} cannot be listed: {_said(error)}.") from None
+    return [
+        SourceFile(f"{scheme}://{one.path}", name, "", one.size, str(one.mtime_ns))
+        for one in sorted(found, key=lambda one: one.path)
+        if one.type == fs.FileType.File and wanted(name := one.path[len(base) + 1 :])
+    ]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """`glob`'s *, ** and ? as a regular expression, for names that are not on this machine."""
+    kinds = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile("".join(kinds.get(t) or re.escape(t) for t in re.split(r"(\*\*/|\*\*|\*|\?)", text)))

@@ -15,7 +15,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, SeenDoc
 from smtrain.worker.data.clean.near import SeenSignatures, band_keys, shingles
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from tests.core.extras import need
+from tests.extras import need
 from tests.tiers import examples
 
 need("rensa")

@@ -17,7 +17,7 @@ from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, 
 from smtrain.worker.data.clean.refiner import refining
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from tests.core.extras import need
+from tests.extras import need
 from tests.tiers import examples
 
 need("phonenumbers")
