@@ -16,21 +16,6 @@ from smtrain.plane.written import set_aside
 TRANSFER = TransferConfig(max_concurrency=4)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to another name, fsync, rename: a reader sees the old text or the new one. Mode 0600."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
 def within(folder: Path, relative: str) -> Path:
     """`folder/relative`, refusing (ValueError) names that would lead out of the folder."""
     parts = [part for part in relative.split("/") if part not in ("", ".")]

@@ -14,9 +14,9 @@ from botocore.validate import ParamValidator
 
 from smtrain.core.botocore_models import described
 from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.files import write_atomically
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.artifacts import uri_of
-from smtrain.plane.server.files import write_atomically
 from smtrain.plane.written import opened
 
 REASON_LIMIT = 1024
@@ -102,7 +102,7 @@ class JobRecord:
             self.unsaved = True
             kept = {"request": self.request, "arn": self.arn, "tags": self.tags, "state": self.state}
             text = json.dumps(kept, indent=1)
-            disk_reserve.insist(lambda: write_atomically(self.folder / "job.json", text))
+            disk_reserve.insist(lambda: write_atomically(self.folder / "job.json", text, mode=0o600))
             self.unsaved = False
 
     def record(self) -> None:

@@ -23,10 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.files import write_atomically
 from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
 from smtrain.plane.server import moto_contract
 from smtrain.plane.server.auth import Gate
-from smtrain.plane.server.files import write_atomically
 from smtrain.plane.written import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 
 SETTLES_WITHIN = 10.0  # seconds; whoever ends us waits for twenty
@@ -133,17 +133,17 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     _make_defaults()
     make_way(state / "aws_config")
     config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
-    disk_reserve.insist(lambda: write_atomically(state / "aws_config", config))
+    disk_reserve.insist(lambda: write_atomically(state / "aws_config", config, mode=0o600))
     make_way(state / SDK_DEFAULTS)
     modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
     defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
-    disk_reserve.insist(lambda: write_atomically(state / SDK_DEFAULTS, defaults))
+    disk_reserve.insist(lambda: write_atomically(state / SDK_DEFAULTS, defaults, mode=0o600))
     written = {k: v for k, v in vars(endpoint).items() if k != "home"}
 
     def end() -> None:
         # Clients start a plane again that has died, not one that was told to end.
         with contextlib.suppress(OSError):
-            write_atomically(state / ENDPOINT, json.dumps({**written, "stopped": True}))
+            write_atomically(state / ENDPOINT, json.dumps({**written, "stopped": True}), mode=0o600)
         server.shutdown()
 
     def leave(*_: Any) -> None:
@@ -154,7 +154,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     gate.last_request = time.monotonic()
     if idle_exit is not None:
         threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
-    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(written)))
+    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(written), mode=0o600))
     server.serve_forever(poll_interval=0.05)
     executor.settle(SETTLES_WITHIN)
     # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.

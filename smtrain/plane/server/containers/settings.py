@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.files import write_atomically
 from smtrain.plane.hosts import RUN_IN, LocalHosts
 from smtrain.plane.server.containers import leftovers
-from smtrain.plane.server.files import write_atomically
 from smtrain.plane.written import read_json, set_aside
 
 FILE = "hosts.json"
@@ -39,7 +39,7 @@ def checked(asked: dict[str, Any]) -> LocalHosts:
 
 
 def save(state: Path, hosts: LocalHosts) -> None:
-    write_atomically(state / FILE, json.dumps(vars(hosts)))
+    write_atomically(state / FILE, json.dumps(vars(hosts)), mode=0o600)
 
 
 def mark(state: Path) -> None:
