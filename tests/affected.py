@@ -24,7 +24,7 @@ from tests import durations
 from tests.docs.pages import RUN, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("smtrain", "entrypoints", "tests", "scripts")
+FOLDERS = ("smtrain", "entrypoints", "testing", "tests", "scripts")
 ALL = ("pyproject.toml", "setup.py", "scripts/setup", "scripts/packages", "tests/conftest.py")
 """Files that any test may depend on."""
 STAGES = ("fetch", "prepare", "convert", "compile", "train", "export", "generate", "evaluate", "forking", "rendezvous")

@@ -8,15 +8,19 @@ import hashlib
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.follower import Follower
 from smtrain.core.protocol.log_lines import Line
 from smtrain.plane.client import shut_down
-from smtrain.plane.testing.switches import plane
+from testing.plane import plane
 
 
 def main() -> None:

@@ -506,7 +506,7 @@ class Home:
         if self.lost.is_set() or self.tainted:
             return
         time.sleep(1.5)  # until the last warm pool is over
-        from smtrain.plane.process import server_environment
+        from smtrain.plane.client import server_environment
 
         command = [sys.executable, "-m", "smtrain", "local", "clean", "--all", "--yes"]
         environment = {**server_environment(), "SMTRAIN_HOME": str(self.server.home)}

@@ -25,7 +25,7 @@ def status(
 ) -> None:
     """Show whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
     from smtrain.plane.client import home_folder, running, server_pid
-    from smtrain.plane.server.usage import aside, usage
+    from smtrain.plane.server.clean import aside, usage
 
     endpoint, used = running(), usage(home_folder())
     say(f"{used.line()}; `smtrain local clean` says what can go")
@@ -86,8 +86,7 @@ def clean(
     """
     from smtrain.core.config.units import spell_bytes
     from smtrain.plane.client import ensure_running, home_folder
-    from smtrain.plane.server.clean import end_crashed, plan, remove
-    from smtrain.plane.server.usage import KINDS, usage
+    from smtrain.plane.server.clean import KINDS, end_crashed, plan, remove, usage
 
     age = options.age_of(older_than)
     if left := end_crashed(home_folder()):

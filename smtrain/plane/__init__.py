@@ -1,1 +1,1 @@
-"""The local control plane: its server, and the modules that find, start and stop it."""
+"""The local control plane: its server, and the modules that find, start, stop and switch it."""

@@ -11,12 +11,14 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
 from smtrain.core.errors import LocalError
@@ -24,8 +26,7 @@ from smtrain.core.extras import missing, present
 from smtrain.core.files import disk_sentence, probe
 from smtrain.core.files import home as default_home
 from smtrain.core.text import say
-from smtrain.plane.process import ServerProcess
-from smtrain.plane.written import endpoint_fields, make_way, pid_in
+from smtrain.plane.files import endpoint_fields, make_way, pid_in
 
 if TYPE_CHECKING:
     import boto3
@@ -91,8 +92,6 @@ class Endpoint:
 
     def session(self) -> boto3.Session:
         """A boto3 session all of whose clients and resources talk to this endpoint and to nothing else."""
-        from smtrain.plane.session import session_of
-
         return session_of(self.url, self.region, self.access_key, self.secret_key)
 
 
@@ -286,3 +285,100 @@ def _exclusively(path: Path) -> Iterator[None]:
     with open(path, "a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+IDLE_EXIT_SECONDS = 4 * 3600
+EXTENSION = "SMTRAIN_LOCAL_EXTENSION"
+"""Names a module whose `extend(control, executor)` a server calls when it starts; for tests."""
+
+
+class ServerProcess:
+    """Started as a daemon, which outlives the caller."""
+
+    def __init__(self, home: Path, log: Path) -> None:
+        """Raises OSError where it cannot be started, or `log` cannot be written."""
+        self.log = log
+        command = [sys.executable, "-m", "smtrain.plane.server.serve", "--home", str(home)]
+        command += ["--idle-exit", str(IDLE_EXIT_SECONDS)]
+        if extension := os.environ.get(EXTENSION):
+            command += ["--extend", extension]
+        with open(log, "ab") as out:
+            self._began = out.tell()
+            self._process = subprocess.Popen(
+                command,
+                cwd=Path(__file__).resolve().parents[2],
+                env=server_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.returncode
+
+    def lines(self) -> list[str]:
+        """What it has written to its log."""
+        with open(self.log, errors="replace") as log:
+            log.seek(self._began)
+            return [line.strip() for line in log if line.strip()]
+
+    def let_go(self) -> None:
+        """It lives on by design, so its Popen must not warn about that when it is collected."""
+        self._process.returncode = 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def server_environment() -> dict[str, str]:
+    """The caller's environment without anything that could lead the server to real AWS or into a proxy."""
+    dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+    return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
+
+
+def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3.Session:
+    """A session whose clients and resources talk to the control plane at `url` only."""
+    import boto3
+    import botocore.session
+    from botocore.config import Config
+
+    from smtrain.core.botocore_models import share_models
+
+    # Neither the user's profile nor their files are looked at; a proxy would send 127.0.0.1 elsewhere.
+    isolated = botocore.session.Session(
+        session_vars={
+            "profile": (None, None, None, None),
+            "config_file": (None, None, os.devnull, None),
+            "credentials_file": (None, None, os.devnull, None),
+        }
+    )
+    share_models(isolated)
+    ours = Config(proxies={}, max_pool_connections=32)
+
+    class LocalSession(boto3.Session):
+        def client(self, *args: Any, **kwargs: Any) -> Any:
+            return super().client(*args, **_pointed_here(kwargs))
+
+        def resource(self, *args: Any, **kwargs: Any) -> Any:
+            return super().resource(*args, **_pointed_here(kwargs))
+
+    def _pointed_here(kwargs: dict[str, Any]) -> dict[str, Any]:
+        asked = kwargs.get("config")
+        config = ours.merge(asked) if asked is not None else ours
+        return {**kwargs, "endpoint_url": url, "config": config}
+
+    return LocalSession(
+        botocore_session=isolated,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        region_name=region,
+    )

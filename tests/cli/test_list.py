@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.cli import list_jobs
-from smtrain.plane.testing.switches import plane
+from testing.plane import plane
 
 
 @pytest.fixture(scope="module")

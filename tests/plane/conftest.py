@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from smtrain.plane.client import Endpoint, running, shut_down
+from smtrain.plane.client import Endpoint, running, server_environment, shut_down
 from smtrain.plane.hosts import TAG, LocalHosts
-from smtrain.plane.process import server_environment
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 from tests import docker
 from tests.processes import commands
 
@@ -33,7 +32,8 @@ PATIENCE = 120  # seconds until a test that waits for something gives up
 def serve(home: Path, *options: str) -> Endpoint:
     """Start a server with a short grace and wait until it answers."""
     (home / "local").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "smtrain.plane.server.serve", "--home", str(home), "--grace", str(GRACE), *options]
+    command = [sys.executable, "-m", "smtrain.plane.server.serve", "--home", str(home), "--grace", str(GRACE)]
+    command += ["--extend", "testing.synthetic", *options]
     with open(home / "local" / "server.log", "ab") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=server_environment(), stdout=log, stderr=log, start_new_session=True

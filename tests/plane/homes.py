@@ -24,7 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.plane.client import BUCKET, REGION
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 from tests.plane.planes import Forks, NoStartError, Server, causes, request_of
 
 WAYS = ("half", "empty", "random", "folder", "types", "removed", "foreign")
@@ -577,8 +577,7 @@ def _look_at_hurt(
 def _look_from_outside(server: Server, faults: list[str]) -> None:
     """`smtrain local status` and `clean` without `--yes`, in this process."""
     from smtrain.plane.client import running
-    from smtrain.plane.server.clean import plan
-    from smtrain.plane.server.usage import aside, usage
+    from smtrain.plane.server.clean import aside, plan, usage
 
     try:
         usage(server.home).line()

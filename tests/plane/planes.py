@@ -23,8 +23,7 @@ from typing import Any
 from botocore.config import Config
 
 from smtrain.client.backends.sagemaker.calls import checked
-from smtrain.plane.client import BUCKET, ROLE, Endpoint, running, state_folder
-from smtrain.plane.process import server_environment
+from smtrain.plane.client import BUCKET, ROLE, Endpoint, running, server_environment, state_folder
 from smtrain.plane.server.processes import runs
 
 ROOT = Path(__file__).resolve().parents[2]

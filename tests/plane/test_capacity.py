@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smtrain.core.errors import LocalError
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 from .conftest import Client
 

@@ -12,7 +12,7 @@ import pytest
 from smtrain.cli.dispatch import call
 from smtrain.core.config.units import spell_bytes
 from smtrain.plane.client import ensure_running, shut_down
-from smtrain.plane.server.usage import usage
+from smtrain.plane.server.clean import usage
 
 from .conftest import Client, channel, wait_for
 

@@ -26,16 +26,17 @@ from smtrain.cli.options import keys_of
 from smtrain.cli.typed import forget, in_flags
 from smtrain.core.errors import LocalError
 from smtrain.plane import docker
+from smtrain.plane.client import server_environment
 from smtrain.plane.docker import BORROWS, connect
 from smtrain.plane.hosts import TAG, LocalHosts, read
-from smtrain.plane.process import server_environment
-from smtrain.plane.server.containers import image_files, scratch_image
-from smtrain.plane.testing.switches import Plane
+from smtrain.plane.server.containers import scratch_image
+from smtrain.plane.server.containers.job import lay_opt_ml
+from testing.plane import Plane
 from tests import docker as test_docker
 from tests.processes import commands
 
 from .conftest import Client, ContainerClient, channel, gone, wait_for
-from .test_api import refused
+from .test_training_api import refused
 
 PROBE = """
 import json, os, resource, signal, socket, sys
@@ -475,7 +476,7 @@ def test_what_an_image_has_in_opt_ml_stays_below_the_hosts_folder(tmp_path: Path
             else:
                 entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content if isinstance(content, bytes) else b""))
-    image_files.lay(packed, ml)
+    lay_opt_ml(packed, ml)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"image.tar", "ml/code/train.sh", "ml/own/a", "ml/own/b"}
     assert os.access(ml / "code/train.sh", os.X_OK)

@@ -9,11 +9,14 @@ import pytest
 
 from smtrain.core.errors import LocalError
 from smtrain.plane.client import CONTROL, CONTROL_PATH, control_token
-from smtrain.plane.server.control import NEEDS, TAKES
-from smtrain.plane.testing.switches import Plane
+from smtrain.plane.server import control
+from testing import synthetic
+from testing.plane import Plane
 
 from .conftest import Client
-from .test_gate import call
+from .test_auth import call
+
+TAKES, NEEDS = control.TAKES | synthetic.TAKES, control.NEEDS | synthetic.NEEDS
 
 
 def told(client: Client, name: str, body: bytes) -> tuple[int, dict[str, Any]]:

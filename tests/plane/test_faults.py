@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError
 
 from smtrain.core.errors import LocalError
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 from .conftest import GROUP, Client, follow, wait_for
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smtrain.plane.server.files import make_folder, remove, within
-from smtrain.plane.server.usage import usage
-from smtrain.plane.written import opened
+from smtrain.plane.files import make_folder, opened, remove, within
+from smtrain.plane.server.clean import usage
 
 
 def test_a_tree_deeper_than_python_recurses_is_measured_and_removed(tmp_path: Path) -> None:

@@ -18,10 +18,8 @@ from botocore.exceptions import ClientError
 from werkzeug.exceptions import NotFound
 from werkzeug.serving import make_server
 
-from smtrain.plane.client import CONTROL_PATH, REGION
-from smtrain.plane.server.guard import Guard
-from smtrain.plane.server.requests_quietly import QuietHandler
-from smtrain.plane.session import session_of
+from smtrain.plane.client import CONTROL_PATH, REGION, session_of
+from smtrain.plane.server.guard import Guard, QuietHandler
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 Serve = Callable[[App], str]

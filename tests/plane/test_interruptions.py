@@ -10,7 +10,7 @@ import pytest
 
 from smtrain.core.errors import LocalError
 from smtrain.plane.client import Endpoint
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 from .conftest import GRACE, GROUP, Client
 

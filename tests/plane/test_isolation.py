@@ -14,7 +14,7 @@ import pytest
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 
 from .conftest import ROOT, Client, StartServer, channel
-from .test_api import refused
+from .test_training_api import refused
 
 LOOK = """
 import json, os, socket

@@ -126,7 +126,7 @@ def replaced(folder: str) -> None:
     from moto.sagemaker.models import sagemaker_backends
 
     from smtrain.plane.client import BUCKET, REGION, ROLE, Endpoint
-    from smtrain.plane.server import logs_api, quotas, schedules, simulator, store, streams, training_api
+    from smtrain.plane.server import logs_api, quotas, schedules, simulator, store, training_api
     from smtrain.plane.server.executor import Executor
     from smtrain.plane.server.index import KEPT
 
@@ -153,7 +153,7 @@ def replaced(folder: str) -> None:
     key = s3.put_object(BUCKET, "a/b", b"body")
     marker, _ = s3.delete_object(BUCKET, "a/b")
     assert marker
-    stream = streams.stream_of("job/algo-1-1")
+    stream = logs_api.stream_of("job/algo-1-1")
     objects = [*backends, key, s3.buckets[BUCKET], s3.buckets[BUCKET].keys["a/b"], stream.log_group]
     objects.append(FakeMultipart("a", {}, ACCOUNT, REGION))  # type: ignore[arg-type]
     for wanted, attributes in OBJECTS.items():

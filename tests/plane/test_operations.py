@@ -141,7 +141,7 @@ def test_a_bucket_policy_that_is_none_does_not_close_the_bucket(client: Client) 
     "target", ["SageMaker.CreateTrainingJob", "SageMaker.CreateModel", "Logs_20140328.GetLogEvents"]
 )
 def test_a_body_that_is_no_json_object_is_refused(client: Client, target: str, body: bytes) -> None:
-    from .test_gate import call
+    from .test_auth import call
 
     status, said = call(client.endpoint, "POST", "/", signed_for(client, target, body), body)
     assert status == 400, said

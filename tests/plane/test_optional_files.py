@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from smtrain.plane.client import ensure_running, revive, running, server_pid, shut_down
+from smtrain.plane.files import endpoint_fields, read_json
 from smtrain.plane.hosts import LocalHosts
-from smtrain.plane.server.containers import settings
-from smtrain.plane.written import endpoint_fields, read_json
+from smtrain.plane.server.containers.job import FILE, load_settings
 
 WHOLE = {
     "url": "http://127.0.0.1:4000", "region": "us-east-1", "account": "123456789012", "bucket": "smtrain-local",
@@ -160,10 +160,10 @@ def test_a_damaged_file_does_not_stop_a_revival(home: Path) -> None:
     "text", ['["a"]', "null", '{"run_in": {}}', '{"nonsense": "x"}', '{"run_in": "moon"}', "[" * 100_000]
 )
 def test_settings_of_hosts_that_make_no_sense_are_set_aside(text: str, tmp_path: Path) -> None:
-    (tmp_path / settings.FILE).write_text(text)
-    assert settings.load(tmp_path) == LocalHosts()
+    (tmp_path / FILE).write_text(text)
+    assert load_settings(tmp_path) == LocalHosts()
     wrong = text != '{"run_in": {}}'
-    assert (tmp_path / f"{settings.FILE}.damaged-1").exists() == wrong
+    assert (tmp_path / f"{FILE}.damaged-1").exists() == wrong
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import LocalError
 from smtrain.plane.client import Endpoint, ensure_running, shut_down
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 from .conftest import Client
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 from .conftest import Client
 

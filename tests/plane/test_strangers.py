@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from smtrain.plane.docker import connect
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 from tests import as_told, docker
 
 from .conftest import Client, channel

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from smtrain.plane.server import streams
-from smtrain.plane.server.streams import Delivery
+from smtrain.plane.server import logs_api
+from smtrain.plane.server.logs_api import Delivery
 
 from .conftest import follow
 
 
 def test_a_token_does_not_give_what_arrived_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(streams, "time", SimpleNamespace(time=lambda: clock.now))
-    monkeypatch.setattr(streams, "delivery", Delivery(reorder=0.3, seed=1))
-    stream = streams.stream_of("behind/algo-1-1000")
+    monkeypatch.setattr(logs_api, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(logs_api, "delivery", Delivery(reorder=0.3, seed=1))
+    stream = logs_api.stream_of("behind/algo-1-1000")
 
     def page(**asked: Any) -> dict[str, Any]:
         return stream.page(asked)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.server import artifacts, channels, links, toolkit
+from smtrain.plane.server import artifacts, channels, toolkit
 from smtrain.plane.server.channels import Channel, InputError
 from smtrain.plane.server.containers import job as containers
 from smtrain.plane.server.containers.host import ContainerHost
 from smtrain.plane.server.containers.job import JobContainers
 from smtrain.plane.server.hosts import OBEYS_WITHIN, Host, HostEvent
 from smtrain.plane.server.jobs import JobRecord, hosts_of
-from smtrain.plane.server.network import HostNetwork
+from smtrain.plane.server.namespaces import HostNetwork
 from smtrain.plane.server.sync import CheckpointSync
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Attempt:
     def _left_in(self, host: Host, folder: str, uri: str) -> dict[str, Path]:
         """The files of a host's folder; what cannot go to S3 is named in the host's log."""
         key = split_uri(uri)[1]
-        tree = links.walk(host.ml, host.ml / folder, key if key.endswith("/") else None)
+        tree = artifacts.walk(host.ml, host.ml / folder, key if key.endswith("/") else None)
         if said := tree.sentences(f"/opt/ml/{folder}"):
             host.log.write(said)
         return tree.files

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import io
 import json
 import os
+import re
 import time
+from calendar import timegm
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-from smtrain.plane.client import READY_PATH
-from smtrain.plane.server import signature
-from smtrain.plane.testing.faults import answer
+from botocore.auth import HmacV1QueryAuth, S3SigV4Auth, SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.compat import HTTPHeaders
+from botocore.credentials import Credentials
+
+from smtrain.plane.client import CONTROL, READY_PATH, control_token
+from smtrain.plane.server.operations import answer
 
 
 class Gate:
@@ -35,7 +45,7 @@ class Gate:
             return "smtrain's local control plane does not answer web pages"
         if path.lstrip("/").startswith("moto-api"):
             return "moto's own API, which can erase all state, is closed here"
-        return signature.fault_of(environ, self.access_key, self.secret_key)
+        return fault_of(environ, self.access_key, self.secret_key)
 
 
 def _service(environ: dict[str, Any]) -> str:
@@ -44,3 +54,111 @@ def _service(environ: dict[str, Any]) -> str:
     if len(scope) > 3:
         return str(scope[3])
     return "s3" if "Signature=" in environ.get("QUERY_STRING", "") else ""
+
+
+_HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
+_SIGNED = (
+    "smtrain's local control plane answers requests only that are signed with the keys of its home's endpoint.json"
+)
+
+
+def fault_of(environ: dict[str, Any], access_key: str, secret: str, now: float | None = None) -> str | None:
+    """Why a WSGI request is not of this home's owner; None where it is. A body that is read is put back."""
+    keys = Credentials(access_key, secret)
+    given = environ.get("HTTP_AUTHORIZATION", "")
+    url = f"http://{environ.get('HTTP_HOST', '')}{environ.get('RAW_URI') or environ.get('REQUEST_URI', '')}"
+    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query, keep_blank_values=True).items()}
+    now = time.time() if now is None else now
+    try:
+        if given.startswith(CONTROL):
+            signed = hmac.compare_digest(given[len(CONTROL) :].encode(), control_token(secret).encode())
+        elif given:
+            signed = _by_header(environ, url, given, keys)
+        elif "X-Amz-Signature" in query:
+            if now > timegm(time.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ")) + int(query["X-Amz-Expires"]):
+                return "this link has expired"
+            signed = _by_query(environ, url, query, keys)
+        elif "Signature" in query:
+            if now > int(query["Expires"]):
+                return "this link has expired"
+            signed = _by_old_query(environ, url, query, keys)
+        else:
+            signed = False
+    except (KeyError, ValueError):
+        signed = False
+    return None if signed else _SIGNED
+
+
+def _by_header(environ: dict[str, Any], url: str, given: str, keys: Credentials) -> bool:
+    found = _HEADER.match(given)
+    if found is None:
+        return False
+    scope, names, signature = found.groups()
+    stamp = environ.get("HTTP_X_AMZ_DATE", "")
+    return _matches(environ, url, scope, names, stamp, signature, keys)
+
+
+def _by_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
+    parts = urlsplit(url)
+    unsigned = "&".join(pair for pair in parts.query.split("&") if not pair.startswith("X-Amz-Signature="))
+    names, signature = query["X-Amz-SignedHeaders"], query["X-Amz-Signature"]
+    url = parts._replace(query=unsigned).geturl()
+    return _matches(environ, url, query["X-Amz-Credential"], names, query["X-Amz-Date"], signature, keys, link=True)
+
+
+def _matches(
+    environ: dict[str, Any], url: str, scope: str, names: str, stamp: str, signature: str, keys: Credentials,
+    link: bool = False,
+) -> bool:  # fmt: skip
+    """Whether a signature of version 4 is what the secret gives for this request."""
+    access_key, date, region, service, _ = scope.split("/")
+    if access_key != keys.access_key or date != stamp[:8] or "host" not in names.split(";"):
+        return False
+    headers = {name: _header(environ, name) for name in names.split(";")}
+    if link and service == "s3":
+        headers_of_body = {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}
+    elif told := environ.get("HTTP_X_AMZ_CONTENT_SHA256"):
+        headers_of_body = {"X-Amz-Content-SHA256": told}
+    else:
+        headers_of_body = {"X-Amz-Content-SHA256": hashlib.sha256(_body(environ)).hexdigest()}
+    kind: Any = S3SigV4Auth if service == "s3" else SigV4Auth
+    auth = kind(keys, service, region)
+    # The body's hash is a part of what is signed, whether its header is or not.
+    auth.headers_to_sign = lambda _: _headers(headers)
+    request = AWSRequest(environ["REQUEST_METHOD"], url, headers_of_body)
+    request.context["timestamp"] = stamp
+    expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
+    return hmac.compare_digest(expected, signature)
+
+
+def _by_old_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
+    """A link of S3's signature version 2, which boto3 still makes where none is asked for."""
+    if query["AWSAccessKeyId"] != keys.access_key:
+        return False
+    names = ["content-md5", "content-type", *(_name(key) for key in environ if key.startswith("HTTP_X_AMZ_"))]
+    headers = _headers({name: _header(environ, name) for name in names if _header(environ, name)})
+    auth = HmacV1QueryAuth(keys)
+    text = auth.canonical_string(environ["REQUEST_METHOD"], urlsplit(url), headers, expires=int(query["Expires"]))
+    return hmac.compare_digest(auth.sign_string(text), query["Signature"])
+
+
+def _headers(given: dict[str, str]) -> Any:
+    headers: Any = HTTPHeaders()
+    for name, value in given.items():
+        headers[name] = value
+    return headers
+
+
+def _header(environ: dict[str, Any], name: str) -> str:
+    key = name.upper().replace("-", "_")
+    return str(environ.get(key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}", ""))
+
+
+def _name(key: str) -> str:
+    return key.removeprefix("HTTP_").lower().replace("_", "-")
+
+
+def _body(environ: dict[str, Any]) -> bytes:
+    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    environ["wsgi.input"] = io.BytesIO(body)
+    return body

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from smtrain.plane.server.files import make_folder
+from smtrain.plane.files import make_folder
 
 CHUNK = 1 << 18
 NAME = re.compile(r"[0-9a-f]{32}")

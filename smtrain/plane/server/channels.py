@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.server.files import TRANSFER, within
+from smtrain.plane.files import within
+from smtrain.plane.server.artifacts import TRANSFER
 
 
 class InputError(Exception):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError, LocalError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol.finished import Record, going
 from smtrain.core.protocol.uris import split_uri
 from smtrain.plane.client import Endpoint, running, state_folder
-from smtrain.plane.server import files
-from smtrain.plane.server.usage import aside, usage
+from smtrain.plane.files import remove as remove_tree
 
 STRAY_SECONDS = 60.0
 """A folder without a record is no job's after so long: a job's record is its first file."""
@@ -44,10 +46,10 @@ def end_crashed(home: Path) -> str:
     Gives what that was: `1 container, 1 network`; empty for nothing. Raises `LocalError` where Docker does not answer.
     """
     from smtrain.plane.docker import connect, plainly
-    from smtrain.plane.server.containers import leftovers, settings
+    from smtrain.plane.server.containers import leftovers
 
     state = state_folder(home)
-    if not settings.used(state):
+    if not leftovers.used(state):
         return ""
     client = connect("")
     with plainly("removing what a crash left"):
@@ -117,7 +119,7 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
         for cursor in (endpoint.home / "follow").glob(f"*/{record.name}*.json"):
             cursor.unlink(missing_ok=True)
     for path in found.folders:
-        files.remove(path)
+        remove_tree(path)
     if everything:
         with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
             log.truncate()  # the server appends to it
@@ -162,3 +164,83 @@ def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
 
 def _below(uri: str, prefixes: Iterable[str]) -> bool:
     return any(uri.startswith(prefix) for prefix in prefixes)
+
+
+KINDS = {
+    "S3 objects": "inputs, checkpoints, outputs of jobs",
+    "jobs that run": "the hosts' /opt/ml",
+    "job records and logs": "what `smtrain status` and `smtrain logs` show",
+    "warm pools": "caches of machines kept warm",
+    "server log": "",
+    "set aside": "damaged files that a start has moved out of the way",
+    "demo": "text and model of demo://, made again when they are used",
+    "models": "what chat, generate and evaluate fetched from S3, fetched again when it is asked for",
+    "caches": "where follows were left, and other files",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes by kind, and what is free on the disk."""
+
+    home: Path
+    kinds: dict[str, int]
+    free: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.kinds.values())
+
+    def line(self) -> str:
+        """One line with the largest kinds."""
+        largest = sorted(self.kinds.items(), key=lambda kind: -kind[1])[:3]
+        parts = ", ".join(f"{kind} {spell_bytes(size)}" for kind, size in largest if size)
+        return f"disk use: {spell_bytes(self.total)}{f' ({parts})' if parts else ''}, {spell_bytes(self.free)} free"
+
+
+def usage(home: Path) -> Usage:
+    """Walk the home folder. Files with several names count once; what vanishes meanwhile does not count."""
+    kinds = Counter(dict.fromkeys(KINDS, 0))
+    seen: set[tuple[int, int]] = set()
+    folders = [os.fspath(home)]  # a job's may lie deeper than os.walk recurses
+    while folders:
+        try:
+            entries = list(os.scandir(folders.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+                continue
+            path = Path(entry.path)
+            if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                # What it takes, not how long it is: a file of a byte takes a block.
+                kinds[_kind(path, home)] += status.st_blocks * 512
+    return Usage(home, dict(kinds), shutil.disk_usage(home).free)
+
+
+def aside(home: Path) -> list[Path]:
+    """What a start has found damaged and moved out of the way."""
+    state = state_folder(home)
+    return sorted(path for below in ("*", "s3/*", "jobs/*", "jobs/*/*") for path in state.glob(f"{below}.damaged*"))
+
+
+def _kind(path: Path, home: Path) -> str:
+    state = state_folder(home)
+    if path.name.endswith(".damaged") or any(".damaged" in part for part in path.parts):
+        return "set aside"
+    if path.is_relative_to(state / "s3"):
+        return "S3 objects"
+    if path.is_relative_to(state / "jobs"):
+        below = path.relative_to(state / "jobs").parts
+        kinds = {"hosts": "jobs that run", "pool": "warm pools"}
+        return kinds.get(below[1] if len(below) > 1 else "", "job records and logs")
+    if path == state / "server.log":
+        return "server log"
+    top = path.relative_to(home).parts[0]
+    return top if top in ("demo", "models") else "caches"

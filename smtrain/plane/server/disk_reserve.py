@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from smtrain.core.files import disk_number, disk_sentence
 from smtrain.core.files import probe as try_writing
-from smtrain.plane.written import make_way
+from smtrain.plane.files import make_way
 
 T = TypeVar("T")
 RESERVE_BYTES = 4 << 20

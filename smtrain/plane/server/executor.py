@@ -14,20 +14,20 @@ from typing import Any
 from botocore.config import Config
 
 from smtrain.plane.client import ACCOUNT, REGION, Endpoint, state_folder
-from smtrain.plane.server import disk_reserve, pools, ports, processes
+from smtrain.plane.files import make_folder, remove, set_aside
+from smtrain.plane.server import disk_reserve, pools, processes
 from smtrain.plane.server.attempt import FAULT, SPOT
 from smtrain.plane.server.capacity import Capacity
-from smtrain.plane.server.containers import settings
-from smtrain.plane.server.files import make_folder, remove
+from smtrain.plane.server.containers import job as containers
+from smtrain.plane.server.containers import leftovers
+from smtrain.plane.server.faults import OWN_CLIENT
 from smtrain.plane.server.hosts import default_environment
 from smtrain.plane.server.jobrun import JobRun
 from smtrain.plane.server.jobs import JobRecord
+from smtrain.plane.server.logs_api import forget
 from smtrain.plane.server.logstream import replay
 from smtrain.plane.server.quotas import Quotas
-from smtrain.plane.server.streams import forget
 from smtrain.plane.server.warm import WarmPython, offered
-from smtrain.plane.testing.faults import OWN_CLIENT
-from smtrain.plane.written import set_aside
 
 RESTARTED = "InternalServerError: the local control plane was restarted while the job ran"
 
@@ -45,7 +45,7 @@ class Executor:
         ours: Any = {"user_agent_appid": OWN_CLIENT}  # an argument that boto3's stubs do not know
         self.client = endpoint.session().client("s3", config=Config(**ours))
         self.capacity, self.quotas = Capacity(), Quotas()
-        self.hosts = settings.load(self.state)
+        self.hosts = containers.load_settings(self.state)
         self.warm = WarmPython(default_environment()) if offered(namespaces) else None
         self._runs: dict[str, Any] = {}
         self._ports: dict[int, socket.socket] = {}
@@ -60,7 +60,7 @@ class Executor:
     def restore(self) -> None:
         """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
         processes.end_all(self.folder, below=True)
-        settings.end_containers(self.state)
+        leftovers.end_containers(self.state)
         for folder in sorted(self.folder.iterdir(), key=_changed):
             if not os.path.lexists(folder / "job.json"):
                 continue
@@ -135,8 +135,8 @@ class Executor:
     def set_hosts(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What hosts of jobs are that do not say it themselves; with nothing asked for, what it is."""
         if asked:
-            self.hosts = settings.checked(asked)
-            settings.save(self.state, self.hosts)
+            self.hosts = containers.checked_settings(asked)
+            containers.save_settings(self.state, self.hosts)
         return dict(vars(self.hosts))
 
     def delete(self, job: JobRecord) -> bool:
@@ -171,8 +171,8 @@ class Executor:
 
     def take_port(self) -> int:
         """A port of this machine for the rendezvous of a job's hosts, kept for them until it is given back."""
-        holder = ports.keep()
-        port = ports.port_of(holder)
+        holder = kept_port()
+        port = int(holder.getsockname()[1])
         self._ports[port] = holder
         return port
 
@@ -192,3 +192,19 @@ def _changed(folder: Path) -> float:
 def arn_of(name: str) -> str:
     """The ARN of a training job."""
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
+
+
+def kept_port() -> socket.socket:
+    """A socket bound to a free port of 127.0.0.1, which keeps the port while it is open.
+
+    Only a server that binds this very port with SO_REUSEADDR gets it meanwhile.
+    """
+    holder = socket.socket()
+    try:
+        holder.bind(("127.0.0.1", 0))
+        # After bind, which else might choose a port that another process keeps.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        holder.close()
+        raise
+    return holder

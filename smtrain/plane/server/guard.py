@@ -15,10 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from moto.moto_server.werkzeug_app import MotoRequestHandler
+
 from smtrain.plane.client import CONTROL_PATH
 from smtrain.plane.server import disk_reserve, operations
+from smtrain.plane.server.faults import DroppedError
+from smtrain.plane.server.operations import answer
 from smtrain.plane.server.refusals import HERE
-from smtrain.plane.testing.faults import DroppedError, answer
 
 CAUSE = 300
 """Characters of a cause that a sentence repeats."""
@@ -148,3 +151,10 @@ def _is_json(environ: dict[str, Any]) -> bool:
         return isinstance(json.loads(body.getvalue() or b"{}"), dict)
     except (ValueError, RecursionError):
         return False
+
+
+class QuietHandler(MotoRequestHandler):
+    """Answers, and says nothing of it."""
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        pass

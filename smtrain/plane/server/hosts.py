@@ -14,16 +14,14 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from smtrain.plane.client import REGION, Endpoint
-from smtrain.plane.process import server_environment
-from smtrain.plane.server import links, pools, processes
+from smtrain.plane.client import REGION, Endpoint, server_environment
+from smtrain.plane.files import opened, remove, within
+from smtrain.plane.server import artifacts, pools, processes
 from smtrain.plane.server.channels import Channel, describe_inputs
-from smtrain.plane.server.files import remove, within
+from smtrain.plane.server.faults import OWN_CLIENT
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 from smtrain.plane.server.logstream import HostLog
 from smtrain.plane.server.toolkit import Command, search_path
-from smtrain.plane.testing.faults import OWN_CLIENT
-from smtrain.plane.written import opened
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
@@ -276,7 +274,7 @@ class Host:
 
     def failure(self) -> str:
         """What the script wrote to /opt/ml/output/failure, else its last line of output."""
-        path = links.resolved(self.ml, self.ml / "output" / "failure")
+        path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
             text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
             if said := text.strip(" \t\r\n\0")[:1024]:

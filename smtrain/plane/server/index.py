@@ -16,10 +16,9 @@ from moto.s3 import models
 
 from smtrain.core.files import disk_number
 from smtrain.plane.client import ACCOUNT
+from smtrain.plane.files import make_folder, make_way, set_aside
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.blobs import BlobFolder
-from smtrain.plane.server.files import make_folder
-from smtrain.plane.written import make_way, set_aside
 
 # What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
 KEPT = (

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from smtrain.core.errors import LocalError
+from smtrain.plane.files import remove
 from smtrain.plane.server import pools
 from smtrain.plane.server.attempt import FAULT, SPOT, Attempt, End
 from smtrain.plane.server.capacity import NO_CAPACITY
 from smtrain.plane.server.channels import InputError
-from smtrain.plane.server.files import remove
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from botocore.validate import ParamValidator
 from smtrain.core.botocore_models import described
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.files import write_atomically
+from smtrain.plane.files import opened
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.artifacts import uri_of
-from smtrain.plane.written import opened
 
 REASON_LIMIT = 1024
 STATUSES = ("InProgress", "Stopping", *ENDED)

@@ -4,17 +4,248 @@ from __future__ import annotations
 
 import heapq
 import json
+import random
 import re
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 from moto.logs.exceptions import InvalidParameterException, ResourceNotFoundException
+from moto.logs.models import LogStream, logs_backends
 from moto.logs.responses import LogsResponse
 from moto.logs.utils import EventMessageFilter
 
 from smtrain.core.facts.sagemaker import LOG_GROUP
-from smtrain.plane.server import streams, validation
-from smtrain.plane.server.streams import EVENT_BYTES, PAGE_BYTES, PAGE_EVENTS, Event, JobStream, visible
+from smtrain.plane.client import ACCOUNT, REGION
+from smtrain.plane.server import validation
+from smtrain.plane.server.logfile import LogFile, LogLine
+
+PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of GetLogEvents
+
+
+@dataclass
+class Delivery:
+    """How log events arrive. All zero: at once and in order."""
+
+    late: float = 0.0
+    """Seconds; each event becomes readable up to so long after it was written, in its stream's order."""
+    reorder: float = 0.0
+    """This fraction of events arrives later still, behind younger events of its stream: up to `late` (or 1 s) more."""
+    late_streams: float = 0.0
+    """Seconds; a stream appears up to so long after its host began to write."""
+    empty_pages: float = 0.0
+    """This fraction of pages is empty, with a token that goes on, though there is more to read."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.late, self.reorder, self.late_streams, self.empty_pages) < 0 or self.reorder > 1:
+            raise ValueError("late and late_streams are seconds, reorder and empty_pages fractions; none is negative")
+        if self.empty_pages >= 1:
+            raise ValueError("empty_pages must be below 1, or no reader would ever come to an end")
+        self.random = random.Random(self.seed)
+
+
+delivery = Delivery()
+
+
+def control(asked: dict[str, Any]) -> dict[str, Any]:
+    """Set how events are delivered from now on; what is not named goes back to its default."""
+    global delivery
+    known = {f.name for f in fields(Delivery)}
+    if unknown := asked.keys() - known:
+        raise ValueError(f"no such setting of log delivery: {', '.join(sorted(unknown))}")
+    delivery = Delivery(**asked)
+    return {name: getattr(delivery, name) for name in sorted(known)}
+
+
+class Event:
+    """One line as clients get it, and the moment from which they do."""
+
+    __slots__ = ("message", "number", "readable", "timestamp")
+
+    def __init__(self, line: LogLine, readable: float) -> None:
+        self.number, self.timestamp, self.message = line
+        self.readable = readable
+
+    @property
+    def ingestion_time(self) -> int:
+        return max(self.timestamp, int(self.readable * 1000))
+
+    def to_response_dict(self) -> dict[str, Any]:
+        return {"timestamp": self.timestamp, "message": self.message, "ingestionTime": self.ingestion_time}
+
+
+class JobStream(LogStream):
+    """moto's stream with events of ours. Timestamps never go back within a stream: HostLog sees to that."""
+
+    def __init__(self, group: Any, name: str, log: LogFile | None = None) -> None:
+        super().__init__(group, name)
+        LogStream._log_ids += 1
+        self.ordinal = LogStream._log_ids
+        self.readable = time.time() + delivery.random.random() * delivery.late_streams
+        self.log = log or LogFile()
+        self._moments: dict[int, float] = {}
+        """When a line can be read, by its number; all others can from their own time on."""
+        self._last_readable = 0.0
+        self._lock = threading.Lock()
+
+    def append(self, lines: list[tuple[int, str]], readable: list[float] | None = None) -> None:
+        """Add (timestamp in ms, message) pairs; `readable` are the moments they can be read, default: now or late."""
+        now, at = time.time(), delivery
+        with self._lock:
+            for i, (stamp, _) in enumerate(lines):
+                moment = readable[i] if readable else now
+                moment = self._last_readable = max(self._last_readable, moment + at.random.random() * at.late)
+                if at.reorder and at.random.random() < at.reorder:
+                    moment += at.random.random() * (at.late or 1.0)
+                if max(moment, stamp / 1000) > now and abs(moment - stamp / 1000) > 0.001:
+                    self._moments[self.log.count + i] = moment
+            self.log.append(lines)
+            self.stored_bytes += sum(len(message) for _, message in lines)
+
+    def put_log_events(self, log_events: list[dict[str, Any]]) -> str:
+        self.append([(event["timestamp"], event["message"]) for event in log_events])
+        return f"{self.log.count:056d}"
+
+    @property
+    def events(self) -> Any:
+        """What can be read by now; moto's queries ask for it."""
+        return self.readable_from(0)
+
+    @events.setter
+    def events(self, _: Any) -> None:
+        """moto's constructor sets an empty list."""
+
+    def event_id(self, event: Event) -> str:
+        return f"{event.timestamp:020d}{self.ordinal:016d}{event.number:020d}"
+
+    def to_describe_dict(self) -> dict[str, Any]:
+        if self._moments or self.log.stamp / 1000 > time.time():
+            first, last = next(self.readable_from(0), None), next(self.readable_to(self.log.count), None)
+        else:  # no line need be read
+            ends = ((0, self.log.first), (self.log.count - 1, self.log.stamp)) if self.log.count else ()
+            first, last = [Event(LogLine(*end, ""), end[1] / 1000) for end in ends] or (None, None)
+        told = {
+            "arn": self.arn,
+            "creationTime": int(self.creation_time.timestamp() * 1000),
+            "logStreamName": self.log_stream_name,
+            "storedBytes": 0,  # since 2019, says the API's reference
+        }
+        if first and last:
+            told.update(
+                firstEventTimestamp=first.timestamp,
+                lastEventTimestamp=last.timestamp,
+                lastIngestionTime=last.ingestion_time,
+                uploadSequenceToken=f"{self.log.count:056d}",
+            )
+        return told
+
+    def after(self, start: int | None) -> int:
+        """Number of the first event at or after a timestamp."""
+        return self.log.after(start) if start else 0
+
+    def readable_from(self, number: int, end: int | None = None) -> Iterator[Event]:
+        """Readable events from a number on, before timestamp `end`."""
+        for event in self._by_now(self.log.lines(number)):
+            if end is not None and event.timestamp >= end:
+                return
+            yield event
+
+    def readable_to(self, number: int, start: int | None = None) -> Iterator[Event]:
+        """Readable events before a number, the youngest first."""
+        for event in self._by_now(self.log.back(number)):
+            if start is not None and event.timestamp < start:
+                return
+            yield event
+
+    def _by_now(self, lines: Iterator[LogLine]) -> Iterator[Event]:
+        now = time.time()
+        for line in lines:
+            moment = self._moments.get(line.number, line.stamp / 1000)
+            if moment <= now:
+                yield Event(line, moment)
+
+    def page(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """GetLogEvents."""
+        limit = int(asked.get("limit") or PAGE_EVENTS)
+        if not 1 <= limit <= PAGE_EVENTS:
+            raise InvalidParameterException(msg=f"limit is {limit}; it must be from 1 to {PAGE_EVENTS}")
+        start, end = asked.get("startTime"), asked.get("endTime")
+        token = asked.get("nextToken")
+        if token:
+            way, number, turn = _parsed(token)
+        else:
+            way, number, turn = ("f", 0, 0) if asked.get("startFromHead") else ("b", self.log.count, 0)
+        if way == "f":
+            source = self.readable_from(max(number, self.after(start)), end)
+        else:
+            source = self.readable_to(min(number, self.after(end) if end else number), start)
+        found = fill(source, limit)
+        if token and found and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
+            found, turn = [], turn + 1
+        if way == "b":
+            found.reverse()
+        back, forth = (found[0].number, found[-1].number + 1) if found else (number, number)
+        return {
+            "events": [event.to_response_dict() for event in found],
+            "nextForwardToken": _token("f", forth, turn if way == "f" else 0),
+            "nextBackwardToken": _token("b", back, turn if way == "b" else 0),
+        }
+
+
+def fill(source: Iterator[Any], limit: int) -> list[Any]:
+    """A page: up to `limit` events and a megabyte, but one event at least."""
+    found: list[Any] = []
+    size = 0
+    for event in source:
+        size += len(event.message.encode()) + EVENT_BYTES
+        if found and size > PAGE_BYTES:
+            break
+        found.append(event)
+        if len(found) == limit:
+            break
+    return found
+
+
+def _token(way: str, number: int, turn: int) -> str:
+    return f"{way}/{number:056d}/{turn or 's'}"
+
+
+def _parsed(token: str) -> tuple[str, int, int]:
+    way, _, rest = token.partition("/")
+    number, _, turn = rest.partition("/")
+    if way not in ("f", "b") or not number.isdigit():
+        raise InvalidParameterException(msg="The specified nextToken is invalid.")
+    return way, int(number), int(turn) if turn.isdigit() else 0
+
+
+def stream_of(name: str, log: LogFile | None = None) -> JobStream:
+    """The stream `<job>/<host>-<epoch>`, made with these lines if there is none."""
+    backend = logs_backends[ACCOUNT][REGION]
+    if LOG_GROUP not in backend.groups:
+        backend.create_log_group(LOG_GROUP, {})
+    streams = backend.groups[LOG_GROUP].streams
+    if name not in streams:
+        streams[name] = JobStream(backend.groups[LOG_GROUP], name, log)
+    return streams[name]  # type: ignore[return-value]
+
+
+def forget(job_name: str) -> None:
+    """Remove the streams of a job."""
+    group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
+    for name in [name for name in (group.streams if group else ()) if name.startswith(f"{job_name}/")]:
+        del group.streams[name]  # type: ignore[union-attr]
+
+
+def visible(prefix: str = "") -> list[JobStream]:
+    group = logs_backends[ACCOUNT][REGION].groups.get(LOG_GROUP)
+    if group is None:
+        raise ResourceNotFoundException(msg="The specified log group does not exist.")
+    now = time.time()
+    found = [s for name, s in list(group.streams.items()) if name.startswith(prefix) and isinstance(s, JobStream)]
+    return sorted((s for s in found if s.readable <= now), key=lambda stream: stream.log_stream_name)
 
 
 def install() -> None:
@@ -78,7 +309,7 @@ def filtered(asked: dict[str, Any]) -> dict[str, Any]:
             break
         told = {"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()}
         found.append(told)
-    if found and streams.delivery.empty_pages and streams.delivery.random.random() < streams.delivery.empty_pages:
+    if found and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
         return {"events": [], "nextToken": f"{position or '0' * 56}/{int(turn or 0) + 1}", "searchedLogStreams": []}
     page: dict[str, Any] = {"events": found, "searchedLogStreams": []}
     if more:

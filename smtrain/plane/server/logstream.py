@@ -18,8 +18,8 @@ from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.plane.client import ACCOUNT, REGION
 from smtrain.plane.server.jobs import JobRecord
 from smtrain.plane.server.logfile import LogFile
+from smtrain.plane.server.logs_api import EVENT_BYTES, stream_of
 from smtrain.plane.server.scanner import Scanner
-from smtrain.plane.server.streams import EVENT_BYTES, stream_of
 
 LINE_BYTES = (256 << 10) - EVENT_BYTES
 """Of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""

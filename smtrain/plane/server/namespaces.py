@@ -8,6 +8,7 @@ the kernel does not give one. Imports the standard library alone: it starts with
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -15,6 +16,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,57 @@ def make_network() -> None:
         _unshare_as_user(CLONE_NEWNET)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP | IFF_RUNNING))
+
+
+PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+
+
+class HostNetwork:
+    """A network namespace that the hosts of one job share. OSError where this machine gives none."""
+
+    def __init__(self) -> None:
+        from smtrain.plane.client import server_environment  # not at the top: this module starts with every host
+
+        self._holder = subprocess.Popen(
+            [sys.executable, "-m", "smtrain.plane.server.namespaces"],
+            cwd=PACKAGE_PARENT,
+            env=server_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._holder.stdout
+        with self._holder.stdout as said:
+            line = said.readline()
+        refusal = json.loads(line)["refusal"] if line else "the process that was to keep it ended"
+        if refusal:
+            self.end()
+            raise OSError(refusal)
+
+    @property
+    def pid(self) -> int:
+        return self._holder.pid
+
+    def end(self) -> None:
+        """Give it up; the kernel removes it with its last process."""
+        assert self._holder.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._holder.stdin.close()
+        self._holder.wait()
+
+
+def refusal(namespaces: bool) -> str | None:
+    """Why a job cannot be isolated on this machine, as a sentence; None where it can."""
+    try:
+        if not namespaces:
+            raise OSError("it was started without namespaces")
+        HostNetwork().end()
+    except OSError as error:
+        return (
+            "EnableNetworkIsolation cannot be honoured: smtrain's local control plane has no network namespace for "
+            f"the job ({error.strerror or error}); leave network isolation out here"
+        )
+    return None
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.facts.warm_pools import WARM_POOL_CACHE, first_difference
-from smtrain.plane.server.files import remove
+from smtrain.plane.files import remove
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 
 CACHE = WARM_POOL_CACHE.removeprefix("/opt/ml/")

@@ -36,12 +36,6 @@ def start() -> None:
     threading.Thread(target=_watch, daemon=True).start()
 
 
-def control(asked: dict[str, Any]) -> dict[str, Any]:
-    """The plane's clock: do what is due so many seconds from now; gives the names of the schedules that ran."""
-    now = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=float(asked.get("ahead", 0)))
-    return {"ran": run_due(now)}
-
-
 def run_due(now: datetime.datetime) -> list[str]:
     """Run each schedule whose moment has come, once."""
     ran = []

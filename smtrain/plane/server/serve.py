@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -25,9 +26,9 @@ from typing import Any
 
 from smtrain.core.files import write_atomically
 from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
+from smtrain.plane.files import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 from smtrain.plane.server import moto_contract
 from smtrain.plane.server.auth import Gate
-from smtrain.plane.written import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 
 SETTLES_WITHIN = 10.0  # seconds; whoever ends us waits for twenty
 
@@ -65,7 +66,7 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
     """Bind the port asked for, else the one of the last run, so that clients survive a restart, else any."""
     from werkzeug.serving import make_server
 
-    from smtrain.plane.server.requests_quietly import QuietHandler
+    from smtrain.plane.server.guard import QuietHandler
 
     previous = port_of(previous_url)
     for candidate in [port] if port else [previous, 0]:
@@ -83,7 +84,7 @@ def _previous(state: Path) -> dict[str, Any]:
     return found
 
 
-def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool) -> None:
+def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool, extension: str) -> None:
     """Serve until SIGTERM, SIGINT or `idle_exit` seconds without request and job."""
     state = state_folder(home)
     state.mkdir(parents=True, exist_ok=True)
@@ -102,9 +103,9 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     from smtrain.plane.server import disk_reserve, logs_api, quotas, schedules, simulator, store, training_api
     from smtrain.plane.server.control import Control
     from smtrain.plane.server.executor import Executor
+    from smtrain.plane.server.faults import Faults
     from smtrain.plane.server.guard import Guard
     from smtrain.plane.server.operations import Operations
-    from smtrain.plane.testing.faults import Faults
 
     before = _previous(state)
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
@@ -128,7 +129,9 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     quotas.install(executor.quotas)
     schedules.install()
     schedules.start()
-    control.connect(faults, executor, endpoint)
+    control.connect(faults, executor)
+    if extension:
+        importlib.import_module(extension).extend(control, executor)
     executor.restore()
     _make_defaults()
     make_way(state / "aws_config")
@@ -207,12 +210,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--idle-exit", type=float, default=None, metavar="SECONDS")
     parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
+    parser.add_argument("--extend", default="", metavar="MODULE", help="for tests: MODULE.extend(control, executor)")
     given = parser.parse_args(arguments)
     sys.stdout = sys.stderr = ServerLog()
     if fault := moto_contract.fault():
         sys.exit(fault)
     try:
-        serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces)
+        serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces, given.extend)
     except (OSError, sqlite3.Error) as error:
         from smtrain.plane.server import disk_reserve
 

@@ -26,9 +26,9 @@ from moto.s3.responses import S3Response
 
 from smtrain.plane.client import ACCOUNT
 from smtrain.plane.server import disk_reserve
+from smtrain.plane.server.artifacts import KEY_BYTES
 from smtrain.plane.server.blobs import Blob, BlobFolder
 from smtrain.plane.server.index import Adopted, ObjectIndex, opened, restore
-from smtrain.plane.server.links import KEY_BYTES
 
 
 class _Request(threading.local):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.protocol.uris import split_uri
-from smtrain.plane.server import links
+from smtrain.plane.server import artifacts
 from smtrain.plane.server.artifacts import upload
 from smtrain.plane.server.channels import download_to
 
@@ -44,7 +44,7 @@ class CheckpointSync:
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
-        self._tree = links.Tree()
+        self._tree = artifacts.Tree()
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
         self._gone: dict[str, int] = {}  # since which look
@@ -167,7 +167,7 @@ class CheckpointSync:
     def _look(self) -> dict[str, Seen]:
         """What there is of every regular file, by relative name."""
         found: dict[str, Seen] = {}
-        self._tree, self._too_large = links.walk(self._ml, self.folder, self.prefix), None
+        self._tree, self._too_large = artifacts.walk(self._ml, self.folder, self.prefix), None
         for name, path in self._tree.files.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()

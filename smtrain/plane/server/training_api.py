@@ -14,7 +14,7 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.sagemaker.responses import SageMakerResponse
 
 from smtrain.plane.client import ACCOUNT, REGION
-from smtrain.plane.server import disk_reserve, network, pools, refusals, validation
+from smtrain.plane.server import disk_reserve, namespaces, pools, refusals, validation
 from smtrain.plane.server.containers import job as containers
 from smtrain.plane.server.executor import Executor, arn_of
 from smtrain.plane.server.jobs import JobRecord
@@ -33,7 +33,7 @@ def install(executor: Executor) -> None:
         if fault is None:
             fault = containers.fault_of(executor, request)
         if fault is None and request.get("EnableNetworkIsolation") and containers.wanted(executor, request)[0] is None:
-            fault = network.refusal(executor.namespaces)
+            fault = namespaces.refusal(executor.namespaces)
         if fault:
             raise AWSValidationException(fault)
         limits = request.setdefault("StoppingCondition", {})

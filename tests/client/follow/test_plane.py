@@ -25,7 +25,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.follower import Follower
 from smtrain.core.protocol.log_lines import Line
-from smtrain.plane.testing.switches import Plane, SyntheticJob, digest_of, plane
+from testing.plane import Plane, SyntheticJob, digest_of, plane
 from tests import tiers
 from tests.typed import typed
 

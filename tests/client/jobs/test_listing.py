@@ -12,7 +12,7 @@ from smtrain.client.backends.choose import place_of
 from smtrain.client.backends.slurm import job_registry
 from smtrain.client.jobs.listing import job_of
 from smtrain.core.config.cluster import Cluster
-from smtrain.plane.testing.switches import plane
+from testing.plane import plane
 
 HASHES = ("11111111", "22222222")
 

@@ -9,8 +9,8 @@ import pytest
 
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import list_jobs
-from smtrain.plane.testing.switches import Plane
-from smtrain.plane.testing.switches import plane as plane_of
+from testing.plane import Plane
+from testing.plane import plane as plane_of
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from smtrain.client.jobs.listing import list_jobs
 from smtrain.core.protocol.uris import split_uri
 from smtrain.plane.client import running
 from smtrain.plane.server.processes import children_of
-from smtrain.plane.testing.switches import plane as local_plane
 from smtrain.worker.checkpoint.summary import verify
+from testing.plane import plane as local_plane
 from tests import tiers
 from tests.processes import processes_of, read
 from tests.typed import typed

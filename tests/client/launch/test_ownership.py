@@ -26,9 +26,9 @@ from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol import owner as ownership
 from smtrain.core.protocol.owner import Fence, Owner, OwnerError
-from smtrain.plane.testing.switches import Plane
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.summary import verify
+from testing.plane import Plane
 from tests import tiers
 
 KIND = "ml.trn1.2xlarge"

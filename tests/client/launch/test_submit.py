@@ -23,7 +23,7 @@ from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
 from smtrain.client.launch.pools import PACE, waiting
 from smtrain.client.sdk.lost_answer import answer_was_lost
-from smtrain.plane.testing.switches import Plane
+from testing.plane import Plane
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
 

@@ -153,7 +153,7 @@ def test_a_file_that_was_edited_since_it_was_named_is_refused_and_leaves_nothing
 
 
 def test_an_answer_that_is_lost_when_an_upload_is_completed_is_found_out(target: Target, file: Path, key: str) -> None:
-    from smtrain.plane.testing.switches import plane
+    from testing.plane import plane
 
     switches = plane()
     switches.calm()

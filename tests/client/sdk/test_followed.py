@@ -14,7 +14,7 @@ import pytest
 import smtrain
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.sdk import build
-from smtrain.plane.testing.switches import Plane, plane
+from testing.plane import Plane, plane
 from tests import tiers
 from tests.client.sdk.wire import SDK
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import itertools
+import json
 import os
 import resource
-from pathlib import Path
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import instance
+from smtrain.core.files import write_atomically
 from smtrain.plane import hosts as local_hosts
 from smtrain.plane.client import REGION
 from smtrain.plane.docker import HOME, JOB, connect, plainly, usable
-from smtrain.plane.hosts import LocalHosts
-from smtrain.plane.server.containers import image_files, leftovers, settings
+from smtrain.plane.files import read_json, set_aside
+from smtrain.plane.hosts import RUN_IN, LocalHosts
+from smtrain.plane.server.artifacts import resolved
+from smtrain.plane.server.containers import leftovers
 from smtrain.plane.server.containers.s3_proxy import Door
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 
@@ -44,7 +50,7 @@ class JobContainers:
     def open(self) -> None:
         """Make the network and, where the job has one, the way to S3."""
         isolated = self.job.isolated
-        settings.mark(self.executor.state)
+        leftovers.mark(self.executor.state)
         # Without an address of this machine on it, an internal network leads nowhere: with one, whatever listens on all
         # addresses of this machine would be within reach.
         options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if isolated else {}
@@ -58,12 +64,12 @@ class JobContainers:
         self.addresses = {name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)}
         if not isolated:
             self.door = Door(self.executor.app, gateway)
-        self._packed = image_files.fetch(self.client, self.image, labels, self.job.folder / "image-ml.tar")
+        self._packed = fetch_opt_ml(self.client, self.image, labels, self.job.folder / "image-ml.tar")
 
     def lay(self, ml: Path) -> None:
         """Put what the image has below /opt/ml into a host's."""
         if self._packed:
-            image_files.lay(self._packed, ml)
+            lay_opt_ml(self._packed, ml)
 
     def environment(self) -> dict[str, str]:
         """Region, and how to reach and sign for S3 where the job has a network."""
@@ -228,3 +234,77 @@ def cores_of(asked: str) -> float:
     if not 0.01 <= found <= 4096:
         raise LocalError(f"local.cpus is {asked!r}; write a number of cores, as 2 or 0.5")
     return found
+
+
+MOUNTED = ("input", "model", "output", "checkpoints", ".tmp")
+
+
+def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) -> Path | None:
+    """Pack the image's /opt/ml into the file `packed`; None where the image has none.
+
+    Raises `LocalError` where Docker refuses.
+    """
+    import docker.errors
+
+    with plainly("looking for what the image has below /opt/ml"):
+        made = client.api.create_container(image.id, ["none"], labels=labels)["Id"]
+        try:
+            pieces, _ = client.api.get_archive(made, "/opt/ml")
+            with open(packed, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+        except docker.errors.NotFound:
+            return None
+        finally:
+            client.api.remove_container(made, force=True, v=True)
+    return packed
+
+
+def lay_opt_ml(packed: Path, ml: Path) -> None:
+    """Put it into a host's folder: files, folders and links, but for what the service's own folders hide."""
+    with tarfile.open(packed) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).relative_to("ml")
+            if not name.parts or name.parts[0] in MOUNTED or ".." in name.parts:
+                continue
+            parent = resolved(ml, ml / name.parent)
+            to = parent / name.name if parent and parent.is_dir() else None
+            if to is None or to.is_symlink():
+                continue
+            if member.isdir():
+                to.mkdir(exist_ok=True)
+            elif to.exists():
+                continue
+            elif member.issym():
+                os.symlink(member.linkname, to)
+            elif source := archive.extractfile(member):
+                with source, open(to, "xb") as file:
+                    shutil.copyfileobj(source, file)
+                to.chmod(member.mode & 0o777)
+
+
+FILE = "hosts.json"
+
+
+def load_settings(state: Path) -> LocalHosts:
+    """The settings of this home; the defaults where there are none, or none that make sense."""
+    path = state / FILE
+    if not os.path.lexists(path):
+        return LocalHosts()
+    try:
+        return checked_settings(read_json(path) or {"damaged": True})
+    except (ValueError, TypeError):
+        set_aside(path, "is damaged")
+        return LocalHosts()
+
+
+def checked_settings(asked: dict[str, Any]) -> LocalHosts:
+    """Settings from the outside. Raises ValueError or TypeError for what is none."""
+    hosts = LocalHosts(**{key: str(value or "") for key, value in asked.items()})
+    if hosts.run_in not in ("", *RUN_IN):
+        raise ValueError(f"run_in is {hosts.run_in!r}, not one of {', '.join(RUN_IN)}")
+    return hosts
+
+
+def save_settings(state: Path, hosts: LocalHosts) -> None:
+    write_atomically(state / FILE, json.dumps(vars(hosts)), mode=0o600)

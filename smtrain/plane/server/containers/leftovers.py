@@ -11,6 +11,9 @@ from typing import Any
 from smtrain.plane.docker import HOME, HOST, JOB
 from smtrain.plane.server.namespaces import LINUX, MNT_DETACH, libc
 
+USED = "docker-used"
+"""A file that says that jobs of this home have run in containers: who never did so is not kept waiting for Docker."""
+
 
 def containers(client: Any, label: str, value: str) -> list[Any]:
     """Containers with a label, whatever their state; those that vanish meanwhile are left out."""
@@ -93,3 +96,24 @@ def unmount(folder: Path) -> int:
         with contextlib.suppress(OSError):
             libc("umount2", os.fsencode(point), MNT_DETACH)
     return len(found)
+
+
+def mark(state: Path) -> None:
+    """From now on this home may have left something in Docker."""
+    with contextlib.suppress(OSError):
+        (state / USED).touch()
+
+
+def used(state: Path) -> bool:
+    """Whether jobs of this home have ever run in containers."""
+    return (state / USED).exists()
+
+
+def end_containers(state: Path) -> None:
+    """End what ran in containers when the control plane ended; a daemon that does not answer is left alone."""
+    unmount(state / "jobs")
+    if used(state):
+        with contextlib.suppress(Exception):
+            from smtrain.plane.docker import connect
+
+            remove_home(connect(), state.parent)

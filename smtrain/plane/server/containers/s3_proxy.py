@@ -21,7 +21,7 @@ class Door:
     def __init__(self, app: Any, host: str) -> None:
         from werkzeug.serving import make_server
 
-        from smtrain.plane.server.requests_quietly import QuietHandler
+        from smtrain.plane.server.guard import QuietHandler
 
         try:
             self._server = make_server(host, 0, _Narrow(app, host), threaded=True, request_handler=QuietHandler)

@@ -8,10 +8,7 @@ decides. The control plane's own transfers are spared. Everything is counted.
 from __future__ import annotations
 
 import fnmatch
-import io
-import json
 import random
-import re
 import socket
 import threading
 import time
@@ -19,8 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
-from urllib.parse import parse_qs
-from xml.sax.saxutils import escape
+
+from smtrain.plane.server.operations import answer, operation_of
 
 # What the control plane's own clients call themselves in their User-Agent.
 OWN_CLIENT = "smtrain-plane"
@@ -155,90 +152,8 @@ class Faults:
             close()
 
 
-def operation_of(environ: dict[str, Any]) -> str:
-    """`service:Operation` of an AWS request, whatever its protocol."""
-    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split(",")[0].split("/")
-    service = scope[3] if len(scope) > 3 else "s3"
-    path = environ.get("PATH_INFO", "")
-    if target := environ.get("HTTP_X_AMZ_TARGET"):
-        return f"{service}:{target.rpartition('.')[2]}"
-    if "/operation/" in path:  # Smithy's RPC protocol
-        return f"{service}:{path.rpartition('/')[2]}"
-    if service == "s3":
-        return f"s3:{_s3_operation(environ, path)}"
-    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    action = parse_qs(body.decode(errors="replace")).get("Action") or parse_qs(environ.get("QUERY_STRING", "")).get(
-        "Action", ["Unknown"]
-    )
-    return f"{service}:{action[0]}"
-
-
-def _s3_operation(environ: dict[str, Any], path: str) -> str:
-    method, query = environ["REQUEST_METHOD"], parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-    if not path.strip("/").partition("/")[2]:
-        if method == "POST":
-            return "DeleteObjects"
-        return {"GET": "ListObjectsV2", "HEAD": "HeadBucket", "PUT": "CreateBucket"}.get(method, "DeleteBucket")
-    if "uploadId" in query:
-        kinds = {"PUT": "UploadPart", "POST": "CompleteMultipartUpload", "DELETE": "AbortMultipartUpload"}
-        return kinds.get(method, "ListParts")
-    if method == "POST":
-        return "CreateMultipartUpload"
-    if method == "PUT" and "HTTP_X_AMZ_COPY_SOURCE" in environ:
-        return "CopyObject"
-    return {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject"}.get(method, "DeleteObject")
-
-
 def _drain(environ: dict[str, Any]) -> None:
     """Read the request to its end: a client that still sends would see a broken pipe instead of the answer."""
     left = int(environ.get("CONTENT_LENGTH") or 0)
     while left > 0 and (chunk := environ["wsgi.input"].read(min(left, 1 << 20))):
         left -= len(chunk)
-
-
-def answer(
-    environ: dict[str, Any], operation: str, error: tuple[int, str, str], start_response: Any
-) -> Iterable[bytes]:
-    """An error, (status, code, message), in the protocol of the request for `service:Operation`."""
-    status, code, message = error
-    service = operation.partition(":")[0]
-    told = f"<Code>{code}</Code><Message>{escape(_NOT_IN_XML.sub('?', message))}</Message>"
-    if environ.get("HTTP_SMITHY_PROTOCOL") == "rpc-v2-cbor":
-        kind, body = "application/cbor", b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", message)))
-    elif "HTTP_X_AMZ_TARGET" in environ:
-        kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message}).encode()
-    elif service == "s3":
-        kind, body = "application/xml", f"<Error>{told}<RequestId>0</RequestId></Error>".encode()
-    elif service == "ec2":
-        kind, body = "text/xml", f"<Response><Errors><Error>{told}</Error></Errors></Response>".encode()
-    elif _asks_with_a_form(environ):
-        kind, body = (
-            "text/xml",
-            f"<ErrorResponse><Error>{told}</Error><RequestId>0</RequestId></ErrorResponse>".encode(),
-        )
-    else:
-        kind, body = "application/json", json.dumps({"message": message}).encode()
-    if environ["REQUEST_METHOD"] == "HEAD":
-        body = b""
-    headers = [("Content-Type", kind), ("Content-Length", str(len(body))), ("x-amzn-errortype", code)]
-    if "HTTP_SMITHY_PROTOCOL" in environ:
-        headers.append(("smithy-protocol", environ["HTTP_SMITHY_PROTOCOL"]))
-    start_response(f"{status} Fault", headers)
-    return [body]
-
-
-# Characters that XML 1.0 does not have.
-_NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-
-
-def _asks_with_a_form(environ: dict[str, Any]) -> bool:
-    """Whether the request is one of the query protocol (IAM, STS)."""
-    return environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded") or "Action=" in environ.get(
-        "QUERY_STRING", ""
-    )
-
-
-def _cbor(text: str) -> bytes:
-    told = text.encode(errors="replace")
-    return b"\x7a" + len(told).to_bytes(4, "big") + told

@@ -1,1 +1,0 @@
-"""What tests and demonstrations do to a control plane: faults, and the switches behind them."""
