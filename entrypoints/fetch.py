@@ -12,12 +12,12 @@ from pathlib import Path
 from token_by_name import read
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks_hub import HUB
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model import modelscope
 from smtrain.core.model.hf_folder import SOURCE, wanted, weights_in
 from smtrain.core.model.remedies import folder_misfit, missing_shards
 from smtrain.core.protocol.container import Container
+from smtrain.core.protocol.uris import HUB
 from smtrain.worker.train.entry import main
 
 

@@ -131,7 +131,7 @@ def _say_size(config: JobConfig, known: bool) -> None:
 
 def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
     """Name what is known to stop this config later, or to end soon, each with its remedy."""
-    from smtrain.core.config.checks_hub import gated_faults
+    from smtrain.core.config.checks.weights import gated_faults
     from smtrain.core.demo.inputs import SMOLLM2
     from smtrain.core.errors import ConfigError
     from smtrain.core.extras import missing, present

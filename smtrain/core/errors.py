@@ -1,57 +1,114 @@
-"""The errors a user can cause, each one sentence that names the key or file and the remedy.
+"""Errors that a user can fix: one sentence that names the key or file and the remedy, and a code for scripts.
 
-The command line prints them without a traceback and leaves with status 2. Everything else is a defect of ours.
+The command line prints the sentence without a traceback and exits with status 2. Any other exception is a defect of
+smtrain. Sentences may be reworded; a code, once released, keeps its meaning (docs/api/errors.md explains each).
 
-    SmtrainError
-    ├── ConfigError       a config that cannot be run: holds every fault found
-    ├── DataError         text, tokens or a prepared dataset that cannot be used
-    ├── CheckpointError   weights or a checkpoint that cannot be read or do not fit
-    ├── JobError          a job that cannot be submitted, found, followed or that failed
-    └── LocalError        the local control plane cannot start or cannot honour a request
+    SmtrainError          code `error`
+    ├── ConfigError       `config`: a config that cannot run; holds every fault, each with a code of its own
+    ├── DataError         `data`: text, tokens or a prepared dataset that cannot be used
+    ├── CheckpointError   `checkpoint`: weights or a checkpoint that cannot be read or do not fit
+    ├── JobError          `job`: a job that cannot be submitted, found or followed, or that failed
+    └── LocalError        `local`: the local control plane cannot start or cannot do what a request asks
+
+The code of an error is, in this order: the keyword `code`, the code of the `Sentence` that it was raised with, the
+default of its class. Causes that any class may have (`aws.*`, `disk.*`, `package.missing`, `model.not_found`,
+`data.not_found`) have codes that do not depend on the class.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Literal
+
 from smtrain.core.text import clean
+
+Code = Literal[
+    "error", "call.invalid",
+    "config", "config.unknown_key", "config.missing_key", "config.wrong_value", "config.combination", "config.secret",
+    "config.unreadable",
+    "model.not_found",
+    "data", "data.not_found",
+    "checkpoint", "checkpoint.missing", "checkpoint.damaged", "checkpoint.other_model",
+    "job", "job.not_found", "job.failed", "job.stopped",
+    "local", "local.unreachable",
+    "aws.no_credentials", "aws.quota", "aws.capacity", "aws.refused", "aws.unreachable",
+    "disk.full", "disk.unwritable",
+    "package.missing",
+]  # fmt: skip
+
+
+class Sentence(str):
+    """A sentence that knows its code: the error that is raised with it has the same code."""
+
+    code: Code
+
+    def __new__(cls, text: str, code: Code) -> Sentence:
+        sentence = super().__new__(cls, text)
+        sentence.code = code
+        return sentence
+
+    def __getnewargs__(self) -> tuple[str, Code]:  # type: ignore[override]  # str's own has one argument
+        return str(self), self.code
 
 
 class SmtrainError(Exception):
-    """Base of every error that a user can mend. Its text is clean: it may repeat what a job or AWS said."""
+    """Base of every error that a user can fix. Its text is clean: it may repeat what a job or AWS said."""
 
-    def __init__(self, *args: object) -> None:
+    code: Code = "error"
+    """What went wrong, for scripts."""
+
+    def __init__(self, *args: object, code: Code | None = None) -> None:
+        carried = next((arg.code for arg in args if isinstance(arg, Sentence)), None)
+        self.code = code or carried or type(self).code
         super().__init__(*(clean(arg) if isinstance(arg, str) else arg for arg in args))
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's own hook: a notebook shows the sentence in place of a traceback; `%debug` has that still."""
+        """IPython's hook: a notebook shows the sentence instead of a traceback; `%debug` still has the traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(SmtrainError):
-    """A config that cannot be run; `faults` holds one sentence per fault, in the order of the keys."""
+    """A config that cannot run; `faults` holds one sentence per fault, in the order of the keys."""
 
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = [clean(fault) for fault in faults]
-        super().__init__("\n".join(self.faults))
+    code: Code = "config"
+    """Code of the first fault."""
+    codes: list[Code]
+    """Code of each fault."""
+
+    def __init__(self, faults: Iterable[str], *, code: Code | None = None) -> None:
+        default = code or type(self).code
+        coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in faults]
+        self.codes = [one for _, one in coded]
+        self.faults: list[str] = [Sentence(clean(fault), one) for fault, one in coded]
+        super().__init__("\n".join(self.faults), code=next(iter(self.codes), default))
 
 
 class DataError(SmtrainError):
-    """Text, tokens or a prepared dataset that cannot be used as asked."""
+    """Text, tokens or a prepared dataset that cannot be used as requested."""
+
+    code: Code = "data"
 
 
 class CheckpointError(SmtrainError):
     """Weights or a checkpoint that cannot be read, or that do not fit the model or the mesh."""
 
+    code: Code = "checkpoint"
+
 
 class JobError(SmtrainError):
-    """A job that cannot be submitted, found or followed, or that ended badly."""
+    """A job that cannot be submitted, found or followed, or that failed."""
+
+    code: Code = "job"
 
 
 class LocalError(SmtrainError):
-    """The local control plane cannot start, or cannot honour what a request asks for."""
+    """The local control plane cannot start, or cannot do what a request asks for."""
+
+    code: Code = "local"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library or of the system says, short enough to be part of a sentence."""
+    """The message of a library or of the system, short enough to be part of a sentence."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.errno, int):
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

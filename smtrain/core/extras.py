@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from smtrain.core.errors import Sentence
+
 MODULES = {
     "local": ("moto", "mfusepy", "werkzeug", "flask"),
     "train": (
@@ -45,12 +47,13 @@ def present(module: str) -> bool:
         return False
 
 
-def missing(module: str) -> str:
+def missing(module: str) -> Sentence:
     """A sentence, without its full stop, for a module that cannot be imported."""
     package = module.partition(".")[0]
     extra = next((name for name, modules in MODULES.items() if package in modules), None)
     of = f" (smtrain's extra {extra})" if extra else ""
-    return f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
+    told = f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
+    return Sentence(told, "package.missing")
 
 
 def install(extra: str | None, package: str = "") -> str:

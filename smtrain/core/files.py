@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from smtrain.core.errors import SmtrainError
+from smtrain.core.errors import Code, Sentence, SmtrainError
 
 _SAYS = {
     errno.ENOSPC: "no space left on {place}: free some, and the same command goes on",
@@ -120,7 +120,8 @@ def disk_sentence(error: BaseException, place: str | Path | None = None) -> str 
     if number is None:
         return None
     named = (str(e.filename) for e in _causes(error) if isinstance(e, OSError) and isinstance(e.filename, str))
-    return _SAYS[number].format(place=next(named, None) or place or "the disk")
+    code: Code = "disk.full" if number in (errno.ENOSPC, errno.EDQUOT) else "disk.unwritable"
+    return Sentence(_SAYS[number].format(place=next(named, None) or place or "the disk"), code)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -22,9 +22,8 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.backends.sagemaker.uploads import send
 from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
-from smtrain.core.config.checks import shape_faults
-from smtrain.core.config.checks_hub import gated_faults
-from smtrain.core.config.local_data import local_data_faults
+from smtrain.core.config.checks.local_data import local_data_faults
+from smtrain.core.config.checks.weights import gated_faults, shape_faults
 from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing

@@ -13,8 +13,8 @@ from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_proce
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
+from smtrain.core.config.checks.local_data import local_data_faults
 from smtrain.core.config.load import Draft, Source, draft, faults_of
-from smtrain.core.config.local_data import local_data_faults
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table

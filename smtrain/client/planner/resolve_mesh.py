@@ -81,7 +81,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             return _planned(config, pinned=auto)
     parallel, sequence = config.parallel, "sequence_parallel"
     if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
-        # NxD's gradients need it in bf16 (checks_engine); before, such a config was refused.
+        # NxD's gradients need it in bf16 (checks/train.py); before, such a config was refused.
         config = _with(config, parallel={sequence: config.train.precision == "bf16"})
     if "global_batch_size" not in train:
         config = _with(config, train={"global_batch_size": _batch_of(config)})
@@ -118,7 +118,7 @@ def _fastest(config: JobConfig) -> Candidate | None:
 
 def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
     """Whether the checks of a config take this mesh on these machines: what is proposed may be written down."""
-    from smtrain.core.config.checks_engine import engine_faults
+    from smtrain.core.config.checks.train import engine_faults
 
     tried = _with(
         config,

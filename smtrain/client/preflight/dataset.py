@@ -9,9 +9,9 @@ from typing import Any
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
-from smtrain.core.config.checks import shape_faults
-from smtrain.core.config.checks_tasks import tasks_in
-from smtrain.core.config.local_data import mismatches
+from smtrain.core.config.checks.data import tasks_in
+from smtrain.core.config.checks.local_data import mismatches
+from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.facts.filesystems import is_mounted
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from smtrain.client.preflight.context import Absent, Context
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.config.checks_hub import gated_faults
+from smtrain.core.config.checks.weights import gated_faults
 
 
 def token(context: Context) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from smtrain.core.config.annotations import section_in
+from smtrain.core.errors import Code, Sentence
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant, region_meant
 from smtrain.core.near import nearest
@@ -60,8 +61,17 @@ def key_of(detail: Any) -> tuple[list[str], str]:
     return way, ".".join(way) or "config"
 
 
-def sentence_of(root: type[BaseModel], key: str, detail: Any) -> str:
-    """A fault that pydantic found in `root`, a whole config or one section: the key, what was given, the remedy."""
+def sentence_of(root: type[BaseModel], key: str, detail: Any) -> Sentence:
+    """A fault that pydantic found in `root`, a whole config or one section: the key, the value, the remedy."""
+    code: Code = "config.wrong_value"
+    if detail["type"] == "missing" and not isinstance(detail["loc"][-1], int):
+        code = "config.missing_key"
+    elif detail["type"] == "extra_forbidden":
+        code = "config.unknown_key"
+    return Sentence(_text_of(root, key, detail), code)
+
+
+def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     kind, given = detail["type"], detail.get("input")
     if kind == "missing" and isinstance(detail["loc"][-1], int):
         return (

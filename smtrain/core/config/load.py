@@ -19,7 +19,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.section import kinds
 from smtrain.core.config.yaml_file import read_yaml
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
 from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
 
@@ -65,9 +65,11 @@ def draft(
 
 
 def faults_of(config: JobConfig, left_out: set[str], *, shape_alone: bool = False) -> Iterator[str]:
-    """What is wrong with a whole config, but for what depends on the keys left out; `shape_alone`: the model's folder
-    needs no more than its config.json."""
-    yield from (text for keys, text in combination_faults(config) if not left_out & keys)
+    """The faults of a whole config, without those that depend on the keys left out; `shape_alone`: the model's folder
+    needs only its config.json."""
+    for keys, text in combination_faults(config):
+        if not left_out & keys:
+            yield text if isinstance(text, Sentence) else Sentence(text, "config.combination")
     yield from (text for _, text in secret_faults(config))
     yield from (text for keys, text in model_faults(config, shape_alone=shape_alone) if not left_out & keys)
 

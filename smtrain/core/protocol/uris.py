@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 HUBS = ("hf://", "modelscope://")
-"""Where stage fetch gets a model from: the Hugging Face hub, or a mirror of it, and ModelScope."""
+"""Schemes of models that stage fetch downloads: the Hugging Face hub, or a mirror of it, and ModelScope."""
+HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+"""A model of a hub: the scheme, its id, and a revision."""
 
 # A path that was made of a URL has one slash behind the scheme.
 _WEB = r"(?:https?:/{1,2})?(?:www\.)?"

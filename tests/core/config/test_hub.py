@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.core.config.checks_hub import gated_faults
+from smtrain.core.config.checks.weights import gated_faults
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.models import is_gated
 

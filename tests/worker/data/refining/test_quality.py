@@ -133,7 +133,7 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
     with pytest.raises(ConfigError, match=r"data\.phone_region: has no effect unless data\.pii"):
         config(phone_region="US")
     for places in (
-        "smtrain.core.config.checks_data",
+        "smtrain.core.config.checks.data",
         "smtrain.worker.data.clean.quality",
         "smtrain.worker.data.clean.near",
     ):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.checks_data import Fault
+from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind
 from smtrain.core.protocol.container import PREPARED_FORMAT

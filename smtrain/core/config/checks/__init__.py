@@ -1,0 +1,59 @@
+"""Faults of a whole config, found before anything starts: each with the keys that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.core.config.checks.data import data_faults, path_faults, prepared_faults, task_faults
+from smtrain.core.config.checks.machines import MESH, machine_faults
+from smtrain.core.config.checks.rule import Fault, broken
+from smtrain.core.config.checks.train import TRAIN, engine_faults, validation_faults, validation_path_faults
+from smtrain.core.config.checks.weights import folder_faults, weights_faults
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.secrets import is_secret
+from smtrain.core.errors import Sentence
+
+
+def combination_faults(config: JobConfig) -> Iterator[Fault]:
+    """Combinations of keys that cannot run; no file is read."""
+    yield from broken((*MESH, *TRAIN), config)
+    yield from data_faults(config)
+    yield from weights_faults(config)
+    yield from machine_faults(config)
+    yield from engine_faults(config)
+    yield from validation_faults(config)
+
+
+def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
+    """Text and models that cannot be read, as far as this machine can tell without a network.
+
+    shape_alone: the model's folder needs only its config.json, which is enough for a plan.
+    """
+    yield from path_faults(config)
+    yield from validation_path_faults(config)
+    yield from task_faults(config)
+    yield from prepared_faults(config)
+    yield from folder_faults(config, shape_alone=shape_alone)
+
+
+def secret_faults(config: JobConfig) -> Iterator[Fault]:
+    """Secrets in clear text: anyone who may describe the job could read them. The value is never repeated."""
+    for key, value in _texts(config.model_dump(mode="json")):
+        if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
+            fault = (
+                f"{key}: looks like a secret, and anyone who may describe the job could read it; keep it in Secrets "
+                "Manager and let the job read it with its role (a Hugging Face token: model.token)"
+            )
+            yield {key}, Sentence(fault, "config.secret")
+
+
+def _texts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield key, str(name)  # reported under its section, as the name may be the secret
+            yield from _texts(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, key)
+    elif isinstance(value, str):
+        yield key, value

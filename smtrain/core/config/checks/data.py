@@ -1,0 +1,238 @@
+"""Rules for data: its sources, what the objective can use of them, and the tasks of stage evaluate."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
+from smtrain.core.config.cluster_paths import readable_schemes
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.yaml_file import read_settings
+from smtrain.core.errors import ConfigError, Sentence
+from smtrain.core.extras import MODULES, missing, present
+from smtrain.core.facts.engines import engine_of
+from smtrain.core.model.hf_folder import tokenizer_in
+from smtrain.core.near import near_path
+from smtrain.core.protocol.data_packages import EXTRAS, data_needs
+from smtrain.core.protocol.uris import respelled
+from smtrain.core.yaml_text import YamlError, parse
+
+_ONLY_NATIVE = "only engine native keeps attention within samples; set train.engine: native"
+_MMLU = ("*_test.csv", "test-*.parquet")
+
+
+def path_key(config: JobConfig) -> str:
+    """The key that names the text."""
+    return "data.sources" if config.data.sources else "data.path"
+
+
+def _weighted(config: JobConfig) -> int:
+    """Number of sources with a weight."""
+    return sum(source.weight is not None for source in config.data.sources)
+
+
+SOURCES = (
+    Rule("data.path data.sources", lambda c: c.data.sources and c.data.path,
+         "data.path, data.sources: both are set; name the path among the sources"),
+    Rule("data.sources", lambda c: _weighted(c) not in (0, len(c.data.sources)),
+         lambda c: f"data.sources: {_weighted(c)} of {len(c.data.sources)} sources have a weight; give one to every "
+                   "source, or to none"),
+    Rule("data.path data.sources network.isolation",
+         lambda c: c.network.isolation and any(s.path.startswith("hf://") for s in c.data.all_sources),
+         "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it"),
+)  # fmt: skip
+
+OBJECTIVE = (
+    Rule("data.format train.objective", lambda c: c.train.objective == "sft" and c.data.format in ("text", "megatron"),
+         lambda c: f"data.format: {c.data.format} has no answers to learn for train.objective: sft; use alpaca or "
+                   "messages"),
+    Rule("data.format train.objective",
+         lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
+         lambda c: f"data.format: {c.data.format} is instruction data; set train.objective: sft, or another format"),
+    Rule("data.columns train.objective", lambda c: c.train.objective != "sft" and c.data.columns,
+         "data.columns: is for train.objective: sft; name the field of the text in data.text_column"),
+    Rule("data.overlong train.objective",
+         lambda c: c.train.objective != "sft" and not c.data.columns and c.data.overlong != "truncate",
+         "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"),
+    Rule("train.objective train.engine", lambda c: c.train.engine != "native" and c.train.objective == "sft",
+         lambda c: f"train.objective: {_ONLY_NATIVE}{_where(c)}"),
+    Rule("data.document_mask train.engine",
+         lambda c: c.train.engine != "native" and c.train.objective != "sft" and c.data.document_mask,
+         lambda c: f"data.document_mask: {_ONLY_NATIVE}{_where(c)}"),
+)  # fmt: skip
+
+PRETRAIN_ONLY = tuple(
+    Rule(f"{key} train.objective", asked, f"{key}: {verb} for train.objective: pretrain; leave it out for sft")
+    for key, verb, asked in (
+        ("data.document_mask", "is", lambda c: c.data.document_mask),  # sft always keeps its samples apart
+        ("data.text_column", "is", lambda c: c.data.text_column != "text"),
+        ("data.separator", "is", lambda c: c.data.separator is not None),
+        ("data.unicode", "is", lambda c: c.data.unicode != "none"),
+        ("data.strip_control", "is", lambda c: c.data.strip_control),
+        ("data.min_characters", "is", lambda c: c.data.min_characters > 0),
+        ("data.deduplicate", "is", lambda c: c.data.deduplicate),
+        ("data.filters", "are", lambda c: c.data.filters),
+        ("data.near_duplicates", "are", lambda c: c.data.near_duplicates is not None),
+        ("data.pii", "is", lambda c: c.data.pii is not None),
+        ("data.sources", "weights are", lambda c: c.data.weights is not None),
+    )
+)
+
+MEGATRON = tuple(
+    Rule(
+        f"{key} data.format",
+        all_set(key),
+        f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
+    )
+    for key in ("data.filters", "data.near_duplicates", "data.pii")
+)  # fmt: skip
+
+PHONES = Rule(
+    "data.phone_region data.pii",
+    lambda c: c.data.phone_region and not c.data.pii,
+    "data.phone_region: has no effect unless data.pii is set",
+)
+
+
+def _where(config: JobConfig) -> str:
+    kind = config.compute.instance_type
+    elsewhere = config.target == "aws" and engine_of(kind) != "native"
+    return f", and take ml.trn2.48xlarge, as {kind} does not run it" if elsewhere else ""
+
+
+def data_faults(config: JobConfig) -> Iterator[Fault]:
+    """Sources that cannot be mixed, and options that the objective cannot use."""
+    yield from broken(SOURCES, config)
+    key = path_key(config)
+    for path in (source.path for source in config.data.all_sources if source.path.startswith("s3://")):
+        if "*" in path or "?" in path:
+            yield (
+                {key},
+                f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give the prefix up "
+                "to it, and data.format where other files lie there",
+            )
+    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective == "sft" else ())), config)
+    yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
+    if config.target == "local" and config.local.run_in == "sandbox":  # the job runs with this machine's packages
+        for need in data_needs(config.data.model_dump()):
+            lacking = next((name for name in MODULES[EXTRAS[need]] if not present(name)), None)
+            if lacking:
+                yield {need.partition(":")[0]}, Sentence(f"{need}: {missing(lacking)}", "package.missing")
+
+
+def path_faults(config: JobConfig) -> Iterator[Fault]:
+    """Text that is not on this machine, and URIs of schemes that cannot be read."""
+    key = path_key(config)
+    known = ("s3://", "hf://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+    for path in (source.path for source in config.data.all_sources):
+        if hint := respelled(path, known, data=True) if not path.startswith(known) else None:
+            yield {key}, f"{key}: {hint}"
+        elif "://" in path and not path.startswith(known):
+            yield {key}, f"{key}: {path} is neither a path, s3://, hf://, fsx://, efs:// nor demo://"
+        elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+            remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
+            yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
+
+
+def prepared_faults(config: JobConfig) -> Iterator[Fault]:
+    """A folder of this machine that is not a prepared dataset, and URIs of schemes that cannot be read."""
+    prepared = config.data.prepared
+    if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://", *readable_schemes(config.target))):
+        return
+    if hint := respelled(prepared, ("s3://", "fsx://", "efs://")):
+        yield {"data.prepared"}, f"data.prepared: {hint}"
+    elif "://" in prepared:
+        yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"
+    elif not (Path(prepared) / "manifest.json").is_file():
+        fault = (
+            f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or stage "
+            "prepare wrote, or its s3:// URI"
+        )
+        yield {"data.prepared"}, Sentence(fault, "data.not_found")
+
+
+def tokenizer_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
+    """A tokenizer in the model's folder that cannot write conversations, or whose ids the model does not have."""
+    if config.data.prepared is not None:
+        return
+    from smtrain.core.model.hf_tokenizer import id_faults
+
+    if config.train.objective == "sft" and tokenizer_in(p.name for p in folder.iterdir()) and not _template(folder):
+        yield (
+            {"model.path", "train.objective"},
+            f"model.path: the tokenizer of {folder} has no chat template, which train.objective: sft needs for "
+            "conversations; put a chat_template.jinja there (docs/sft.md has one)",
+        )
+    yield from (({"model.path"}, f"model.path: {folder}: {fault}") for fault in id_faults(folder, described))
+
+
+def _template(folder: Path) -> bool:
+    """Whether the tokenizer has a chat template."""
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(isinstance(settings, dict) and settings.get("chat_template"))
+
+
+def task_faults(config: JobConfig) -> Iterator[Fault]:
+    """Tasks of stage evaluate that are named by a path of this machine and cannot be read there."""
+    data = config.evaluate.data
+    if data is None or data.startswith(("s3://", *readable_schemes(config.target))):
+        return
+    folder = Path(data)
+    if hint := respelled(data, ("s3://",)):
+        yield {"evaluate.data"}, f"evaluate.data: {hint}"
+        return
+    if "://" in data or not folder.is_dir():
+        fault = f"{data} is neither a folder nor an s3:// URI; give one of task YAMLs, or of MMLU's files"
+        yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
+        return
+    own = tasks_in(folder)
+    if not own and not any(folder.rglob("*.yaml")):
+        yield (
+            {"evaluate.data"},
+            f"evaluate.data: {data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
+            "test/SUBJECT_test.csv); give the folder that does",
+        )
+    for name in config.evaluate.tasks:
+        for file in _files(own.get(name, {})):
+            if "://" not in file and not glob.has_magic(file) and not (folder / file).exists():
+                fault = (
+                    f"evaluate.data: the task {name} reads {folder / file}, which does not exist; put it there, or "
+                    "correct the task's data_files"
+                )
+                yield {"evaluate.data"}, Sentence(fault, "data.not_found")
+
+
+def tasks_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The YAML of each task and group in a folder, by name; `mmlu` without one if MMLU's own files are there."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.rglob("*.yaml")):
+        task = _read(path)
+        tasks |= {task[key]: task for key in ("task", "group", "tag") if isinstance(task.get(key), str)}
+    if any(any(folder.rglob(kind)) for kind in _MMLU):
+        tasks["mmlu"] = {}
+    return tasks
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A task's YAML; {} if it is not one, as the harness says what is wrong with it."""
+    try:
+        task = parse(read_settings(path, "task", "name a task"), unknown_tags=True)
+    except (ConfigError, YamlError):
+        return {}
+    return task if isinstance(task, dict) else {}
+
+
+def _files(task: dict[str, Any]) -> Iterator[str]:
+    options = task.get("dataset_kwargs")
+    files = options.get("data_files") if isinstance(options, dict) else None
+    for some in files.values() if isinstance(files, dict) else [files]:
+        yield from (file for file in (some if isinstance(some, list) else [some]) if isinstance(file, str))

@@ -1,0 +1,212 @@
+"""Rules for machines: the mesh, the instances, the network, the names that AWS restricts, and a Slurm cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.slurm_options import option_faults
+from smtrain.core.facts.filesystems import data_source, is_mounted
+
+MESH_KEYS = {
+    "parallel.tp", "parallel.pp", "parallel.dp",
+    "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
+}  # fmt: skip
+_MESH = " ".join(sorted(MESH_KEYS))
+_BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)(?!xn--)[a-z0-9](?!.*\.\.)[a-z0-9.-]{1,61}[a-z0-9]")
+"""General purpose buckets: Amazon S3 User Guide, "Bucket naming rules"."""
+_ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]{1,512}|[\w+=,.@-]{1,64}")
+_MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute is left to train in
+
+
+def mesh_fits(config: JobConfig) -> bool:
+    """Whether tp x pp x dp is the number of the job's processes."""
+    mesh, dp = _mesh(config), config.parallel.dp
+    return config.world_size % mesh == 0 if dp is None else dp * mesh == config.world_size
+
+
+def _mesh(config: JobConfig) -> int:
+    return config.parallel.tp * config.parallel.pp
+
+
+def _processes(config: JobConfig) -> str:
+    """The training processes of a job, and how their number comes about."""
+    count, each = config.compute.instance_count, config.processes_per_instance
+    machines = "1 machine" if count == 1 else f"{count} machines"
+    return f"{machines} x {each} {'process' if each == 1 else 'processes'} = {config.world_size} in all"
+
+
+def _wrong_dp(config: JobConfig) -> str:
+    mesh, world = _mesh(config), config.world_size
+    remedy = f"dp = {world // mesh} would do" if world % mesh == 0 else "change tp, pp or compute"
+    product = mesh * (config.parallel.dp or 1)
+    return f"parallel.dp: tp x pp x dp = {product}, but the processes are {_processes(config)}; {remedy}"
+
+
+def _wrong_batch(config: JobConfig) -> str:
+    batch, micro = config.train.global_batch_size, config.parallel.micro_batch_size
+    per_slot = config.dp * micro
+    below = batch // per_slot * per_slot
+    options = " or ".join(str(n) for n in (below, below + per_slot) if n)
+    return (
+        f"train.global_batch_size: {batch} is not a multiple of dp x micro_batch_size = {config.dp} x {micro}; "
+        f"{options} would do"
+    )
+
+
+MESH = (
+    Rule(_MESH, lambda c: c.parallel.dp is None and not mesh_fits(c),
+         lambda c: f"parallel.tp, parallel.pp: tp x pp = {_mesh(c)} does not divide the number of processes, "
+                   f"{_processes(c)}; change tp, pp, compute.instance_count or compute.processes_per_instance"),
+    Rule(_MESH, lambda c: c.parallel.dp is not None and not mesh_fits(c), _wrong_dp),
+    Rule(f"{_MESH} train.global_batch_size parallel.micro_batch_size",
+         lambda c: mesh_fits(c) and c.train.global_batch_size % (c.dp * c.parallel.micro_batch_size),
+         _wrong_batch),
+    Rule("train.seq_len parallel.tp parallel.sequence_parallel",
+         lambda c: c.parallel.sequence_parallel and c.train.seq_len % c.parallel.tp,
+         lambda c: f"train.seq_len: {c.train.seq_len} cannot be cut over tp = {c.parallel.tp} for "
+                   "parallel.sequence_parallel; use a multiple of tp"),
+)  # fmt: skip
+
+COMPUTE = (
+    Rule("network.subnets network.security_group_ids",
+         lambda c: bool(c.network.subnets) != bool(c.network.security_group_ids),
+         "network.subnets, network.security_group_ids: only one is set; a VPC needs both"),
+    Rule("compute.max_wait compute.spot", lambda c: c.compute.max_wait is not None and not c.compute.spot,
+         "compute.max_wait: has no effect unless compute.spot is true"),
+    Rule("compute.max_wait compute.max_run",
+         lambda c: c.compute.spot and c.compute.max_wait is not None and c.compute.max_wait < c.compute.max_run,
+         lambda c: f"compute.max_wait: {c.compute.max_wait} s is shorter than compute.max_run = {c.compute.max_run} s; "
+                   "raise it"),
+    *(
+        Rule(f"compute.spot compute.{name}",
+             all_set("compute.spot", f"compute.{name}"),
+             f"compute.{name}: has no effect with compute.spot: SageMaker itself waits for spot machines until "
+             "compute.max_wait; raise that")
+        for name in ("capacity_wait", "fallback_instance_types")
+    ),
+    Rule("compute.pool_wait compute.keep_alive", lambda c: c.compute.pool_wait and not c.compute.keep_alive,
+         "compute.pool_wait: only a job with compute.keep_alive gets a warm pool; set that too"),
+    Rule("compute.instance_group compute.keep_alive", lambda c: c.compute.instance_group and c.compute.keep_alive,
+         "compute.keep_alive: SageMaker keeps no warm pool of instance groups; set only one of the two"),
+    Rule("compute.spot compute.keep_alive", lambda c: c.compute.spot and c.compute.keep_alive,
+         "compute.keep_alive: warm pools have no spot machines; set only one of the two"),
+    Rule("compute.spot checkpoint.resume", lambda c: c.compute.spot and not c.checkpoint.resume,
+         "compute.spot: needs checkpoint.resume, or every interruption starts the run over; set only one of the two"),
+    *(
+        Rule(f"compute.training_plan compute.{name}",
+             all_set("compute.training_plan", f"compute.{name}"),
+             f"compute.{name}: cannot go with compute.training_plan, whose machines are reserved; leave one out")
+        for name in ("spot", "fallback_instance_types")
+    ),
+    Rule("compute.environment",
+         lambda c: any(
+             "/opt/ml/checkpoints" in c.compute.environment.get(name, "")
+             for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS")
+         ),
+         "compute.environment: the compile cache must not be in /opt/ml/checkpoints, where every graph would be synced "
+         "with the checkpoints; use an s3:// URI or leave it to smtrain"),
+    Rule("track.wandb",
+         lambda c: c.track.wandb and (key := c.track.wandb.key) and (key.secret is None) == (key.ssm is None),
+         "track.wandb.key: must name one of secret (Secrets Manager) and ssm (a parameter)"),
+    Rule("track.by network.isolation", lambda c: c.track.by == "job" and c.network.isolation,
+         "track.by: a job with network.isolation cannot reach a tracker; set track.by: client"),
+    Rule("compute.role", lambda c: c.compute.role is not None and not _ROLE.fullmatch(c.compute.role),
+         lambda c: f"compute.role: {c.compute.role!r} is neither a role's ARN (arn:aws:iam::123456789012:role/NAME) "
+                   "nor its name"),
+)  # fmt: skip
+
+CLUSTER = (
+    Rule("cluster.shared", lambda c: c.cluster.shared is None,
+         "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"),
+    Rule("checkpoint.s3_uri", lambda c: c.checkpoint.s3_uri,
+         "checkpoint.s3_uri: on a cluster checkpoints lie below cluster.shared; leave it out"),
+    *(
+        Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
+        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries")
+    ),
+    Rule("network", lambda c: c.network.isolation or c.network.subnets,
+         "network: applies to SageMaker only; leave it out"),
+)  # fmt: skip
+
+
+def machine_faults(config: JobConfig) -> Iterator[Fault]:
+    """Machines, network and names that cannot be used together."""
+    yield from broken(COMPUTE, config)
+    yield from _name_faults(config)
+    if config.target == "slurm":
+        yield from _cluster_faults(config)
+
+
+def _places(config: JobConfig) -> list[tuple[str, str]]:
+    """The keys that may hold a URI, with their values."""
+    named = {
+        "model.path": config.model.path,
+        "model.weights": config.model.weights,
+        "data.prepared": config.data.prepared,
+        "checkpoint.s3_uri": config.checkpoint.s3_uri,
+        "output.s3_uri": config.output.s3_uri,
+    }
+    every = [*named.items(), *(("data.path", source.path) for source in config.data.all_sources)]
+    return [(key, uri) for key, uri in every if uri]
+
+
+def _name_faults(config: JobConfig) -> Iterator[Fault]:
+    """Names that AWS, or the file systems and machines of a config, cannot have. Checked offline."""
+    for key, uri in _places(config):
+        if uri.startswith("s3://") and not _BUCKET.fullmatch(bucket := uri[5:].partition("/")[0]):
+            yield (
+                {key},
+                f"{key}: {bucket!r} cannot be a bucket's name, which has 3 to 63 lower-case letters, digits, hyphens "
+                "and dots",
+            )
+        elif is_mounted(uri) and key == "model.path":
+            yield {key}, f"{key}: {uri} cannot lie on a file system; give a folder or an s3:// URI"
+        elif is_mounted(uri) and data_source(uri) is None:
+            yield {key}, f"{key}: {uri} must look like fsx://fs-0123456789abcdef0/folder"
+    for tag in config.tags:
+        if tag.lower().startswith("aws:"):
+            yield {f"tags.{tag}"}, f"tags.{tag}: keys that begin with aws: are AWS's own; give it another name"
+    if fault := _own_machine_fault(config):
+        yield {"compute.instance_type", "target"}, f"compute.instance_type: {fault}"
+
+
+def _own_machine_fault(config: JobConfig) -> str | None:
+    """Why a machine that is not one of SageMaker's cannot train this run."""
+    name = config.compute.instance_type
+    if name.startswith("ml."):
+        return None
+    if config.own_machine is None:
+        return f"{name} is no instance type; take one, such as ml.p5.48xlarge, or describe {name} under machines"
+    if config.target == "slurm":
+        return None
+    where = "AWS has none of that name" if config.target == "aws" else "this machine runs jobs of any instance type"
+    return (
+        f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
+        f"--machines {name}:1`"
+    )
+
+
+def _cluster_faults(config: JobConfig) -> Iterator[Fault]:
+    cluster = config.cluster
+    yield from broken(CLUSTER, config)
+    for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
+        for fault in option_faults(getattr(cluster, key), program):
+            yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
+    limit, least = cluster.time or config.compute.max_run, cluster.save_before + _MARGIN
+    if limit < least:
+        key = "cluster.time" if cluster.time else "compute.max_run"
+        yield (
+            {key, "cluster.save_before"},
+            f"{key}: {limit} s leaves no time to train: cluster.save_before takes {cluster.save_before} s of it, and "
+            f"Slurm up to a minute more; at least {least} s would do",
+        )
+    for key, uri in _places(config):
+        if uri.startswith(("fsx://", "efs://")):
+            yield (
+                {key},
+                f"{key}: {uri} is how SageMaker names a file system; give the path under which the nodes have mounted "
+                "it, such as /fsx/text",
+            )

@@ -1,0 +1,34 @@
+"""A rule about several keys, as a row: its keys, when it is broken, and what to say then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from smtrain.core.config.schema import JobConfig
+
+Fault = tuple[set[str], str]
+"""The keys that a sentence is about, and the sentence."""
+
+
+class Rule(NamedTuple):
+    """One row of a table of rules."""
+
+    keys: str
+    """Keys that it reads, with blanks between: if one is wrong by itself, the rule is not applied."""
+    broken: Callable[[JobConfig], object]
+    """True, or anything that counts as true, if the config breaks it."""
+    sentence: str | Callable[[JobConfig], str]
+
+
+def all_set(*keys: str) -> Callable[[JobConfig], bool]:
+    """A condition: each of these keys has a value that is not False, 0, None or empty."""
+    return lambda config: all(attrgetter(key)(config) for key in keys)
+
+
+def broken(rules: Iterable[Rule], config: JobConfig) -> Iterator[Fault]:
+    """The faults of the rules that a config breaks, in their order."""
+    for rule in rules:
+        if rule.broken(config):
+            yield set(rule.keys.split()), rule.sentence if isinstance(rule.sentence, str) else rule.sentence(config)

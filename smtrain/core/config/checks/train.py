@@ -1,0 +1,215 @@
+"""Rules for the training: its steps, its adapter, the engine's abilities, and the held-out text."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from smtrain.core.config.checks.rule import Fault, Rule, broken
+from smtrain.core.config.cluster_paths import readable_schemes
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.errors import Sentence
+from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
+from smtrain.core.facts.images import unsuited
+from smtrain.core.near import near_path
+from smtrain.core.protocol.uris import respelled
+
+_KEY = "train.validation"
+
+TRAIN = (
+    Rule("train.global_batch_size train.max_global_batch_size",
+         lambda c: (
+             c.train.max_global_batch_size is not None and c.train.global_batch_size > c.train.max_global_batch_size
+         ),
+         lambda c: f"train.global_batch_size: {c.train.global_batch_size} is above train.max_global_batch_size = "
+                   f"{c.train.max_global_batch_size}; leave one of the two out"),
+    Rule("train.warmup_steps train.steps", lambda c: c.train.warmup > c.train.steps > 0,
+         lambda c: f"train.warmup_steps: {c.train.warmup_steps} is more than train.steps = {c.train.steps}; use at "
+                   "most that"),
+    Rule("train.min_lr train.lr", lambda c: c.train.min_lr > c.train.lr,
+         lambda c: f"train.min_lr: {c.train.min_lr} is above train.lr = {c.train.lr}; lower it"),
+    Rule("train.betas", lambda c: not 0 <= c.train.betas[0] < 1,
+         lambda c: f"train.betas: number 1 is {c.train.betas[0]}; it must be at least 0 and below 1"),
+    Rule("train.betas", lambda c: not 0 <= c.train.betas[1] < 1,
+         lambda c: f"train.betas: number 2 is {c.train.betas[1]}; it must be at least 0 and below 1"),
+    Rule("train.adapter model.init", lambda c: c.train.adapter and c.model.init == "scratch",
+         "train.adapter: needs trained weights, and model.init: scratch has none; leave one of the two out"),
+    Rule("train.adapter.targets", lambda c: c.train.adapter and c.train.adapter.targets == (),
+         "train.adapter.targets: names no layer; leave it out for all linear layers"),
+    Rule("export.merge train.adapter", lambda c: c.export.merge and not c.train.adapter,
+         "export.merge: has no effect unless train.adapter is set"),
+)  # fmt: skip
+
+
+def machine_fault(config: JobConfig) -> str | None:
+    """Why the engine cannot train on these machines; on this machine the control plane runs any type's jobs on CPUs.
+
+    NxD lays its groups out for the chip, so it needs a Neuron type even if it runs on CPUs.
+    """
+    if config.target == "local" and not (config.train.engine == "nxd" and is_neuron(config.compute.instance_type)):
+        return None
+    return engine_fault(config.train.engine, config.compute.instance_type)
+
+
+def _image_fault(config: JobConfig) -> str | None:
+    """Why the image cannot train; the control plane runs jobs without an image, or in one of its own."""
+    image, compute = config.compute.image, config.compute
+    return unsuited(image, config.train.engine, compute.instance_type) if image and config.target == "aws" else None
+
+
+def _micro_batches(config: JobConfig) -> int:
+    """Micro-batches of a step."""
+    return config.train.global_batch_size // max(1, config.dp * config.parallel.micro_batch_size)
+
+
+def _stages(config: JobConfig) -> int:
+    return config.parallel.pp * config.parallel.virtual_stages
+
+
+NATIVE = tuple(
+    Rule(f"{key} train.engine", asked, f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd")
+    for key, asked in {
+        "parallel.zero1": lambda c: not c.parallel.zero1,
+        "parallel.pipeline_cuts": lambda c: c.parallel.pipeline_cuts,
+        "parallel.virtual_stages": lambda c: c.parallel.virtual_stages > 1,
+        "train.stochastic_rounding": lambda c: c.train.stochastic_rounding,
+        "compute.compile_ahead": lambda c: c.compute.compile_ahead,
+        "checkpoint.form": lambda c: c.checkpoint.form != "pt",
+        "checkpoint.asynchronous": lambda c: c.checkpoint.asynchronous,
+    }.items()
+)  # fmt: skip
+
+NXD = (
+    Rule("train.compile train.engine", lambda c: c.train.compile,
+         "train.compile: engine nxd's steps are compiled graphs already; leave it out, or set train.engine: native"),
+    Rule("train.deterministic train.engine", lambda c: not c.train.deterministic,
+         "train.deterministic: engine nxd's graphs give the same bits each time anyway; leave it out"),
+    Rule("train.profile train.engine", lambda c: c.train.profile,
+         "train.profile: engine nxd's steps are compiled graphs, which torch's profiler does not see into; leave it "
+         "out and use AWS's neuron-profile, or set train.engine: native"),
+    Rule("compute.compile_ahead network.isolation", lambda c: c.compute.compile_ahead and c.network.isolation,
+         "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set only one"),
+    Rule("parallel.sequence_parallel parallel.tp train.precision",
+         lambda c: c.train.precision == "bf16" and c.parallel.tp > 1 and not c.parallel.sequence_parallel,
+         "parallel.sequence_parallel: NxD's gradients are silently wrong with precision bf16 and tp > 1 without it; "
+         "set it to true"),
+    Rule("train.adapter.dropout train.engine", lambda c: c.train.adapter and c.train.adapter.dropout,
+         "train.adapter.dropout: engine nxd trains adapters without dropout, whose masks take its hosts longer to draw "
+         "than a step takes; set it to 0"),
+    Rule("train.adapter checkpoint.form", lambda c: c.train.adapter and c.checkpoint.form != "pt",
+         "checkpoint.form: adapters are saved in smtrain's own form with either engine; leave it out"),
+    Rule("parallel.zero1 train.precision",
+         lambda c: c.train.precision == "bf16" and not c.parallel.zero1 and not c.train.adapter,  # adapters are fp32
+         "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"),
+    Rule("train.stochastic_rounding train.precision",
+         lambda c: c.train.stochastic_rounding and c.train.precision != "bf16",
+         "train.stochastic_rounding: has no effect unless train.precision is bf16"),
+    Rule("parallel.tp parallel.dp compute.processes_per_instance",
+         lambda c: (
+             c.parallel.tp == 4
+             and c.compute.instance_type.startswith("ml.trn1")
+             and c.processes_per_instance % 4 == 0
+             and c.dp % (c.processes_per_instance // 4)
+         ),
+         lambda c: f"parallel.tp: on Trainium1 NxD lays groups of 4 across a host, so dp = {c.dp} must be a multiple "
+                   f"of {c.processes_per_instance // 4} (processes of a host / 4); change tp, pp or "
+                   "compute.instance_count"),
+    Rule("parallel.virtual_stages parallel.pp train.global_batch_size parallel.micro_batch_size",
+         lambda c: c.parallel.virtual_stages > 1 and c.parallel.pp > 1 and _micro_batches(c) % c.parallel.pp,
+         lambda c: f"parallel.virtual_stages: the interleaved schedule needs a multiple of pp = {c.parallel.pp} "
+                   f"micro-batches a step, and there are {_micro_batches(c)}; change train.global_batch_size or "
+                   "parallel.micro_batch_size"),
+    Rule("parallel.virtual_stages parallel.pp", lambda c: c.parallel.virtual_stages > 1 and c.parallel.pp == 1,
+         "parallel.virtual_stages: has no effect unless pp > 1"),
+    Rule("parallel.pipeline_cuts parallel.pp parallel.virtual_stages",
+         lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
+         lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "
+                   f"virtual_stages); give {_stages(c) - 1} or none"),
+)  # fmt: skip
+
+
+def engine_faults(config: JobConfig) -> Iterator[Fault]:
+    """Machines, precisions and options that the engine cannot handle."""
+    train, kind = config.train, config.compute.instance_type
+    if fault := machine_fault(config):
+        yield {"train.engine", "compute.instance_type", "target"}, fault
+    elif fault := _image_fault(config):
+        yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
+    if fault := precision_fault(train.precision, train.engine, kind):
+        yield {"train.precision", "train.engine", "compute.instance_type"}, fault
+    elif train.precision == "fp16" and config.own_machine and config.own_machine.kind == "cpu":
+        yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)
+    yield from broken(NATIVE if train.engine == "native" else NXD, config)
+
+
+BEST = (
+    Rule(f"export.checkpoint {_KEY}.keep_best",
+         lambda c: c.export.checkpoint == "best" and not (c.train.validation and c.train.validation.keep_best),
+         f"export.checkpoint: best needs {_KEY}.keep_best: true, which keeps that checkpoint; set it, or leave "
+         "export.checkpoint out"),
+    Rule("export.checkpoint train.engine",
+         lambda c: c.export.checkpoint == "best" and c.train.engine == "nxd" and not c.train.adapter,
+         "export.checkpoint: best is read from the checkpoints of engine native; for engine nxd, download the one that "
+         "the log's last line names, and convert it with `smtrain convert`"),
+)  # fmt: skip
+
+
+def validation_faults(config: JobConfig) -> Iterator[Fault]:
+    """Held-out text that cannot be chosen so, and what an engine or objective cannot do with it."""
+    yield from broken(BEST, config)
+    held_out, data, train = config.train.validation, config.data, config.train
+    if held_out is None:
+        return
+    chosen = list(held_out.chosen)
+    if len(chosen) > 1:
+        both = f"{_KEY}.{chosen[0]}, {_KEY}.{chosen[1]}"
+        yield {f"{_KEY}.{key}" for key in chosen}, f"{both}: both say what is held out; leave one of them out"
+    if not chosen and not data.prepared:
+        yield (
+            {_KEY, *(f"{_KEY}.{key}" for key in ("fraction", "path", "split"))},
+            f"{_KEY}: does not say what is held out; set fraction (0.01 holds out one document in a hundred) or path",
+        )
+    if chosen and data.prepared:
+        yield (
+            {f"{_KEY}.{chosen[0]}", "data.prepared"},
+            f"{_KEY}.{chosen[0]}: text is held out when it is prepared, and data.prepared is prepared already; leave "
+            f"{chosen[0]} out if it has a held-out part (manifest.json says so), or prepare it again with "
+            f"--validation-{chosen[0]}",
+        )
+    if held_out.split is not None and data.format != "megatron":
+        yield (
+            {f"{_KEY}.split", "data.format"},
+            f"{_KEY}.split: cuts Megatron's indexed data by the order of its documents, and data.format is "
+            f"{data.format}; set data.format: megatron, or use fraction",
+        )
+    if held_out.keep_best and train.save_interval % held_out.interval:
+        yield (
+            {f"{_KEY}.interval", "train.save_interval"},
+            f"{_KEY}.keep_best: every checkpoint needs a validation, so train.save_interval ({train.save_interval}) "
+            f"must be a multiple of {_KEY}.interval ({held_out.interval})",
+        )
+    if held_out.samples and train.objective != "sft":
+        yield (
+            {f"{_KEY}.samples", "train.objective"},
+            f"{_KEY}.samples: answers held-out questions, which only train.objective: sft has; leave it out",
+        )
+
+
+def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
+    """Held-out text that is not on this machine, and URIs of schemes that cannot be read."""
+    path = config.train.validation.path if config.train.validation else None
+    key = f"{_KEY}.path"
+    if path is None:
+        return
+    known = ("s3://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+    if hint := respelled(path, known) if not path.startswith(known) else None:
+        yield {key}, f"{key}: {hint}"
+        return
+    if "://" in path and not path.startswith(known):
+        yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
+    if path.startswith("s3://") and ("*" in path or "?" in path):
+        yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
+    if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+        remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
+        yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")

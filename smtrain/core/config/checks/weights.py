@@ -1,0 +1,264 @@
+"""Rules for the model: where it is, its weights, and what its shape rules out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.config.checks.data import tokenizer_faults
+from smtrain.core.config.checks.rule import Fault, Rule, broken
+from smtrain.core.config.cluster_paths import readable_schemes
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
+from smtrain.core.facts.models import is_gated, positions
+from smtrain.core.model.hf_config import normalise, positions_named
+from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
+from smtrain.core.model.lora import targets_of
+from smtrain.core.model.remedies import (
+    DEQUANTIZE,
+    broken_link,
+    file_misfit,
+    folder_misfit,
+    missing_shards,
+    quantization,
+)
+from smtrain.core.near import near_path
+from smtrain.core.protocol.uris import HUB, HUBS, respelled
+
+_SCHEMES = ("s3://", "demo://", *HUBS)
+
+
+def _hubs(config: JobConfig) -> set[str]:
+    """The hubs that the model and the data come from."""
+    paths = (config.model.path, *(source.path for source in config.data.all_sources))
+    return {scheme for scheme in HUBS for path in paths if path.startswith(scheme)}
+
+
+WEIGHTS = (
+    Rule("model.weights model.init", lambda c: c.model.init == "scratch",
+         "model.weights: has no effect with model.init: scratch, which starts at random; set only one"),
+    Rule("model.weights train.adapter export.merge", lambda c: c.train.adapter and not c.export.merge,
+         "model.weights: an adapter alone needs a base that peft can load; set export.merge: true, or convert the "
+         "weights with `smtrain convert --to hf` and name the result as model.path"),
+    Rule("model.weights evaluate.base", lambda c: c.evaluate.tasks and c.evaluate.base,
+         "model.weights: the base model is evaluated from a Hugging Face folder; set evaluate.base: false, or convert "
+         "the weights with `smtrain convert --to hf` and name the result as model.path"),
+)  # fmt: skip
+
+HUB_RULES = (
+    Rule("model.path", lambda c: c.model.path.startswith(HUBS) and not HUB.fullmatch(c.model.path),
+         lambda c: f"model.path: {c.model.path} must look like "
+                   f"{c.model.path.partition('://')[0]}://organization/model@revision"),
+    Rule("model.token", lambda c: c.model.token and (c.model.token.secret is None) == (c.model.token.ssm is None),
+         "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"),
+    Rule("model.token model.path", lambda c: c.model.token and not _hubs(c),
+         "model.token: has no effect unless the model or the data is on a hub (hf://, modelscope://)"),
+    Rule("model.token model.path", lambda c: c.model.token and len(_hubs(c)) > 1,
+         "model.token: is the token of one hub, and model and data are on two; use a model or text that is in S3"),
+    Rule("network.isolation model.path", lambda c: c.network.isolation and c.model.path.startswith(HUBS),
+         "network.isolation: keeps the fetch stage from the hub; fetch the model once without it, and give its s3://"),
+)  # fmt: skip
+
+MEGATRON = Rule(
+    "export.megatron train.adapter export.merge",
+    lambda c: c.export.megatron and c.train.adapter and not c.export.merge,
+    "export.megatron: Megatron has no form for an adapter alone; set export.merge: true",
+)  # fmt: skip
+
+
+def weights_faults(config: JobConfig) -> Iterator[Fault]:
+    """Weights that cannot be read, and options that cannot be combined with `model.weights` or a hub."""
+    yield from broken([MEGATRON], config)
+    if (path := config.model.weights) is not None:
+        schemes = readable_schemes(config.target)
+        if hint := None if path.startswith(schemes) else respelled(path, ("s3://",)):
+            yield {"model.weights"}, f"model.weights: {hint}"
+        elif "://" in path and not path.startswith(("s3://", *schemes)):
+            yield {"model.weights"}, f"model.weights: {path} is neither a folder nor an s3:// URI"
+        elif "://" not in path and not Path(path).is_dir():
+            remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
+            yield {"model.weights"}, Sentence(f"model.weights: {path} is not a folder; {remedy}", "model.not_found")
+        yield from broken(WEIGHTS, config)
+    yield from broken(HUB_RULES, config)
+
+
+def gated_faults(config: JobConfig) -> Iterator[Fault]:
+    """Models or data known to be gated on the hub, without a token.
+
+    Not checked if HF_ENDPOINT names a mirror, which may need no token, nor when a config is loaded: a plan needs none.
+    """
+    if config.model.token or config.compute.environment.get("HF_ENDPOINT"):
+        return
+    named = "a token kept in Secrets Manager or SSM must be named in model.token (docs/secrets.md)"
+    if is_gated(path := config.model.path):
+        name = HUB.fullmatch(path)
+        copy = f"`hf download {name[2]} --local-dir FOLDER` with a token of yours" if name else "a download"
+        yield (
+            {"model.path", "model.token"},
+            f"model.token: is missing, and {path} is gated: accept its licence on the hub, then {named}; or copy the "
+            f"model here, {copy}, and give that folder",
+        )
+    for source in config.data.all_sources:
+        if config.data.prepared is None and is_gated(source.path, data=True):
+            yield (
+                {"data.path", "model.token"},
+                f"model.token: is missing, and {source.path} is gated: accept its licence on the hub, then {named}",
+            )
+
+
+def respelled_model(config: JobConfig) -> str | None:
+    """Say how smtrain writes the address in `model.path`, if that is written in another way."""
+    path = config.model.path
+    return None if path.startswith(readable_schemes(config.target)) else respelled(path, _SCHEMES)
+
+
+def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
+    """Faults of `model.path` that can be found offline; `shape_alone` as for `model_faults`."""
+    path = config.model.path
+    if hint := respelled_model(config):
+        yield {"model.path"}, f"model.path: {hint}"
+    elif path.startswith(HUBS):
+        longest = positions(path)
+        if longest is not None and longest < config.train.seq_len:
+            yield (
+                {"model.path", "train.seq_len"},
+                f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
+                f"{path.removeprefix('hf://')}; use at most that",
+            )
+    elif "://" in path:
+        if not path.startswith((*_SCHEMES, *readable_schemes(config.target))):
+            yield {"model.path"}, f"model.path: {path} is neither a folder, s3://, hf://, modelscope:// nor demo://"
+    else:
+        described, fault = _read_config(Path(path))
+        if fault:
+            yield {"model.path"}, fault if isinstance(fault, Sentence) else f"model.path: {fault}"
+            return
+        yield from shape_faults(config, described)
+        if not shape_alone:
+            yield from _file_faults(config, Path(path), described)
+            yield from tokenizer_faults(config, Path(path), described)
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """The config.json of a model's folder, and why it cannot be read, else an empty text."""
+    file = folder / "config.json"
+    if not folder.is_dir():
+        name = "/".join(folder.parts[-2:])
+        on_hub = not folder.parent.exists() and HUB.fullmatch(f"hf://{name}")
+        hub = f" (a model of the hub is hf://{name})" if on_hub else ""
+        remedy = f"{near_path(folder)}give a Hugging Face model folder or s3:// URI{hub}"
+        return {}, Sentence(f"model.path: {folder} is not a folder; {remedy}", "model.not_found")
+    if not file.is_file():
+        names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
+        names += [path.relative_to(folder).as_posix() for path in folder.glob("*/*")]
+        none = f"{folder} holds no config.json; give a Hugging Face model folder"
+        return {}, broken_link(folder) or folder_misfit(names, folder) or none
+    if misfit := file_misfit(file):
+        return {}, misfit
+    try:
+        described = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        return {}, f"{file} cannot be read ({first_line(error)}); mend it there, or copy this one file again"
+    if not isinstance(described, dict):
+        return {}, f"{file} is a {type(described).__name__}, not a mapping"
+    return described, ""
+
+
+def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
+    """What the model's shape rules out, by its config.json."""
+    try:
+        model = normalise(described)
+    except SmtrainError as error:
+        yield {"model.path"}, f"model.path: {error}"
+        return
+    shape, length = model.shape, config.train.seq_len
+    padding = described.get("pad_token_id")
+    if isinstance(padding, int) and not -shape.vocab <= padding < shape.vocab:
+        yield (
+            {"model.path"},
+            f"model.path: pad_token_id is {padding} and the model has the ids 0 to {shape.vocab - 1} (vocab_size "
+            f"{shape.vocab}); correct pad_token_id in its config.json, or set it to null",
+        )
+    if config.export.megatron and model.parallel_residual:
+        yield (
+            {"export.megatron", "model.path"},
+            "export.megatron: Megatron-core has no parallel residual, which config.json asks for "
+            "(use_parallel_residual); leave it out",
+        )
+    longest = shape.positions or positions_named(described)
+    if longest is not None and longest < length:
+        more = (
+            ", which it has learned one by one"
+            if shape.positions is not None
+            else ", or raise max_position_embeddings (and the rope settings) in its config.json if it is to learn "
+            "longer ones"
+        )
+        yield (
+            {"model.path", "train.seq_len"},
+            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
+        )
+    if config.train.engine == "nxd" and shape.family == "gpt2":
+        yield (
+            {"model.path", "train.engine"},
+            "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
+            "machines that run it (ml.trn2, GPUs)",
+        )
+    if config.train.adapter and (targets := config.train.adapter.targets):
+        try:
+            targets_of(shape, targets)
+        except ConfigError as error:
+            yield {"model.path", "train.adapter.targets"}, error.faults[0]
+    for fault in shape.mesh_faults(config.parallel.tp, config.parallel.pp):
+        yield {"model.path", "parallel.tp", "parallel.pp"}, fault
+
+
+def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
+    """Files that the model's folder needs besides its config.json."""
+    names = [path.name for path in folder.iterdir()]
+    if config.model.init == "weights" and config.model.weights is None:
+        yield from (({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, described))
+    if config.data.prepared is not None:
+        return
+    tokenizer = tokenizer_in(names)
+    read = [folder / name for name in (*tokenizer, "tokenizer_config.json")]
+    if misfit := next(filter(None, map(file_misfit, read)), None):
+        yield {"model.path"}, f"model.path: {misfit}"
+    if not tokenizer:
+        yield (
+            {"model.path"},
+            f"model.path: {folder} holds no tokenizer.json (nor vocab.json with merges.txt, nor tokenizer.model), "
+            "which preparing text needs; save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...), or set data.prepared",
+        )
+
+
+def _misfits(folder: Path, names: list[str], described: Mapping[str, Any]) -> Iterator[str]:
+    """Weights that are missing, incomplete, or not in the form that their names say; by names and first bytes only."""
+    first = weights_in(names)
+    there, absent = missing_shards(names)
+    if first is None and not there:
+        if not checkpoint_in(names):
+            yield (
+                broken_link(folder)
+                or folder_misfit(names, folder)
+                or (
+                    f"{folder} holds no model.safetensors or pytorch_model.bin (nor an index); save the weights as "
+                    "safetensors, or set model.init: scratch"
+                )
+            )
+        return
+    if absent and (first is None or first.endswith(".index.json")):
+        yield (
+            f"{folder} lacks {len(absent)} of its {len(there) + len(absent)} files of weights "
+            f"({', '.join(absent[:3])}); copy those files into it"
+        )
+    read = [first] if first is not None and not first.endswith(".index.json") else [*filter(None, [first]), *there]
+    if misfit := next((fault for name in read if (fault := file_misfit(folder / name))), None):
+        yield misfit
+    if method := quantization(described):
+        yield (
+            f"{folder}/config.json says that the weights are quantized ({method}), which cannot be trained; "
+            f"{DEQUANTIZE}; if they are plain numbers, take quantization_config out of config.json"
+        )
