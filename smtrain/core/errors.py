@@ -51,6 +51,11 @@ class Sentence(str):
         return str(self), self.code
 
 
+def reworded(sentence: str, text: str) -> str:
+    """The text, with the code of the sentence that it replaces."""
+    return Sentence(text, sentence.code) if isinstance(sentence, Sentence) else text
+
+
 class SmtrainError(Exception):
     """Base of every error that a user can fix. Its text is clean: it may repeat what a job or AWS said."""
 
@@ -81,6 +86,9 @@ class ConfigError(SmtrainError):
         self.codes = [one for _, one in coded]
         self.faults: list[str] = [Sentence(clean(fault), one) for fault, one in coded]
         super().__init__("\n".join(self.faults), code=next(iter(self.codes), default))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        return type(self), (self.faults,)  # else a copy would be made from the joined text
 
 
 class DataError(SmtrainError):

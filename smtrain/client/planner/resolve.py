@@ -16,7 +16,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
 from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, reworded
 from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
@@ -83,7 +83,7 @@ def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
             named = {fault.partition(":")[0] for fault in faults}
             faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
     if faults or config is None:
-        raise ConfigError([hide(" ".join(fault.splitlines())) for fault in faults])
+        raise ConfigError([reworded(fault, hide(" ".join(fault.splitlines()))) for fault in faults])
     _LOADED[id(config)] = config
     return config
 
@@ -140,7 +140,10 @@ def subject(
         sections = {**sections, "model": {**sections.get("model", {}), "path": f"s3://known-models/{model}"}}
     elif model and "/" not in model and not Path(model).exists():
         known = table("models")["models"]
-        raise ConfigError([f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"])
+        raise ConfigError(
+            [f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"],
+            code="model.not_found",
+        )
     elif model:
         sections = {**sections, "model": {**sections.get("model", {}), "path": model}}
     if (loaded := _as_loaded(source, set_, sections)) and target == loaded.target:
