@@ -185,7 +185,8 @@ def _in_time(folder: Path) -> Endpoint | None:
         if time.monotonic() > deadline:
             raise LocalError(
                 f"the local control plane (process {pid}) does not answer; if it was suspended, `kill -CONT {pid}` "
-                "lets it go on, and `smtrain local stop` ends it"
+                "lets it go on, and `smtrain local stop` ends it",
+                code="local.unreachable",
             )
         time.sleep(0.1)
     return None
@@ -200,7 +201,8 @@ def revive(before: Endpoint) -> None:
         return
     if endpoint_fields(state_folder(before.home)).get("stopped"):
         raise LocalError(
-            "the local control plane was stopped, and its jobs with it; the same command starts it and goes on"
+            "the local control plane was stopped, and its jobs with it; the same command starts it and goes on",
+            code="local.unreachable",
         )
     again = ensure_running(before.home)
     if again.pid == before.pid:
@@ -208,7 +210,8 @@ def revive(before: Endpoint) -> None:
     if again.url != before.url:
         raise LocalError(
             f"the local control plane died and was started again at {again.url}, as another program has taken its old "
-            "address; the same command goes on"
+            "address; the same command goes on",
+            code="local.unreachable",
         )
     if again.pid not in _revived:
         _revived.add(again.pid)
@@ -241,7 +244,7 @@ def _start(home: Path) -> Endpoint:
     probe(state)  # says what is wrong with the disk, if that is why
     lines = server.lines()
     last = lines[-1] if lines else silent
-    raise LocalError(f"the local control plane did not start (see {server.log}): {last}")
+    raise LocalError(f"the local control plane did not start (see {server.log}): {last}", code="local.unreachable")
 
 
 def shut_down(home: Path | None = None) -> None:

@@ -126,7 +126,8 @@ class Plane:
         except OSError as error:  # URLError is one
             raise LocalError(
                 f"the local control plane at {self.endpoint.url} does not answer ({error}); "
-                "`smtrain local status` says whether it runs"
+                "`smtrain local status` says whether it runs",
+                code="local.unreachable",
             ) from None
         return answer
 

@@ -151,7 +151,8 @@ class Job(DescribedJob):
         """Raise `JobError` with `explain`'s text unless the job has completed."""
         if self.status != "Completed":
             raise JobError(
-                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows what it wrote"
+                f"{self.explain()}\n`smtrain logs {self.name} --target {self.target.name}` shows what it wrote",
+                code="job.stopped" if self.known_status == "Stopped" else "job.failed",
             )
         return self
 

@@ -77,7 +77,8 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
             kinds = ", ".join(kind for _, p in ways for kind, _ in groups_of(p.request))
             raise JobError(
                 f"AWS had no {kinds} for {spell(time.monotonic() - patience.began)}; try later or another region, wait "
-                "longer with compute.capacity_wait, or name other types in compute.fallback_instance_types"
+                "longer with compute.capacity_wait, or name other types in compute.fallback_instance_types",
+                code="aws.capacity",
             )
         say(f"next try in {spell(pause)}, for {spell(patience.left)} more (compute.capacity_wait)")
         _sleep(pause, say)
@@ -130,7 +131,7 @@ class _Attempt:
                 raise
             except ParamValidationError as error:
                 self._let_go()
-                raise JobError(f"{name} was refused: {error}") from None
+                raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
             except ClientError as error:
                 code = error.response.get("Error", {}).get("Code")
                 answer = error.response.get("ResponseMetadata", {})
@@ -143,7 +144,7 @@ class _Attempt:
                     return self._made(name, error)
                 else:
                     self._let_go()
-                    raise JobError(f"{name} was refused: {error}") from None
+                    raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
             except BotoCoreError as error:
                 return self._made(name, error)
             else:
@@ -189,7 +190,7 @@ class _Attempt:
             self._let_go()
             waited = self.chain.config.compute.quota_wait
             after = f" after {spell(waited)} of waiting" if waited else ""
-            raise JobError(f"{name} was refused{after}: {refusal.sentence()}")
+            raise JobError(f"{name} was refused{after}: {refusal.sentence()}", code="aws.quota")
         self.say(f"{refusal.short()}; next try in {spell(pause)}, for {spell(self.patience.left)} more (quota_wait)")
         _sleep(pause, self.say)
 

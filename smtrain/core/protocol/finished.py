@@ -73,7 +73,9 @@ def going(
     for record in records:
         by_run[record.run].append(record)
     if run is not None and run not in by_run:
-        raise JobError(f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}")
+        raise JobError(
+            f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}", code="job.not_found"
+        )
     found = Going()
     for name, members in by_run.items():
         reason = _stays(members, older_than, named=run == name)

@@ -96,7 +96,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     if path.exists():
         return _here(path, text)
     if "/" in text or text.startswith("."):
-        raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}")
+        raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}", code="model.not_found")
     return _of_name(text, target)
 
 

@@ -33,7 +33,7 @@ def read(what: Any, target: TargetName | None = None) -> Series:
         if path.exists():
             return _of_path(path, label or path.name)
         if "/" in where or where.endswith((".jsonl", ".csv", ".txt", ".log")):
-            raise DataError(f"{where}: there is no such file or folder")
+            raise DataError(f"{where}: there is no such file or folder", code="data.not_found")
         return _of_name(where, label or where, target)
     if hasattr(what, "reset_index"):  # a pandas DataFrame, ours has steps as its index
         return series("table", "the table", what.reset_index().to_dict("records"))

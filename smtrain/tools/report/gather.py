@@ -117,7 +117,10 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     if not rows:
         where = "here" if place.name == "local" else "on AWS"
         near = near_run(run) if place.name == "local" else ""
-        raise JobError(f"{name!r}: there is no run of this name {where}; {near}`smtrain list` lists the existing ones")
+        raise JobError(
+            f"{name!r}: there is no run of this name {where}; {near}`smtrain list` lists the existing ones",
+            code="job.not_found",
+        )
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     found = RunAccount(run, place, jobs)
     config, inputs = _original(_config(found), place)

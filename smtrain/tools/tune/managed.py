@@ -139,7 +139,10 @@ def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Tria
             break
         time.sleep(PACES[place.name].poll)
     if description["HyperParameterTuningJobStatus"] == "Failed" and not any(t.status == "finished" for t in trials):
-        raise JobError(f"tuning job {name} failed: {description.get('FailureReason', 'SageMaker does not say why')}")
+        raise JobError(
+            f"tuning job {name} failed: {description.get('FailureReason', 'SageMaker does not say why')}",
+            code="job.failed",
+        )
     return trials
 
 

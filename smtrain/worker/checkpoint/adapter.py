@@ -257,6 +257,7 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(
                 f"{adapter.where} is of another model: it adapts {name[:200]} {list(given)}, which {has}; name the "
-                "model that it was trained on."
+                "model that it was trained on.",
+                code="checkpoint.other_model",
             )
     return adapter

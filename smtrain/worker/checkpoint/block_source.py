@@ -68,7 +68,9 @@ class PieceSource(WeightSource):
         for fused in tensors:
             found = blocks.get(fused.key)
             if not found:
-                raise CheckpointError(f"{where} lacks {fused.key}; check that config.json is this model's.")
+                raise CheckpointError(
+                    f"{where} lacks {fused.key}; check that config.json is this model's.", code="checkpoint.other_model"
+                )
             for part, mine in _parts(fused, found).items():
                 self._blocks[part] = _tiled(where, fused.key, mine, upright[part].shape)
                 self._together[part] = fused.parts

@@ -38,7 +38,10 @@ def read_manifest(where: Place) -> dict[str, Any]:
     for file, about in files.items():
         if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
             if file not in present:
-                raise CheckpointError(f"{where}/{file} is missing; copy this file into it, or convert the model again.")
+                raise CheckpointError(
+                    f"{where}/{file} is missing; copy this file into it, or convert the model again.",
+                    code="checkpoint.damaged",
+                )
             raise strange(where, file) or CheckpointError(
                 f"{where}/{file} has {present[file]} bytes instead of {about['size']}; copy this file again, or "
                 "convert the model again."

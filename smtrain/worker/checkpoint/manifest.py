@@ -121,7 +121,9 @@ class Manifest:
                 f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another"
             ) from None
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read ({first_line(error)}): take another checkpoint") from None
+            raise CheckpointError(
+                f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+            ) from None
         return cls.parse(text, str(checkpoint))
 
     @classmethod
@@ -131,21 +133,28 @@ class Manifest:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read ({first_line(error)}): take another checkpoint") from None
+            raise CheckpointError(
+                f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+            ) from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
         written = data.pop(DIGEST, None)  # older versions wrote none
         if written is not None and written != digest_of({"format": FORMAT, **data}):
-            raise CheckpointError(f"{path} is not what was written (its digest differs): take another checkpoint")
+            raise CheckpointError(
+                f"{path} is not what was written (its digest differs): take another checkpoint",
+                code="checkpoint.damaged",
+            )
         version = data.pop("version", None)
         if version != VERSION:
             raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
         try:
             found = cls(**data)
         except TypeError as error:
-            raise CheckpointError(f"{path} is not complete ({first_line(error)}): take another checkpoint") from None
+            raise CheckpointError(
+                f"{path} is not complete ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
+            ) from None
         if damage := found._damage():
-            raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint")
+            raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint", code="checkpoint.damaged")
         return found
 
     def _damage(self) -> str | None:

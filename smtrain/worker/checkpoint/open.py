@@ -45,7 +45,9 @@ def open_weights(
         raise CheckpointError(f"{told}.")
     if not is_uri(path):
         if not Path(path).exists():
-            raise CheckpointError(f"{path} does not exist; {near_path(path)}give a folder of weights.")
+            raise CheckpointError(
+                f"{path} does not exist; {near_path(path)}give a folder of weights.", code="checkpoint.missing"
+            )
         if not Path(path).is_dir():
             raise CheckpointError(
                 f"{path} is a file, and {file_kind(Path(path))}; give the folder of a model or of a checkpoint."
@@ -77,7 +79,8 @@ def open_weights(
     shown = ", ".join(held[:5]) + (" and more" if len(held) > 5 else "") if held else "nothing"
     raise CheckpointError(
         f"{path} holds {shown}, and no weights known here; give a Hugging Face folder with model.safetensors, "
-        "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain."
+        "a folder of NxD shards, a checkpoint folder of Megatron or one of smtrain.",
+        code="checkpoint.missing",
     )
 
 
@@ -216,6 +219,7 @@ def _vouched_config(beside: Place) -> dict[str, Any]:
     if "sha256" in about and hashlib.sha256(held).hexdigest() != about["sha256"]:
         raise CheckpointError(
             f"{beside}/config.json is not what was written with the weights, of whose vocabulary it tells the end; "
-            "convert the model again, or name the folder of the right one with --config (config=)."
+            "convert the model again, or name the folder of the right one with --config (config=).",
+            code="checkpoint.damaged",
         )
     return read_config(beside)

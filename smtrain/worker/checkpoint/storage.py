@@ -114,7 +114,8 @@ class LocalPlace:
             ) from None
         if len(view) != stop - start:
             raise CheckpointError(
-                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file again."
+                f"{self._root / file} is cut short: it ends before byte {stop}; copy this file again.",
+                code="checkpoint.damaged",
             )
         return view
 
@@ -169,7 +170,10 @@ class RemotePlace:
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self.files().get(file, -1):
-            raise CheckpointError(f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file again.")
+            raise CheckpointError(
+                f"{self._uri}/{file} is cut short: it ends before byte {stop}; copy this file again.",
+                code="checkpoint.damaged",
+            )
         try:
             data = self._fs.cat_file(f"{self._prefix}/{file}", start=start, end=stop) if stop > start else b""
         except Exception as error:  # each client has kinds of its own
@@ -202,7 +206,7 @@ def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
     """A small file as text; raises CheckpointError where it cannot be."""
     size = where.files().get(file)
     if size is None:
-        raise CheckpointError(f"{where} has no {file}.")
+        raise CheckpointError(f"{where} has no {file}.", code="checkpoint.missing")
     if size > limit:
         raise CheckpointError(f"{where}/{file} has {size} bytes, too many for what it should be; copy this file again.")
     try:

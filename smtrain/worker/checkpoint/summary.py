@@ -167,4 +167,6 @@ def _small_files(where: Place) -> None:
         size = where.files().get(file)
         data = b"" if size is None else bytes(where.read(file, 0, size))
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
-            raise CheckpointError(f"{where}/{file} is not what was written; it was edited, or damaged.")
+            raise CheckpointError(
+                f"{where}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
+            )

@@ -96,7 +96,8 @@ class Slab:
             crc = self._crc32(self.size)
         if crc != self.crc32:
             raise CheckpointError(
-                f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs); copy this file again."
+                f"{self.place}/{self.file}: {name} is not what was written (its crc32 differs); copy this file again.",
+                code="checkpoint.damaged",
             )
 
     def seen(self, name: str) -> int | None:

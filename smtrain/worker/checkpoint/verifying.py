@@ -80,17 +80,21 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: st
         reason = differs(checkpoint / name, about)
     except OSError as error:
         raise CheckpointError(
-            f"{checkpoint / name} cannot be read ({first_line(error)}): take another checkpoint"
+            f"{checkpoint / name} cannot be read ({first_line(error)}): take another checkpoint",
+            code="checkpoint.damaged",
         ) from None
     if reason:
-        raise CheckpointError(f"{checkpoint / name} is damaged, it {reason} (by {record}): take another checkpoint")
+        raise CheckpointError(
+            f"{checkpoint / name} is damaged, it {reason} (by {record}): take another checkpoint",
+            code="checkpoint.damaged",
+        )
 
 
 def verify(checkpoint: Path) -> None:
     """Read every file and compare its hash. Raises `CheckpointError` naming the first that differs or is missing."""
     reason = fault(checkpoint)
     if reason is not None:
-        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}")
+        raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged")
     for name, about in Manifest.read(checkpoint).files.items():
         check_hash(checkpoint, name, about)
 

@@ -162,7 +162,8 @@ def fill_from(
         if ModelShape.from_config(reader.manifest.config) != shape:
             raise CheckpointError(
                 f"{checkpoint} holds another model than config.json describes: name the one it was trained from, or "
-                "start over in an empty folder"
+                "start over in an empty folder",
+                code="checkpoint.other_model",
             )
         if reason := another_adapter(reader.manifest.lora, lora):
             raise CheckpointError(f"{checkpoint} {reason}")

@@ -79,7 +79,9 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
     the tokenizer has ids that the model lacks, or if the adapter is for another model.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; give the Hugging Face folder that export wrote.")
+        raise CheckpointError(
+            f"{folder} is not a folder; give the Hugging Face folder that export wrote.", code="checkpoint.missing"
+        )
     try:
         described = json.loads((folder / "config.json").read_text("utf-8"))
         known = isinstance(described, dict) and described.get("model_type") in FAMILIES

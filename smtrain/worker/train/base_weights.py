@@ -51,7 +51,10 @@ class BaseWeights:
         first: dict[str, tuple[int, int]] = {}
         for rank, (fault, checksums) in enumerate(everyone):
             if fault is not None:
-                raise CheckpointError(f"the weights that the run begins from are damaged: {fault} (rank {rank})")
+                raise CheckpointError(
+                    f"the weights that the run begins from are damaged: {fault} (rank {rank})",
+                    code="checkpoint.damaged",
+                )
             for name, crc in checksums.items():
                 before, one = first.setdefault(name, (crc, rank))
                 if before != crc:

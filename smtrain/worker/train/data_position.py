@@ -88,7 +88,8 @@ class Position:
         if other := difference(state.get("model") or {}, self.model):
             raise CheckpointError(
                 f"model.path: {name} of this run was trained from another model ({other}); name that model, or give "
-                "the run another name to train this one"
+                "the run another name to train this one",
+                code="checkpoint.other_model",
             )
 
     def _spans(self, step: int) -> Spans:

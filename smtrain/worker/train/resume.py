@@ -68,7 +68,7 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
     for name, reason in reasons.items() if dist.get_rank() == 0 else ():
         log_line(f"passing over checkpoint {name}: {reason}")
     if not saved and any(damaged for _, _, damaged in everyone):  # a run that has trained never silently starts over
-        raise CheckpointError(_NONE.format("; ".join(reasons.values())))
+        raise CheckpointError(_NONE.format("; ".join(reasons.values())), code="checkpoint.damaged")
     if step is None:
         left = {digest for s in saved for digest in s.state.get("abandoned", ())}
         return ResumeChoice([s for s in saved if s.digest not in left], [s for s in saved if s.digest in left])
@@ -77,7 +77,8 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
         steps = ", ".join(str(s.step) for s in reversed(saved)) or "none"
         raise CheckpointError(
             f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps}); name one of them, or "
-            "leave it out to go on from the newest"
+            "leave it out to go on from the newest",
+            code="checkpoint.missing",
         )
     return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
 
@@ -172,7 +173,7 @@ class Resume:
                     "(`--from-step N`, checkpoint.step, chooses another)"
                 )
         if damaged:
-            raise CheckpointError(_NONE.format("; ".join(damaged)))
+            raise CheckpointError(_NONE.format("; ".join(damaged)), code="checkpoint.damaged")
         return None
 
     def doubtful(self, wait: bool) -> set[str]:

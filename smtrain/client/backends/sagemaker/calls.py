@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.client.backends.sagemaker.circuit_breaker import SILENCE
 from smtrain.client.backends.sagemaker.region import VARIABLES, region_of
 from smtrain.core.botocore_models import share_models
-from smtrain.core.errors import JobError
+from smtrain.core.errors import Code, JobError, Sentence
 from smtrain.core.near import hint
 from smtrain.core.public import SPELLERS
 from smtrain.core.text import clean_values
@@ -120,20 +120,23 @@ def spell(error: Exception) -> str | None:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, NoCredentialsError):
-        return "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+        none = "no AWS credentials were found; log in (`aws configure` or `aws sso login`), or use --target local"
+        return Sentence(none, "aws.no_credentials")
     if isinstance(error, ProfileNotFound):
-        return _no_profile(error)
+        return Sentence(_no_profile(error), "aws.no_credentials")
     if expired(error):
-        return f"{EXPIRED}; {REFRESH}"
+        return Sentence(f"{EXPIRED}; {REFRESH}", "aws.no_credentials")
     if full := _full(error):
-        return full
+        return Sentence(full, "disk.full")
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
         if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS says in its body what it refuses, and why
             return f"what answered {error.operation_name} ({told['Code']}, without a word) is not AWS; {_WHOSE}"
-        return f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}"
+        code: Code = "aws.quota" if told.get("Code") in _QUOTA else "aws.refused"
+        return Sentence(f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}", code)
     if isinstance(error, HTTPClientError | NoConnection):
-        return f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+        text = f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
+        return Sentence(text, "aws.unreachable")
     if isinstance(error, ResponseParserError):
         return f"what answered is not AWS, but a page; {_WHOSE}"
     return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
@@ -163,6 +166,7 @@ def _trouble(error: Exception) -> str:
 
 
 SPELLERS.append(spell)
+_QUOTA = ("ResourceLimitExceeded", "ServiceQuotaExceededException", "LimitExceededException")
 EXPIRED = "the AWS credentials have expired, or are not accepted"
 REFRESH = "refresh them (`aws sso login`, or however you log in)"
 _EXPIRED = frozenset(

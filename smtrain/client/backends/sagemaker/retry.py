@@ -66,7 +66,8 @@ class Patience:
                 if wait is None:
                     raise JobError(
                         f"no answer for {self.limit_s:.0f} s, the last error was: {str(error).rstrip('.')}; check "
-                        "the network, the proxy and the region"
+                        "the network, the proxy and the region",
+                        code="aws.unreachable",
                     ) from None
                 self.trouble = _short(error)
                 self._sleep(wait)

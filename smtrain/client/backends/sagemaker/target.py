@@ -53,7 +53,8 @@ class Target(Clients):
                 raise
             near = near_run(name) if self.name == "local" else ""
             raise JobError(
-                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones"
+                f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones",
+                code="job.not_found",
             ) from None
         return told
 

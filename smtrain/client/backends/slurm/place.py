@@ -169,7 +169,10 @@ class SlurmPlace:
             if told["TrainingJobStatus"] == "Completed" and (defined := definitions(told)):
                 told["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
             return told
-        raise JobError(f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`")
+        raise JobError(
+            f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
+            code="job.not_found",
+        )
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         """As ListTrainingJobs, newest first."""
@@ -239,7 +242,8 @@ class SlurmPlace:
             )
             if not found:
                 raise JobError(
-                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`"
+                    f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
+                    code="job.not_found",
                 )
             self._folders[name] = found.decode()
         return self._folders[name]

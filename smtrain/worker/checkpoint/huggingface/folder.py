@@ -231,7 +231,8 @@ class HFSource(WeightSource):
                 if name not in found:
                     raise CheckpointError(
                         f"{self._place}/{file} lacks {name}, which {index} says it has: one of the two files is of "
-                        "another model; copy both again, or delete the index, which numbered shards do without."
+                        "another model; copy both again, or delete the index, which numbered shards do without.",
+                        code="checkpoint.other_model",
                     )
                 out[name] = found[name]
         return out
@@ -306,7 +307,9 @@ def write_hf(
     config = source.config if beside is None else read_config(beside)
     if normalise(config) != said:
         raise CheckpointError(
-            f"{companions}/config.json describes another model than the weights; give the folder training started from."
+            f"{companions}/config.json describes another model than the weights; give the folder training "
+            "started from.",
+            code="checkpoint.other_model",
         )
     names = list(dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name)))
     tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}

@@ -38,7 +38,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
 
     total = where.files().get(file)
     if total is None:
-        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.")
+        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
     if total < 8:
         raise broken(f"it has {total} bytes")
     length = int.from_bytes(where.read(file, 0, 8), "little")

@@ -34,7 +34,8 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
     if normal.parallel_residual:
         raise CheckpointError(
             "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
-            "residual and would compute another model; convert to hf or nxd."
+            "residual and would compute another model; convert to hf or nxd.",
+            code="checkpoint.other_model",
         )
     shape, rope = normal.shape, normal.rope
     plain, learned = shape.plain, rope is None

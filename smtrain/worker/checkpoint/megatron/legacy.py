@@ -94,7 +94,9 @@ class MegatronSource(PieceSource):
         self.vpp = max(v for _, _, v in shards) + 1
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
-            raise CheckpointError(f"{at}: {'; '.join(faults)}; check that config.json is this model's.")
+            raise CheckpointError(
+                f"{at}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
+            )
         blocks = global_blocks(at, shape, shards, self.tp, self.pp, self.vpp)
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(where, config, table(shape), blocks, twins)
@@ -203,7 +205,8 @@ def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Ten
     if slab.shape != wanted:
         raise CheckpointError(
             f"{where}: {fused.key} on tp rank {t} is {list(slab.shape)} where {list(wanted)} belongs; is config.json "
-            "of this model?"
+            "of this model?",
+            code="checkpoint.other_model",
         )
     whole = tuple((0, n) for n in fused.shape)
     if shard.dim is None:
@@ -223,7 +226,8 @@ def _rows(where: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]])
     if slab.shape != wanted:
         raise CheckpointError(
             f"{where}: a part of {fused.key} is {list(slab.shape)} where {list(wanted)} belongs; is config.json of "
-            "this model?"
+            "this model?",
+            code="checkpoint.other_model",
         )
     out, at = [], 0
     for a, b in ranges:

@@ -79,7 +79,9 @@ def _vouched(where: Place, at: Place, folder: str) -> None:
     about = read_manifest(where).get("files", {}).get(f"{folder}/{METADATA}", {})
     size = at.files().get(METADATA, 0)
     if "sha256" in about and hashlib.sha256(at.read(METADATA, 0, size)).hexdigest() != about["sha256"]:
-        raise CheckpointError(f"{at}/{METADATA} is not what was written; convert the model again.")
+        raise CheckpointError(
+            f"{at}/{METADATA} is not what was written; convert the model again.", code="checkpoint.damaged"
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,9 @@ def _slab(where: Place, key: str, info: dict[str, Any]) -> Slab:
     if info.get("transform_descriptors"):
         raise ValueError(f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is not read")
     if offset + length > where.files().get(file, -1):
-        raise CheckpointError(f"{where}/{file} is missing or cut short; copy this file again.")
+        raise CheckpointError(
+            f"{where}/{file} is missing or cut short; copy this file again.", code="checkpoint.damaged"
+        )
     slab = torchzip.load(_Part(where, file, offset, length), f"{file}@{offset}")
     if not isinstance(slab, Slab):
         raise ValueError(f"{key} is not a tensor in {file}")
@@ -220,7 +224,8 @@ class _Part:
     def read(self, file: str, start: int, stop: int) -> memoryview:
         if stop > self._length:
             raise CheckpointError(
-                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file again."
+                f"{self._where}/{file} is cut short: it ends before byte {stop}; copy this file again.",
+                code="checkpoint.damaged",
             )
         return self._where.read(self._file, self._offset + start, self._offset + stop)
 

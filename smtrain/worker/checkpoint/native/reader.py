@@ -45,7 +45,7 @@ class _Files:
         self.place = place(checkpoint)
         reason = fault_at(self.place)
         if reason is not None:
-            raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}")
+            raise CheckpointError(f"the checkpoint {self.place} is not whole: {reason}", code="checkpoint.damaged")
         self.manifest = Manifest.parse(read_text(self.place, NAME), str(self.place))
         self.tp, self.pp, self.dp = (self.manifest.topology[k] for k in ("tp", "pp", "dp"))
         self.layout = self.manifest.layout
@@ -57,7 +57,9 @@ class _Files:
         if path not in self._open:
             self._open[path] = safetensors.slabs(self.place, path)
         if name not in self._open[path]:
-            raise CheckpointError(f"{self.place}/{path} lacks {name}: take another checkpoint")
+            raise CheckpointError(
+                f"{self.place}/{path} lacks {name}: take another checkpoint", code="checkpoint.damaged"
+            )
         return self._open[path][name]
 
     def held(self, path: str) -> set[str]:
@@ -72,7 +74,8 @@ class _Files:
             slab = self.slab(model_file(tp, pp), name)
             if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
                 raise CheckpointError(
-                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one"
+                    f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one",
+                    code="checkpoint.damaged",
                 )
             return slab.bits(part)
 
@@ -148,7 +151,9 @@ class NativeSource(WeightSource):
                 self._checked.add(path)
             assert folder is not None
             if path not in self.manifest.files:
-                raise CheckpointError(f"{folder}/{NAME} lists no {path}: take another checkpoint")
+                raise CheckpointError(
+                    f"{folder}/{NAME} lists no {path}: take another checkpoint", code="checkpoint.damaged"
+                )
             check_hash(folder, path, self.manifest.files[path])
 
     def watch(self, read: Read) -> None:
@@ -209,7 +214,8 @@ class StateReader:
         shape = (self.manifest.shard[pp_rank],)
         if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
             raise CheckpointError(
-                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint"
+                f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint",
+                code="checkpoint.damaged",
             )
         path = self._files.place.path()
         assert path is not None
@@ -221,7 +227,9 @@ class StateReader:
                 view, at = buffer[: min(size, _READ)], 0
                 while at < len(view):
                     if not (n := file.readinto(view[at:])):
-                        raise CheckpointError(f"{path / name} is cut short; take another checkpoint")
+                        raise CheckpointError(
+                            f"{path / name} is cut short; take another checkpoint", code="checkpoint.damaged"
+                        )
                     at += n
                 if crc:
                     found = crc32(view, found)

@@ -44,7 +44,9 @@ class NNMSource(PieceSource):
                     )
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
-            raise CheckpointError(f"{where}: {'; '.join(faults)}; check that config.json is this model's.")
+            raise CheckpointError(
+                f"{where}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
+            )
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
         shards = {
             (t, p, v): tensors

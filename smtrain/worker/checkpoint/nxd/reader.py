@@ -49,7 +49,10 @@ class NxDSource(WeightSource):
         self._shape = ModelShape.from_config(self._config)
         paths = shard_files(self._place.files())
         if not paths:
-            raise CheckpointError(f"{folder} holds no NxD shards (dp_rank_00_tp_rank_00_pp_rank_00.pt and so on).")
+            raise CheckpointError(
+                f"{folder} holds no NxD shards (dp_rank_00_tp_rank_00_pp_rank_00.pt and so on).",
+                code="checkpoint.damaged",
+            )
         self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
         for t in range(min(self.tp, len(paths) + 1)):
             for p in range(min(self.pp, len(paths) + 1)):
@@ -198,14 +201,16 @@ class NxDSource(WeightSource):
         for spec in self._shape.specs:
             if spec.name not in self._where:
                 raise CheckpointError(
-                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this model's."
+                    f"{self._place} lacks the parameter {spec.name}; check that config.json is this model's.",
+                    code="checkpoint.other_model",
                 )
         table = stored(self._layout, 0, self.form)
         for name in held.keys() - {tensor.name for tensor in table}:
             if not COMPUTED.search(str(name)):
                 raise CheckpointError(
                     f"{self._place} holds {name}, which is no parameter of a {self._shape.family} model in NxD's "
-                    "layout; check that config.json is this model's."
+                    "layout; check that config.json is this model's.",
+                    code="checkpoint.other_model",
                 )
         for tensor in table:
             pp = held.get(tensor.name)
@@ -217,7 +222,8 @@ class NxDSource(WeightSource):
                     raise CheckpointError(
                         f"{self._place}: {tensor.name} on tp rank {t} is "
                         f"{'missing' if found is None else list(found.shape)} where {list(wanted)} belongs; "
-                        "is config.json of this model?"
+                        "is config.json of this model?",
+                        code="checkpoint.other_model",
                     )
                 assert pp is not None
                 first = self._shards[0, pp][tensor.name].dtype

@@ -75,14 +75,15 @@ def load(where: Place, file: str, lenient: bool = False) -> Any:
         if isinstance(error, OfObjectsError):
             raise CheckpointError(f"{where}/{file} {error}.") from None
         raise CheckpointError(
-            f"{where}/{file} is not a complete torch checkpoint ({reason}); copy this file again."
+            f"{where}/{file} is not a complete torch checkpoint ({reason}); copy this file again.",
+            code="checkpoint.damaged",
         ) from None
 
 
 def _records(where: Place, file: str) -> dict[str, _Record]:
     size = where.files().get(file)
     if size is None:
-        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.")
+        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
     out: dict[str, _Record] = {}
     with zipfile.ZipFile(io.BufferedReader(_Raw(where, file, size), 1 << 16)) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)

@@ -121,7 +121,8 @@ def _find(
             if correction := respelled(text, ("s3://", HUB), data=True):
                 raise DataError(f"{correction}.")
             raise DataError(
-                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text."
+                f"{inputs} does not exist; {near_path(inputs)}give a file, a folder, a glob or an s3:// URI of text.",
+                code="data.not_found",
             )
         paths = sorted(Path(p) for p in glob.glob(text, recursive=True) if Path(p).is_file())
         base = Path(os.path.commonpath([p.parent for p in paths])) if paths else inputs

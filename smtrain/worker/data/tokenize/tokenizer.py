@@ -104,7 +104,10 @@ def tokenizer_json(folder: Path) -> bytes:
     """
     files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if not folder.exists():
-        raise DataError(f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.")
+        raise DataError(
+            f"{folder} does not exist; {near_path(folder)}give the folder of a model, for its tokenizer.",
+            code="data.not_found",
+        )
     if not files:
         raise DataError(
             f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "

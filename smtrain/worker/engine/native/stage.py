@@ -207,12 +207,14 @@ class Stage(nn.Module):
             if stored is None:
                 raise CheckpointError(
                     f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
-                    "config.json from the same model"
+                    "config.json from the same model",
+                    code="checkpoint.other_model",
                 )
             if source.shape(stored) != self.layout.spec(name).shape:
                 raise CheckpointError(
                     f"{stored} is {list(source.shape(stored))} in the weights and {list(self.layout.spec(name).shape)} "
-                    "by config.json: take weights and config.json from the same model"
+                    "by config.json: take weights and config.json from the same model",
+                    code="checkpoint.other_model",
                 )
             wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
             self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))

@@ -80,7 +80,7 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
 def _record(checkpoint: Path) -> dict[str, Any]:
     found = read(checkpoint)
     if isinstance(found, str):
-        raise CheckpointError(f"{checkpoint}: {found}; take another checkpoint")
+        raise CheckpointError(f"{checkpoint}: {found}; take another checkpoint", code="checkpoint.damaged")
     return found
 
 

@@ -76,12 +76,14 @@ def _local(
     if stored_as is None:
         raise CheckpointError(
             f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
-            "config.json from the same model"
+            "config.json from the same model",
+            code="checkpoint.other_model",
         )
     if source.shape(stored_as) != layout.spec(name).shape:
         raise CheckpointError(
             f"{stored_as} is {list(source.shape(stored_as))} in the weights and {list(layout.spec(name).shape)} by "
-            "config.json: take weights and config.json from the same model"
+            "config.json: take weights and config.json from the same model",
+            code="checkpoint.other_model",
         )
     return _cut(lambda *part: source.read(stored_as, *part), layout, name, tp_rank)
 
