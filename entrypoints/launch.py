@@ -55,7 +55,7 @@ def missing(lines: list[str]) -> list[str]:
 def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
     """Unsatisfied requirements, by the option of the config's section `data` (`data.filters`) and smtrain's extra."""
     sys.path.insert(0, str(HERE.parent))
-    from smtrain.core.protocol.data_packages import EXTRAS, WORDS, data_needs, requirements
+    from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, data_needs, requirements
 
     config = ml / "input/data/config/config.json"
     data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}

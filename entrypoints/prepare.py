@@ -35,7 +35,7 @@ def parts(container: Container) -> Parts | None:
 
 def holdout(config: JobConfig, container: Container) -> HoldOut | None:
     """What is held out for validation."""
-    from smtrain.core.config.validation import parts as shares
+    from smtrain.core.config.training import parts as shares
     from smtrain.worker.data.clean.holdout import HoldOut
 
     asked = config.train.validation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.errors import SmtrainError
 
 

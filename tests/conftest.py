@@ -102,7 +102,7 @@ def environment_as_it_was() -> Iterator[None]:
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
     """The measurements of this machine that were asked for: (processes, number format); each finds 0.1 TFLOPS."""
     from smtrain.client.planner import probing
-    from smtrain.core.config.machine import MachineEntry
+    from smtrain.core.config.compute import MachineEntry
 
     asked: list[tuple[int, str]] = []
 

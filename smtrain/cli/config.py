@@ -13,7 +13,7 @@ app = options.app("Configs, for people and for editors.")
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a config, for editors."""
-    from smtrain.core.config.editor import schema_text
+    from smtrain.core.config.schema import schema_text
 
     say(schema_text(), end="")
 

@@ -44,7 +44,7 @@ PhoneRegion = Annotated[
 
 def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
     """What to hold out; None for nothing. Raises `ConfigError` where that is said twice, or is no share."""
-    from smtrain.core.config.validation import parts
+    from smtrain.core.config.training import parts
 
     given = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
     told = [flag for flag, value in given.items() if value is not None]

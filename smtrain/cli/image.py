@@ -224,7 +224,7 @@ def _stages(job: JobConfig) -> list[Stage]:
 
 def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
     """What the packages depend on beside the stages."""
-    from smtrain.core.protocol.data_packages import data_needs
+    from smtrain.core.protocol.entrypoints import data_needs
 
     return data_needs(job.data.model_dump()) if "prepare" in stages else []
 

@@ -17,7 +17,7 @@ import yaml
 
 from smtrain import ConfigError, load_config
 from smtrain.cli.init import app
-from smtrain.core.config.editor import FILE
+from smtrain.core.config.schema import FILE
 
 pytestmark = pytest.mark.usefixtures("measured")
 DEMO = ("--model", "demo://tiny-llama", "--data", "demo://python-stdlib")

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 import smtrain
 from smtrain.core.extras import MODULES
-from smtrain.core.protocol.data_packages import EXTRAS, packages
+from smtrain.core.protocol.entrypoints import EXTRAS, packages
 
 try:
     import tomllib

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.follow.reading import pages
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.files import home

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol.uris import split_uri
 

@@ -73,7 +73,7 @@ def look(engine: str | None) -> dict[str, Any]:
     sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
     import launch
 
-    from smtrain.core.protocol.data_packages import WORDS
+    from smtrain.core.protocol.entrypoints import WORDS
 
     lists = {name: HERE / "entrypoints" / f"{name}.txt" for name in ("requirements", "wheels")}
     # A library that travels with the code elsewhere; installed here, its own requirements may be missing.

@@ -29,10 +29,9 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import instance
-from smtrain.core.facts.filesystems import is_mounted
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
-from smtrain.core.protocol.uris import HUBS, split_uri
+from smtrain.core.protocol.uris import HUBS, is_mounted, split_uri
 from smtrain.core.text import Say
 from smtrain.plane.origins import note
 

@@ -20,7 +20,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config import JobConfig, Stage
-from smtrain.core.config.notify import Occasion
+from smtrain.core.config.outputs import Occasion
 from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.text import Say, clean
 

@@ -13,9 +13,9 @@ from smtrain.client.planner.stages import machine_for, volume_for
 from smtrain.client.planner.this_machine import is_here
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import family
-from smtrain.core.facts.filesystems import data_source
 from smtrain.core.facts.images import image_uri, training_image
 from smtrain.core.protocol.requests import HERE, machines_of
+from smtrain.core.protocol.uris import data_source
 from smtrain.core.text import clean
 from smtrain.plane.hosts import TAG, LocalHosts
 from smtrain.stages import stage_named

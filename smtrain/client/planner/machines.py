@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Literal
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.machine import MachineEntry
+from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
@@ -17,7 +17,7 @@ from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
-from smtrain.core.model.precision import Precision, width
+from smtrain.core.model.numerics import Precision, width
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -10,7 +10,7 @@ from smtrain.core.config.data import Data
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import table
-from smtrain.core.protocol.data_packages import EXTRAS, data_needs
+from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
 _SIZE = re.compile(r"\.(\d*)(x?)large$")
 

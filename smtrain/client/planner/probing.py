@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.machine import MachineEntry
+from smtrain.core.config.compute import MachineEntry
 from smtrain.core.doing import doing
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present

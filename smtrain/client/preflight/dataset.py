@@ -12,12 +12,11 @@ from smtrain.core.config import textfiles
 from smtrain.core.config.checks.data import tasks_in
 from smtrain.core.config.checks.local_data import mismatches
 from smtrain.core.config.checks.weights import shape_faults
-from smtrain.core.facts.filesystems import is_mounted
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
 from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
 from smtrain.core.protocol.container import PREPARED_FORMAT
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import is_mounted, split_uri
 
 
 def model(context: Context) -> Iterator[Finding]:

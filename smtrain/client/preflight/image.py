@@ -15,8 +15,7 @@ from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.facts.images import ecr_image, end_of_life, gpu_row, of_aws, sdk_release, serves, unpatched
-from smtrain.core.protocol.data_packages import data_needs, packages
-from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.core.protocol.entrypoints import data_needs, entrypoints_folder, packages
 
 
 def image(context: Context) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import Stage
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
-from smtrain.core.protocol.data_packages import WORDS
+from smtrain.core.protocol.entrypoints import WORDS
 from smtrain.stages import STAGES
 
 if TYPE_CHECKING:

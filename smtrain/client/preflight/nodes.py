@@ -20,7 +20,7 @@ from smtrain.core.config.slurm_options import options_of
 from smtrain.core.extras import MODULES
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import is_gpu, is_neuron
-from smtrain.core.protocol.data_packages import EXTRAS, data_needs
+from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
 START_S = 20
 """So long the nodes may take to start; those that the cloud has to make first take minutes."""

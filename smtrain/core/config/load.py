@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 
 from smtrain.core.config.annotations import section_in
 from smtrain.core.config.checks import combination_faults, model_faults, secret_faults
-from smtrain.core.config.cluster_paths import place_on_cluster
 from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, shown
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
@@ -58,7 +58,7 @@ def draft(
         raw["target"] = target
     if told := [*_text_faults(raw), *_name_faults(raw)]:
         raise ConfigError([" ".join(fault.splitlines()) for fault in told[:_MOST_FAULTS]], code="config.wrong_value")
-    place_on_cluster(raw, _paths(raw))
+    _place_on_cluster(raw)
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
     return Draft(config, faults + more, removed, auto)
@@ -174,6 +174,22 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
         if isinstance(given, dict) and isinstance(value, str) and value and not _is_address(value, base):
             given[field] = str((base / _home_of(value)).absolute())
     return raw
+
+
+def _place_on_cluster(raw: dict[str, Any]) -> None:
+    """Make file:// URIs of absolute paths that are not on this machine, if a cluster is reached by ssh.
+
+    A path that does not exist here is assumed to be on the cluster, which checks it later.
+    """
+    cluster = raw.get("cluster")
+    if raw.get("target") != "slurm" or not isinstance(cluster, dict) or not cluster.get("host"):
+        return
+    for section, field in _paths(raw):
+        value = section.get(field) if isinstance(section, dict) else None
+        if not (isinstance(section, dict) and isinstance(value, str) and value.startswith("/")):
+            continue
+        if not glob.has_magic(value) and not Path(value).exists():
+            section[field] = "file://" + value.rstrip("/")
 
 
 def _is_address(value: str, base: Path) -> bool:

@@ -79,3 +79,19 @@ class Evaluate(Section):
     """Requests that the model takes at a time."""
     base: bool = True
     """Also evaluate the model that training started from, and compare the two question by question."""
+
+
+Occasion = Literal["finished", "failed", "stopped"]
+
+
+class Notify(Section):
+    """Who is told when a run has finished, or when one of its jobs failed or was stopped."""
+
+    on: tuple[Occasion, ...] = Field(("finished", "failed", "stopped"), min_length=1)
+    """When."""
+    sns: str | None = Field(None, pattern=r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$")
+    """ARN of an SNS topic, on AWS: an EventBridge rule sends the jobs' changes of state there, whoever follows."""
+    webhook_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Name of an environment variable that holds the URL to which the following command posts JSON."""
+    command: tuple[str, ...] = ()
+    """A command that the following command starts, with the event as JSON on its standard input."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from smtrain.core.config.cluster import Cluster
-from smtrain.core.config.compute import Compute, Local, Network
+from smtrain.core.config.compute import Compute, Local, MachineEntry, MachineName, Network
 from smtrain.core.config.data import Data
-from smtrain.core.config.machine import MachineEntry, MachineName
-from smtrain.core.config.notify import Notify
-from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, Output
+from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, Notify, Output
 from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
@@ -110,3 +109,13 @@ def text_channels(config: JobConfig) -> list[str]:
 def digest(value: Any) -> str:
     """sha256 (hex) of a JSON value in its one canonical spelling."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+FILE = Path(__file__).with_name("smtrain.schema.json")
+"""Made by scripts/config-reference."""
+
+
+def schema_text() -> str:
+    """The JSON Schema of a config, as `FILE` holds it."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema()}
+    return json.dumps(schema, indent=2) + "\n"

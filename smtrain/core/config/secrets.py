@@ -6,13 +6,12 @@ keeps of issuers' tokens are added; a container has it not, and `hide` does ther
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from smtrain.core.config.entropy import drawn, is_random
-from smtrain.core.config.secret_names import is_special_token, telling
 from smtrain.core.extras import collector_paused
 
 HIDDEN = "<hidden: looks like a secret>"
@@ -182,3 +181,84 @@ def _detectors() -> tuple[Any, ...]:
             )
     except (ImportError, AttributeError, OSError):
         return ()
+
+
+_NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_CERTAIN = re.compile(
+    r".*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|(API|SECRET|ACCESS|PRIVATE|AUTH)KEY|CREDENTIALS?|CREDS?)"
+    r"|(DB|PG|SQL|MYSQL|USER|ROOT|ADMIN|SMTP|REDIS|MAIL|KEY|LOGIN)?(PASS|PWD)|AUTHORIZATION|AUTH|BEARER|COOKIE"
+)
+_KEYS = re.compile(r"API|ACCESS|SECRET|PRIVATE|AUTH|ENCRYPTION|SIGNING|MASTER|SERVICE|ACCOUNT|CLIENT|SSH|DEPLOY|HMAC")
+_OTHER_KEYS = re.compile(r"KMS|PUBLIC|PARTITION|SORT|PRIMARY|FOREIGN|CACHE|OBJECT|ROUTING|GROUP|HOT")
+# Of a name that ends so the value is about the secret, and not the secret.
+_ABOUT = re.compile(
+    r"FILE|PATH|DIR|FOLDER|NAME|ID|ARN|URI|URL|HOST|ENDPOINT|REGION|TYPE|MODE|TTL|EXPIRY|LENGTH|COUNT|LIMIT|SIZE|PREFIX"
+    r"|VERSION|PROVIDER|MANAGER|STORE|ENABLED|USER|METHOD|CLASS"
+)
+_SPECIAL = re.compile(r"EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|END|START|EOT|EOD|IMAGE|SPECIAL")
+_WAYS = re.compile(r"basic|iam|ldap|kerberos|oauth2?|oidc|sso|jwt|tls|ssl|mtls|digest|required|optional", re.IGNORECASE)
+
+
+def telling(name: str) -> Literal["certain", "likely"] | None:
+    """What a name says of its value: that it is a secret, that it is one if it looks drawn by chance, or nothing."""
+    parts = [part.upper() for part in _NAME_PARTS.findall(name)]
+    if not parts or _ABOUT.fullmatch(parts[-1]):
+        return None
+    for number, part in enumerate(parts):
+        before = parts[number - 1] if number else ""
+        if _CERTAIN.fullmatch(part) and not (part == "TOKEN" and _SPECIAL.fullmatch(before)):
+            return "certain"
+        if part == "KEY" and _KEYS.fullmatch(before):
+            return "certain"
+    if parts[-1].endswith("KEY") and not (len(parts) > 1 and _OTHER_KEYS.fullmatch(parts[-2])):
+        return "likely"
+    return None
+
+
+def is_special_token(value: str) -> bool:
+    """What stands under such a name and is none: a token of a tokenizer, a way to log in."""
+    return bool(_WAYS.fullmatch(value)) or (value.startswith(("<", "[")) and value.endswith((">", "]")))
+
+
+# The commonest pairs of letters in English and in names of code (this repository's, the standard library's): nine of
+# ten pairs of a word are among them, one of four of a random string.
+_PAIRS = (
+    "erinreteonatesenlesttiorntcodesearedaletralimengrotaanritritecionenddimaexpelaloasgeacctisnsceeltovecapaprfiea"
+    "siicunchilssllthnatsamolmprsouadheomncurrtimodpoemplutnooprrhaocabmoidckotaposmiepkeniigdascfospsublshefptsocl"
+    "tyttieulaihovauscrageeumrmowirdoffxelsbarciabehiegipupqupiifsardtcivlygryptuevltcunfxtdsryoboogizevippcifeueib"
+    "tlbuluizboldayslbinunvwafagsubwiauuirnrufrflddtpovdunnpurgmsogavfuokgh"
+)
+_COMMON = frozenset(_PAIRS[i : i + 2] for i in range(0, len(_PAIRS), 2))
+_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
+_RANDOM = 0.68
+"""40 characters of random base64 have a score of 1.1 +- 0.13, 20 of them +- 0.18; names of words and numbers 0.3."""
+
+
+def is_random(run: str) -> bool:
+    """Whether chance made it; digests in hexadecimal and what has letters of one case only do not count."""
+    if _HEX.fullmatch(run) or not {"a", "A"} <= {_kind(char) for char in run}:
+        return False
+    return score(run) >= _RANDOM
+
+
+def drawn(value: str) -> bool:
+    """Whether a whole value was: `is_random`, or a digest, or letters and digits in no order of words."""
+    value = value.rstrip("=")
+    if len(value) < 16 or not re.fullmatch(r"[A-Za-z0-9+/._~-]+", value):
+        return False
+    return bool(_HEX.fullmatch(value)) or (not value.isdigit() and score(value) >= _RANDOM)
+
+
+def score(run: str) -> float:
+    """Changes of class per character (not those at beginnings of words and at signs), and the share of rare pairs."""
+    kinds = [_kind(char) for char in run]
+    pairs = list(itertools.pairwise(kinds))
+    changes = sum(one != other and "+" not in (one, other) and (one, other) != ("A", "a") for one, other in pairs)
+    lower = run.lower()
+    letters = [lower[i : i + 2] for i, (one, other) in enumerate(pairs) if one in "aA" and other in "aA"]
+    rare = sum(pair not in _COMMON for pair in letters) / len(letters) if letters else 0.5
+    return changes / len(run) + rare * min(1.0, len(letters) / 8)
+
+
+def _kind(char: str) -> str:
+    return "a" if char.islower() else "A" if char.isupper() else "0" if char.isdigit() else "+"

@@ -109,3 +109,14 @@ def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
         return set().union(*map(within, found)) if found else {annotation}
 
     return frozenset(within(section.model_fields[field].annotation))
+
+
+class Secret(Section):
+    """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
+
+    secret: str | None = None
+    """Name or ARN in Secrets Manager."""
+    ssm: str | None = None
+    """Name or ARN of an SSM parameter."""
+    key: str | None = None
+    """The field to take where the secret is a JSON object."""

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from smtrain.core.config.secret import Secret
-from smtrain.core.config.section import Section
+from smtrain.core.config.section import Secret, Section
 
 MLFLOW_ARN = re.compile(r"arn:aws[\w-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(?:tracking-server|app)/[\w-]+")
 _MLFLOW_URI = re.compile(r"(?:https?://[^/\s]+|file:/|sqlite:///|databricks(?:$|://)).*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.config.track import Track
 from smtrain.core.text import Say
 from smtrain.core.tracking.buffer import Buffered

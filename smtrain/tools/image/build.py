@@ -17,8 +17,7 @@ from smtrain.client.launch.image_inspect import Contents
 from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
-from smtrain.core.protocol.data_packages import WORDS, requirements
-from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, requirements
 from smtrain.core.text import Say
 from smtrain.plane.docker import plainly, sentence
 from smtrain.tools.image.lock import Interpreter, Pin, download, resolve
@@ -81,7 +80,7 @@ class Recipe:
 def recipe(
     base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
 ) -> Recipe:
-    """What to add to a base for these stages, and for what their data needs (core/protocol/data_packages.py).
+    """What to add to a base for these stages, and for what their data needs (core/protocol/entrypoints.py).
 
     Without `contents` the base could not be looked into, and has what the table of AWS's images says: all but the
     wheels and what is for `needs`. Raises `LocalError` where the base cannot be made whole.

@@ -21,7 +21,7 @@ def verify(
     """Every finding on an image that is on this machine.
 
     `instance_type` None: what accelerators need is not looked for. `needs`: what the data needs
-    (core/protocol/data_packages.py). Raises `LocalError` where no container of it runs.
+    (core/protocol/entrypoints.py). Raises `LocalError` where no container of it runs.
     """
     contents = look(client, image, engine)
     return Report(

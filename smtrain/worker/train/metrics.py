@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import instance
 from smtrain.core.protocol.container import Container

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smtrain.core.config.validation import Validation
+from smtrain.core.config.training import Validation
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.packed import Samples
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.core.config.secret import Secret
+from smtrain.core.config.section import Secret
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 from tests import as_told
 from tests.client.launch.hub import Hub

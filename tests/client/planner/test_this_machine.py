@@ -10,7 +10,7 @@ import pytest
 import smtrain
 from smtrain.client.planner import probing, this_machine
 from smtrain.core import machine
-from smtrain.core.config.machine import MachineEntry
+from smtrain.core.config.compute import MachineEntry
 from smtrain.stages import keys_of
 
 pytestmark = pytest.mark.usefixtures("measured")

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.editor import FILE, schema_text
+from smtrain.core.config.schema import FILE, schema_text
 
 ROOT = Path(__file__).parents[3]
 

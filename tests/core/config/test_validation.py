@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smtrain import ConfigError, load_config
-from smtrain.core.config.validation import parts
+from smtrain.core.config.training import parts
 from smtrain.stages import keys_of
 
 

@@ -12,7 +12,7 @@ from smtrain.client.launch.image_inspect import Contents
 from smtrain.client.launch.wheels import lock_file
 from smtrain.core.errors import LocalError
 from smtrain.core.facts.images import image_uri
-from smtrain.core.protocol.data_packages import WORDS
+from smtrain.core.protocol.entrypoints import WORDS
 from smtrain.stages import STAGES
 from smtrain.tools.image.build import recipe
 from smtrain.tools.image.lock import Interpreter, Pin

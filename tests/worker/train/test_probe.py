@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import smtrain
 from smtrain.cli.plan import app
-from smtrain.core.config.machine import MachineEntry
+from smtrain.core.config.compute import MachineEntry
 from smtrain.worker.train.probe import measure
 from tests import tiers
 

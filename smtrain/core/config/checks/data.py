@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
-from smtrain.core.config.cluster_paths import readable_schemes
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
@@ -17,8 +16,8 @@ from smtrain.core.extras import MODULES, missing, present
 from smtrain.core.facts.engines import engine_of
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
-from smtrain.core.protocol.data_packages import EXTRAS, data_needs
-from smtrain.core.protocol.uris import respelled
+from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
+from smtrain.core.protocol.uris import readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
 
 _ONLY_NATIVE = "only engine native keeps attention within samples; set train.engine: native"

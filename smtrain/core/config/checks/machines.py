@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
-from smtrain.core.facts.filesystems import data_source, is_mounted
+from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp",

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smtrain.core.config.checks.rule import Fault, Rule, broken
-from smtrain.core.config.cluster_paths import readable_schemes
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import Sentence
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
 from smtrain.core.facts.images import unsuited
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import respelled
+from smtrain.core.protocol.uris import readable_schemes, respelled
 
 _KEY = "train.validation"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from smtrain.core.config.checks.data import tokenizer_faults
 from smtrain.core.config.checks.rule import Fault, Rule, broken
-from smtrain.core.config.cluster_paths import readable_schemes
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.models import is_gated, positions
@@ -25,7 +24,7 @@ from smtrain.core.model.remedies import (
     quantization,
 )
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import HUB, HUBS, respelled
+from smtrain.core.protocol.uris import HUB, HUBS, readable_schemes, respelled
 
 _SCHEMES = ("s3://", "demo://", *HUBS)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.labels import IGNORED
+from smtrain.core.model.numerics import IGNORED
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import local_rank

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.labels import IGNORED
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
+from smtrain.core.model.numerics import IGNORED
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.native.pruning import Arrived, Ranks, prune

@@ -21,9 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
-from smtrain.core.model.labels import IGNORED
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora
+from smtrain.core.model.numerics import IGNORED
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource

@@ -1,4 +1,4 @@
-"""The number formats that a model is trained in, and what follows from each."""
+"""Number formats and label values that every engine and every checkpoint agree on."""
 
 from __future__ import annotations
 
@@ -21,3 +21,7 @@ def is_loss_scale(told: Any) -> bool:
     scale, counts = told["scale"], (told["good_steps"], told["skipped"])
     right = type(scale) in (int, float) and 0 < scale < float("inf")
     return right and all(type(n) is int and n >= 0 for n in counts)
+
+
+IGNORED = -100
+"""The label of a position that counts in no loss: torch's and transformers' own (torch.nn.CrossEntropyLoss)."""

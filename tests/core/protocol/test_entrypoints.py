@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.core.protocol.data_packages import EXTRAS, WORDS, data_needs, packages, requirements
-from smtrain.core.protocol.entrypoints import entrypoints_folder
+from smtrain.core.protocol.entrypoints import EXTRAS, WORDS, data_needs, entrypoints_folder, packages, requirements
 
 
 @pytest.mark.parametrize(
