@@ -1,1 +1,1 @@
-"""Where jobs run, whatever it is: what everything above asks of it, and which one a config or a name means."""
+"""Backends that run jobs: their common protocol, SageMaker, Slurm, and the choice by a config or a job name."""

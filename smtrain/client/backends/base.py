@@ -1,9 +1,9 @@
-"""What a place that jobs run in can be asked: describe, list, stop, lines, files.
+"""The protocol of a backend: describe, list and stop jobs, read their lines and files.
 
-`client.backends.sagemaker.target.Target` answers by the SageMaker API (AWS, or the control plane on this machine),
-`client.backends.slurm.place.SlurmPlace` by Slurm's commands and the files that its jobs write. Requests and answers
-have the form that SageMaker gives them. Submission is no part of it: where machines are refused one waits and tries
-again, where there is a queue one queues.
+`client.backends.sagemaker.target.Target` uses the SageMaker API (AWS, or the local control plane),
+`client.backends.slurm.place.SlurmPlace` uses Slurm's commands and the files that its jobs write. Requests and answers
+have SageMaker's form. Submitting is not part of the protocol: on SageMaker a launch retries until it gets machines, a
+cluster has a queue.
 """
 
 from __future__ import annotations
@@ -15,60 +15,60 @@ from typing import Any, Protocol
 from smtrain.core.facts.sagemaker import TargetName
 
 Body = Path | bytes
-"""What a file is made of: another file, or the bytes themselves."""
+"""The content of a file: another file, or the bytes."""
 
 
 def size_of(body: Body) -> int:
-    """Bytes of it."""
+    """Size in bytes."""
     return len(body) if isinstance(body, bytes) else body.stat().st_size
 
 
 class TokenExpiredError(Exception):
-    """A token of FilterLogEvents lives 24 hours; the reading begins again without one."""
+    """A token of FilterLogEvents has expired (after 24 hours); read again without one."""
 
 
 class Limited(Protocol):
-    """How long a caller waits for an answer (`client.backends.sagemaker.retry.Patience`)."""
+    """The time limit of a caller (`client.backends.sagemaker.retry.Patience`)."""
 
     limit_s: float
     trouble: str | None
 
 
 class JobPlace(Protocol):
-    """Somewhere that jobs run."""
+    """A backend that runs jobs."""
 
     @property
     def name(self) -> TargetName: ...
 
     @property
     def queues(self) -> bool:
-        """It takes a whole chain at once, and starts a stage when the one before has ended well."""
+        """True if the backend queues a whole chain and starts each stage after the previous one succeeds."""
         ...
 
     def region_name(self) -> str:
-        """The region of its jobs; where there are none, the one whose prices stand for them."""
+        """The region of its jobs; for a cluster, the one whose prices are used as an estimate."""
         ...
 
-    # ---- what a config is filled in with
+    # ---- defaults of a config
     def role(self, role: str | None) -> str:
-        """ARN of the role that jobs have; empty where there are no roles. Raises `ConfigError` where it is lacking."""
+        """ARN of the jobs' role; empty for a backend without roles. Raises `ConfigError` if it is missing."""
         ...
 
     def base(self, given: str | None) -> str:
-        """URI of everything that runs write; `given` is output.s3_uri."""
+        """Base URI of all outputs; `given` is output.s3_uri."""
         ...
 
     def in_place(self, path: Path | str) -> str | None:
-        """URI of a path that jobs see where it lies; None for what must be copied first."""
+        """URI of a path that jobs can read in place; None if it must be copied first."""
         ...
 
     # ---- jobs
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
-        """What a launch sends, for a dry run: JSON, one object for one request, else a list; or scripts."""
+        """Text for a dry run: the requests as JSON (an object if there is only one, else a list), or scripts."""
         ...
 
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         ...
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
@@ -80,7 +80,7 @@ class JobPlace(Protocol):
         ...
 
     def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The tags of a job that was described; none where this caller may not read them."""
+        """The tags of a described job; empty if the caller may not read them."""
         ...
 
     # ---- lines
@@ -91,18 +91,18 @@ class JobPlace(Protocol):
         ...
 
     def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
-        """The last so many events of every host."""
+        """The last `count` events of every host."""
         ...
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Key and Size of everything below a URI. Raises `JobError` where it may not be listed."""
+        """Key and Size of everything below a URI. Raises `JobError` if it may not be listed."""
         ...
 
     def read(self, uri: str) -> bytes:
-        """One file. Raises `JobError` where it is not there or may not be read."""
+        """One file. Raises `JobError` if it does not exist or may not be read."""
         ...
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
-        """Copy one file here."""
+        """Copy one file to this machine."""
         ...

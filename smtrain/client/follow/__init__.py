@@ -1,1 +1,1 @@
-"""Follow a job: every host's lines in order and once, a live picture of it, why it failed, what it costs."""
+"""Follow a job: the lines of all hosts in order and once, a live panel, the reason of a failure, the cost."""

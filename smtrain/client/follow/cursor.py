@@ -1,4 +1,4 @@
-"""How far a follow has got, kept on disk: the next one goes on from there, on the same line."""
+"""The position of a follow, kept on disk so that the next one resumes at the same line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smtrain.core.files import home
 
 @dataclass
 class Cursor:
-    """Everything before `start` (ms) has been printed, and after it what `keys` has by minute."""
+    """The position: everything before `start` (ms) was printed, and after it the events of `keys`, by minute."""
 
     start: int
     newest: int
@@ -26,13 +26,13 @@ class Cursor:
 
     @staticmethod
     def path(target: JobPlace, job_name: str, host: str | None) -> Path:
-        """One file a job and host filter; jobs of several regions do not meet."""
-        where = target.name if target.name == "local" else f"{target.name}-{target.region_name()}"
-        return home() / "follow" / where / f"{job_name}{f'.{host}' if host else ''}.json"
+        """One file for each job, host filter and region."""
+        place = target.name if target.name == "local" else f"{target.name}-{target.region_name()}"
+        return home() / "follow" / place / f"{job_name}{f'.{host}' if host else ''}.json"
 
     @classmethod
     def load(cls, path: Path) -> Cursor | None:
-        """The cursor in a file; None where there is none that can be read."""
+        """The cursor in a file; None if the file is missing or cannot be read."""
         try:
             kept = json.loads(path.read_text("utf-8"))
             keys = {}

@@ -18,7 +18,7 @@ _NAN = float("nan")
 
 
 def draw(records: Records, title: str) -> Figure:
-    """Loss, that on held-out text, and gradient norm by step. Raises `JobError` where matplotlib is not installed."""
+    """Loss, held-out loss and gradient norm by step. Raises `JobError` if matplotlib is not installed."""
     try:
         from smtrain.client.follow.figure import Picture
     except ImportError:
@@ -41,7 +41,7 @@ def draw(records: Records, title: str) -> Figure:
 
 
 def save_curve(records: Records, path: Path, title: str) -> Path:
-    """`draw` into `path` (PNG, or whatever its suffix says); returns it."""
+    """`draw` into `path` (PNG, or the format of its suffix); returns it."""
     figure = draw(records, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

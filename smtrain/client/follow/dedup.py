@@ -1,4 +1,4 @@
-"""Which log events have been handed on: eight bytes each, for as far back as readings go."""
+"""Remember which log events were handed on: eight bytes each, for as far back as readings go."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _YOUNG = 3
 
 
 class SeenEvents:
-    """A set of event keys by the minute of their timestamp (ms). Old minutes are packed, forgotten ones dropped."""
+    """A set of event keys by the minute of their timestamp (ms). Old minutes are packed; `forget` drops them."""
 
     def __init__(self) -> None:
         self._young: dict[int, set[int]] = {}
         self._old: dict[int, array[int]] = {}
 
     def add(self, timestamp: int, key: int) -> bool:
-        """Whether the key is new; it is known from now on."""
+        """True if the key is new; it is remembered."""
         minute = timestamp // MINUTE
         if (packed := self._old.get(minute)) is not None:
             place = bisect_left(packed, key)
@@ -43,13 +43,13 @@ class SeenEvents:
                 del minutes[minute]
 
     def since(self, timestamp: int) -> dict[int, set[int]]:
-        """The keys of the minutes from a timestamp's own on."""
+        """The keys from the minute of a timestamp on."""
         first = timestamp // MINUTE
         every = [*self._young.items(), *self._old.items()]
         return {minute: set(keys) for minute, keys in every if minute >= first}
 
     def restore(self, minutes: Mapping[int, Iterable[int]]) -> None:
-        """Know again what `since` gave."""
+        """Restore the answer of `since`."""
         self._old = {minute: array("Q", sorted(keys)) for minute, keys in minutes.items()}
 
     def __len__(self) -> int:
@@ -62,9 +62,9 @@ class SeenEvents:
 
 
 def key_of(stream: str, timestamp: int, text: str, ordinal: int) -> int:
-    """An event's identity: what it says, where and when, and the how manieth it is of equal ones.
+    """An event's identity: its stream, time and text, and its number among equal events.
 
-    Not CloudWatch's event id: GetLogEvents has none, and a reading of another day must find the same events again.
+    CloudWatch's event id does not serve: GetLogEvents has none, and another reading must find the same events.
     """
     digest = blake2b(digest_size=8)
     digest.update(f"{stream}\0{timestamp}\0{ordinal}\0".encode())
@@ -73,7 +73,7 @@ def key_of(stream: str, timestamp: int, text: str, ordinal: int) -> int:
 
 
 class Ordinals:
-    """Counts equal events within one reading; every stream comes in the order of time."""
+    """Number equal events within one reading; the events of a stream come in the order of time."""
 
     def __init__(self) -> None:
         self._at: dict[str, tuple[int, dict[str, int]]] = {}

@@ -1,4 +1,4 @@
-"""Errors in the log of many ranks on many hosts: each with its own traceback, though their lines are mixed."""
+"""Find errors in the log of many ranks and hosts, each with its own traceback although their lines are mixed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from smtrain.core.protocol.log_lines import Line
 _RANK = re.compile(r"^(?:\[rank(\d+)\]:|\[default(\d+)\]:|\[1,(\d+)\]<std(?:err|out)>:) ?(.*)$", re.S)
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# How an entry script of ours says why it ends (smtrain.worker.train.entry).
+# The last line of one of our entry scripts that fails (smtrain.worker.train.entry).
 _OURS = re.compile(r"^(algo-\d+)(?:, rank (\d+))?: (.+)$")
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Iteration)|[a-z_][\w.]*\.[A-Z]\w+)\b(?::|$)"
 )
-# torchrun's last words: the first of its own processes that failed.
+# torchrun's report of the first of its processes that failed.
 _ROOT = re.compile(r"^\s*Root Cause \(first observed failure\)")
 _FIELD = re.compile(r"^\s*(rank|exitcode)\s*: (-?\d+)")
 _BAREST = re.compile(
@@ -26,7 +26,7 @@ _BAREST = re.compile(
 
 @dataclass
 class ErrorBlock:
-    """One error: its lines, where it was and when it began (ms since 1970)."""
+    """One error: its lines, its host and rank, and its time (ms since 1970)."""
 
     host: str
     at: int
@@ -34,7 +34,7 @@ class ErrorBlock:
     rank: int | None = None
     exit_code: int | None = None
     summary: bool = False
-    """Told by torchrun about one of its processes."""
+    """True for torchrun's report about one of its processes."""
     closed: bool = False
 
     @property
@@ -74,7 +74,7 @@ class _Reader:
         return block
 
     def _goes_on(self, block: ErrorBlock, body: str) -> bool:
-        """Whether the line belongs to this traceback; lines of others may be between its own."""
+        """True if the line belongs to this traceback; lines of other ranks may be in between."""
         chained = block.lines[-1].startswith(_CHAIN)
         if body.startswith(_CHAIN):
             block.closed = False
@@ -89,7 +89,7 @@ class _Reader:
         return True
 
     def _own_words(self, line: Line, ours: re.Match[str]) -> None:
-        """`algo-2, rank 5: ValueError: ...` names the rank of the traceback that ended so, or is all that was said."""
+        """`algo-2, rank 5: ValueError: ...` names the rank of that traceback; else it is an error of its own."""
         rank = int(ours[2]) if ours[2] else None
         for block in reversed(self.blocks):
             if block.lines[-1].strip() == ours[3].strip() and block.rank in (None, rank):
@@ -117,7 +117,7 @@ class _Reader:
 
 
 def blocks_of(lines: Iterable[Line]) -> list[ErrorBlock]:
-    """Every error in the lines (given in the order of time), by when it began."""
+    """Every error in the lines, by the time it began; the lines must be in the order of time."""
     readers: dict[str, _Reader] = {}
     for line in lines:
         for text in line.text.split("\n"):

@@ -1,4 +1,4 @@
-"""Why a job failed: the first failing host and rank with its own words, what SageMaker says, and what helps."""
+"""Explain why a job failed: the first failing host and rank, its traceback, SageMaker's reason, the remedy."""
 
 from __future__ import annotations
 
@@ -39,48 +39,48 @@ class Cause:
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a job ended and, where it did not end well, why. `str` is the text to show."""
+    """A job's end, and the reason if it failed. `str` is the text to show."""
 
     job: str
     status: str
     host: str | None
-    """Where the first error was; None where no host said anything of one."""
+    """The host of the first error; None if no host reported one."""
     rank: int | None
     at: datetime.datetime | None
     error: tuple[str, ...]
-    """That rank's own traceback, or its last words."""
+    """That rank's own traceback, or its last message."""
     reason: str | None
-    """FailureReason, as it was given."""
+    """FailureReason, unchanged."""
     exit_code: int | None
     cause: Cause | None
     told_by: str = "SageMaker"
-    """Who gave the reason: SageMaker or Slurm."""
+    """The source of the reason: SageMaker or Slurm."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is anything to explain."""
+        """True if there is a failure to explain."""
         return self.status not in NO_FAILURE
 
     def __str__(self) -> str:
         if not self.failed:
             return f"{self.job}: {self.status}, nothing failed"
-        where = self.host or ""
+        place = self.host or ""
         if self.host and self.rank is not None:
-            where += f", rank {self.rank}"
+            place += f", rank {self.rank}"
         head = f"{self.job} ended as {self.status}"
-        lines = [f"{head}, first on {where}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if where else head]
+        lines = [f"{head}, first on {place}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if place else head]
         lines += [f"  {line}" for line in _shortened(self.error)]
         if self.reason:
             lines.append(f"{self.told_by} says: {self.reason}")
         if self.cause:
             lines += [f"cause: {self.cause.cause}", f"to do: {self.cause.do}"]
         elif self.status.startswith("Stopped"):
-            lines.append("to do: the same command goes on from what it has saved")
+            lines.append("to do: the same command resumes from its last save")
         return "\n".join(lines)
 
 
 def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanation:
-    """From DescribeTrainingJob's answer and the (last) lines of all hosts, in the order of time."""
+    """Explain a job from DescribeTrainingJob's answer and the (last) lines of all hosts, in the order of time."""
     lines = list(lines)
     status, secondary, reason = told["TrainingJobStatus"], told.get("SecondaryStatus", ""), told.get("FailureReason")
     if secondary not in (status, ""):
@@ -107,10 +107,10 @@ def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanati
 
 
 def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
-    """The error the others followed from.
+    """The error that caused the others.
 
-    Of the errors that are not the echo of another rank's end the earliest; else the process that torchrun saw killed;
-    else the earliest echo.
+    The earliest error that is not a consequence of another rank's end; else the process that torchrun saw killed; else
+    the earliest error.
     """
     own = [block for block in blocks if not block.summary and not is_collateral(block)]
     killed = [block for block in blocks if block.summary and (block.exit_code or 0) < 0 and block.exit_code != -15]
@@ -119,18 +119,18 @@ def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:
 
 
 def is_collateral(block: ErrorBlock) -> bool:
-    """Whether the error only says that somebody else was gone."""
+    """True if the error only reports that another rank was gone."""
     words = block.lines[-1] if len(block.lines) > 1 else block.text
     return any(_compiled(pattern).search(words) for pattern in table("failures")["collateral"])
 
 
 def causes() -> list[Cause]:
-    """The table, in its order."""
+    """The known causes, in the order of core/facts/failures.toml."""
     return [Cause(**row) for row in table("failures")["cause"]]
 
 
 def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None) -> Cause | None:
-    """The first row found in the words of the failing rank, then around it, then in SageMaker's, then anywhere."""
+    """The first known cause in the failing rank's error, else near it, in SageMaker's reason, or in any error line."""
     places = []
     if first:
         places.append(first.text)

@@ -1,4 +1,4 @@
-"""A figure that a notebook shows, whether or not the kernel has switched matplotlib's inline drawing on."""
+"""A figure that a notebook shows, with or without matplotlib's inline mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job as a stream of what happens: status changes, and lines of all hosts in the order of time, until it is over."""
+"""Follow a job as a stream of events: status changes, and lines of all hosts in the order of time."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
 
 RESUME_BACK_MS = 600_000
-"""What comes later than this after a follow was left is not shown by the one that resumes it."""
+"""A resumed follow does not show lines that arrived later than this after the first one was left."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a target is asked, and how long its log may lag; seconds."""
+    """The polling interval of a target, and the lag of its log; seconds."""
 
     poll: float
     hold: float
-    """A line waits so long for older ones; longer, up to `hold_most`, where lines are seen to come late."""
+    """A line waits so long for older ones; up to `hold_most` if lines are seen to arrive late."""
     hold_most: float
     settle: float
-    """After the end: quiet for so long (and twice the greatest lateness seen) before the last line is the last."""
+    """After the end: no new line for so long (plus twice the greatest lateness) means that all lines have arrived."""
     settle_most: float
     back: tuple[tuple[float, float], ...]
-    """(every, back): a reading goes back so far at least so often; the first every time, the last also at the end."""
+    """(every, back): a reading goes back so far at least so often; the first each time, the last also at the end."""
     limit: float
-    """Without any answer for so long it is given up."""
+    """Give up after so long without any answer."""
 
 
 PACES: dict[TargetName, Pace] = {
     "local": Pace(0.5, 0.3, 10, 0.3, 120, ((0, 5), (10, 120), (300, 3600)), 120),
     "aws": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
-    # files that nodes write through a shared folder, whose clients cache for some seconds
+    # Nodes write these files through a shared folder, whose clients cache for some seconds.
     "slurm": Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
 }
 
@@ -60,23 +60,23 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What DescribeTrainingJob answered, once a poll; comes before the lines of that poll."""
+class Described:
+    """DescribeTrainingJob's answer, once a poll, before the lines of that poll."""
 
     job: dict[str, Any]
 
 
-Event = Change | Line | Told
+Event = Change | Line | Described
 
 
 class Follower:
-    """Follows one job; `events` can be left at any line and gone on with later through the cursor's file."""
+    """Follows one job; `events` can be left at any line, and another follower resumes from the cursor's file."""
 
     def __init__(
         self, target: JobPlace, name: str, *, host: str | None = None, since: int | None = None,
         tail: int | None = None, cursor: Path | None = None, resume: bool = False, poll: float | None = None,
     ) -> None:  # fmt: skip
-        """`since` in ms; `tail`: of the lines before now only the last so many; `resume`: from the cursor, if any."""
+        """`since` in ms; `tail`: only the last so many of the lines before now; `resume`: from the cursor, if any."""
         self.target, self.name, self.host = target, name, host
         self.pace = PACES[target.name] if poll is None else replace(PACES[target.name], poll=poll)
         self.patience = Patience(self.pace.limit)
@@ -85,7 +85,7 @@ class Follower:
         self.order = ReorderBuffer()
         self._tail, self._file = tail, cursor
         self._floor, self._changes = since, 0
-        """Nothing before it (ms) is read; None: the job's own beginning."""
+        """The earliest time to read (ms); None: the job's own beginning."""
         self._saved = 0.0
         self._last: dict[float, float] = {}
         if resume and cursor and (kept := Cursor.load(cursor)):
@@ -93,7 +93,7 @@ class Follower:
             self.reading.seen.restore(kept.keys)
 
     def events(self) -> Generator[Event, None, None]:
-        """Everything until the job has ended and its last lines have come. Raises `JobError` without such a job."""
+        """All events until the last lines of the ended job have arrived. Raises `JobError` if there is no such job."""
         try:
             yield from self._live()
         finally:
@@ -103,7 +103,7 @@ class Follower:
         back = inf
         while True:
             told = self.describe()
-            yield Told(told)
+            yield Described(told)
             changes = told.get("SecondaryStatusTransitions", [])
             if self._floor is None:
                 # Hosts' clocks may differ from the one that stamped the job.
@@ -115,13 +115,13 @@ class Follower:
             self.save(every=2.0)
             pause(self.pace.poll)
             back = self._due()
-        yield from self._new(changes[:-1])  # how it ended is said after the last line
+        yield from self._new(changes[:-1])  # the end is shown after the last line
         yield from self._drain(told)
         yield from self._new(changes)
-        yield Told(self.describe())  # what is billed comes with or after the end
+        yield Described(self.describe())  # the billed time is known at the end or later
 
     def describe(self) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         return self.target.describe(self.name, self.patience)
 
     def _new(self, transitions: list[dict[str, Any]]) -> Iterator[Change]:
@@ -130,7 +130,7 @@ class Follower:
             yield Change(change["Status"], change.get("StatusMessage", ""), change["StartTime"])
 
     def _due(self) -> float:
-        """How many seconds the next reading goes back."""
+        """The seconds that the next reading goes back."""
         now = time.monotonic()
         due = [back for every, back in self.pace.back if now - self._last.setdefault(back, now) >= every]
         for back in due:
@@ -156,7 +156,7 @@ class Follower:
         return min(max(self.pace.hold, 1.5 * self.reading.lateness), self.pace.hold_most)
 
     def _drain(self, told: dict[str, Any]) -> Iterator[Line]:
-        """What is still to come of a job that has ended."""
+        """The remaining lines of a job that has ended."""
         yield from self._read(inf)
         ended = told.get("TrainingEndTime") or told["LastModifiedTime"]
         age = (datetime.datetime.now(datetime.timezone.utc) - ended).total_seconds()
@@ -178,7 +178,7 @@ class Follower:
                 return
 
     def save(self, every: float = 0.0) -> None:
-        """Write the cursor, at most once in so many seconds."""
+        """Write the cursor, at most once in `every` seconds."""
         if self._file is None or self._floor is None or time.monotonic() - self._saved < every:
             return
         self._saved = time.monotonic()
@@ -187,6 +187,6 @@ class Follower:
             start = min(start, self.order.oldest)
         held = self.order.keys()
         keys = {minute: keys - held for minute, keys in self.reading.seen.since(start).items()}
-        # A follow without a place to go on from is worth more than none.
+        # A follow must not end because its position cannot be saved.
         with contextlib.suppress(OSError):
             Cursor(start, self.order.newest, self._changes, keys).save(self._file)

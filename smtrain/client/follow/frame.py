@@ -15,7 +15,7 @@ COLUMNS = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
 
 
 def frame(records: Sequence[dict[str, float]]) -> DataFrame:
-    """One row per step (the index), the standard columns first. Raises `JobError` where pandas is not installed."""
+    """One row a step (the index), the standard columns first. Raises `JobError` if pandas is not installed."""
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the hosts of a job use of their machines, in few characters."""
+"""The hosts' use of their machines, in few characters."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ NAMES = {
     "device": "devices", "device_memory": "device memory", "cpu": "CPU", "memory": "memory", "net_in": "net in",
     "net_out": "net out", "disk_read": "disk read", "disk_write": "disk write", "disk": "disk full",
 }  # fmt: skip
-"""Of the numbers of a host's line, as people read them, the dearest first."""
+"""Names of the numbers in a host's line, in order of cost."""
 _APART = 0.1
-"""Hosts whose shares differ by more are worth a look."""
-_SLOW = 1e6  # bytes a second: a network or a disk that does less does nothing
+"""Show the range of hosts whose shares differ by more."""
+_SLOW = 1e6  # bytes a second: a slower network or disk is idle
 
 
 def shown(hosts: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
-    """(name, value) of what hosts use: the mean, and the range of shares where they differ much.
+    """(name, value) of the hosts' use: the mean, and the range if the shares differ much.
 
-    What goes through networks and disks is left out where it is next to nothing, and so is how full a disk is that has
-    room.
+    Slow network and disk rates are left out, and so is the fill of a disk that has room.
     """
     told = []
     for key, name in NAMES.items():
@@ -38,10 +37,10 @@ def shown(hosts: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
 
 def written(key: str, value: float) -> str:
-    """A number of a host's line for people."""
+    """A number of a host's line as text."""
     return f"{spell_bytes(value)}/s" if rate(key) else f"{value:.0%}"
 
 
 def rate(key: str) -> bool:
-    """Whether it is bytes a second; the others are shares of 1."""
+    """True for bytes a second; the other numbers are shares of 1."""
     return key.startswith(("net_", "disk_"))

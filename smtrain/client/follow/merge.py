@@ -1,4 +1,4 @@
-"""Lines of many hosts in the order of time, held back a little for those that come late."""
+"""Merge the lines of many hosts in the order of time, holding them back a little for late ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class _Held:
     timestamp: int
     host: int
     number: int
-    """Order of reading: equal timestamps of a host stay as they were written."""
+    """Order of reading: keeps lines of a host with equal timestamps as they were written."""
     line: Line = field(compare=False)
     key: int = field(compare=False)
     since: float = field(compare=False)
 
 
 class ReorderBuffer:
-    """Holds a line until younger ones by `hold_s` have come, or for so long; then it is free to go, oldest first."""
+    """Holds a line until one younger by `hold_s` has arrived, or for so long; then releases it, oldest first."""
 
     def __init__(self) -> None:
         self._heap: list[_Held] = []
         self.taken = 0
-        """How many lines have come in."""
+        """Number of lines received."""
         self.newest = 0
         """Latest timestamp so far, ms."""
 
@@ -37,18 +37,18 @@ class ReorderBuffer:
         self.newest = max(self.newest, line.timestamp)
 
     def free(self, hold_s: float, now: float) -> Iterator[Line]:
-        """The lines that need not wait any longer; each is gone from here before it is given."""
+        """The lines that need not wait any longer; each is removed before it is yielded."""
         until = self.newest - hold_s * 1000
         until = max((h.timestamp for h in self._heap if h.timestamp <= until or now - h.since >= hold_s), default=0)
         while self._heap and self._heap[0].timestamp <= until:
             yield heapq.heappop(self._heap).line
 
     def keep_last(self, count: int) -> None:
-        """Let go of all but the last so many."""
+        """Drop all but the last `count` lines."""
         self._heap = sorted(self._heap)[-count:] if count else []  # a sorted list is a heap
 
     def keys(self) -> set[int]:
-        """Of what is held."""
+        """Keys of the held lines."""
         return {held.key for held in self._heap}
 
     @property

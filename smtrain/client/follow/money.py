@@ -1,4 +1,4 @@
-"""What a job costs: billed seconds by instances by price, with the price's date and source."""
+"""The cost of a job: billed seconds x instances x price, with the price's date and source."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from smtrain.core.protocol.requests import groups_of, is_of_here, machines_of
 
 @dataclass(frozen=True)
 class Spent:
-    """Dollars of one job. `dollars` is None where no price is known for its instances."""
+    """Dollars of one job. `dollars` is None if no price is known for its instances."""
 
     dollars: float | None
     items: dict[str, float]
-    """By part: training, and the warm pool that was kept after it."""
+    """By part: training, and the warm pool that was kept afterwards."""
     billable_s: float
-    """Of one instance, as SageMaker counts it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
-    API_DescribeTrainingJob.html. With managed spot training the end's figure has the saving taken off already."""
+    """The time of one instance, as SageMaker counts it: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
+    API_DescribeTrainingJob.html. With managed spot training the final figure has the saving subtracted already."""
     machines: str
     prices: tuple[Price, ...]
     final: bool
-    """As billed; else counted up to now."""
+    """True for the billed time; else counted up to now."""
     billed: bool
-    """False for the local control plane: what the same time would cost on AWS."""
+    """False for the local control plane: the cost of the same time on AWS."""
     owned: bool = False
-    """The machines are the user's: a Slurm cluster's, of which only prices of the user's own are known, or `here`."""
+    """True if the user owns the machines: a Slurm cluster, for which only the user's own prices apply, or `here`."""
     here: bool = False
-    """The machine is this one, which bills nothing."""
+    """True if the machine is this one, which costs nothing."""
     saved: float | None = None
-    """Share that spot saved, once the job has ended."""
+    """The share that spot saved, once the job has ended."""
 
     def __str__(self) -> str:
         return self.forms()[0]
 
     def forms(self) -> tuple[str, ...]:
-        """The sentence; then shorter ones for where there is less room: without the price, and the sum alone."""
+        """The sentence, then shorter ones for less room: without the price, and the sum only."""
         time = f"{spell(self.billable_s)} x {self.machines}"
         if self.here:
             return f"nothing here ({time})", "nothing here"
@@ -58,11 +58,11 @@ def cost_of(
     told: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
     prices: Prices | None = None,
 ) -> Spent:  # fmt: skip
-    """From DescribeTrainingJob's answer.
+    """The cost of a job, from DescribeTrainingJob's answer.
 
-    Billed is from TrainingStartTime to TrainingEndTime (API_DescribeTrainingJob); BillableTimeInSeconds says it at the
-    end. A spot job's BillableTimeInSeconds is the discounted one, whose savings are 1 - Billable / TrainingTime, so it
-    goes with the on-demand price; while it runs the spot price is a guess.
+    The time from TrainingStartTime to TrainingEndTime is billed (API_DescribeTrainingJob); at the end it is
+    BillableTimeInSeconds. For a spot job that is the discounted time, with savings of 1 - Billable / TrainingTime, so
+    the on-demand price applies; while it runs the spot price is an estimate.
     """
     here = local and is_of_here(told)
     owned = here or told.get("TrainingJobArn", "").startswith("slurm:")
@@ -100,6 +100,6 @@ def cost_of(
 
 
 def known_prices(target: str | None = None) -> Prices:
-    """The user's own, where they keep some, else ours; on a cluster of their own (`slurm`) only theirs."""
+    """The user's own prices if there are some, else ours; for a Slurm cluster only the user's own."""
     own = home() / "prices.toml"
     return Prices(own if own.is_file() else None, target=target)

@@ -1,4 +1,4 @@
-"""The live panel in a notebook: a block of HTML, drawn again in its place."""
+"""The live panel in a notebook: a block of HTML that is updated in place."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LINES = 8
 
 
 def here() -> bool:
-    """Whether a notebook shows what this process prints. IPython is not imported to find out."""
+    """True if a notebook shows the output of this process. IPython is not imported for that."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return hasattr(shell, "kernel")
 
 
 def cell() -> int | None:
-    """The number of the cell that runs; None where there is no notebook."""
+    """The number of the running cell; None outside a notebook."""
     return int(sys.modules["IPython"].get_ipython().execution_count) if here() else None
 
 
 def bundle_of(progress: Progress) -> dict[str, str]:
-    """The panel as a notebook's display takes it: HTML, and a line of text for whoever shows no HTML."""
+    """The panel for a notebook's display: HTML, and a line of text for frontends without HTML."""
     lines = [written(line, progress.hosts) for line in list(progress.lines)[-_LINES:]]
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
@@ -49,7 +49,7 @@ def _hint(progress: Progress) -> str:
 
 @contextmanager
 def notebook_panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
-    """Yields what takes the events; the panel goes at the end unless `keep`."""
+    """Yield the function that takes the events; the panel is removed at the end unless `keep`."""
     from IPython import display
 
     make: Any = display  # IPython's types leave these out

@@ -19,18 +19,18 @@ from smtrain.core.protocol.log_lines import Line
 from smtrain.core.text import clean
 
 _FRAME = 4
-"""Rows of a terminal that are not for the job's own lines: the border's two, the rule above them, the cursor's."""
+"""Rows of the terminal that the job's own lines cannot use: the border's two, the rule above them, the cursor's."""
 _COLOURS = {"Completed": "green", "Failed": "red", "Stopped": "yellow", "Stopping": "yellow"}
 
 
 def written(line: Line, hosts: int) -> str:
-    """A line as it is printed: behind its host where there are several, so that no host can speak as another."""
+    """A line as printed: after its host's name if there are several hosts, so that no host can imitate another."""
     text = clean(line.text).rstrip("\n")
     return f"{line.host} | " + text.replace("\n", f"\n{line.host} | ") if hosts > 1 else text
 
 
 class LivePanel:
-    """Draws a `Progress` anew each time it is rendered."""
+    """Draws a `Progress` each time it is rendered."""
 
     def __init__(self, progress: Progress, lines: int = 10) -> None:
         self.progress, self.lines = progress, lines
@@ -68,7 +68,7 @@ class LivePanel:
             yield from flowed(changes, room, between=" > ")
         if numbers := p.numbers():
             if "of" in p.last:
-                bar = Table.grid()  # a bar alone does not end its line
+                bar = Table.grid()  # a bar by itself does not end its line
                 bar.add_row(ProgressBar(total=p.last["of"], completed=p.last["step"], width=room))
                 yield bar
             yield from flowed([Text.assemble((f"{name} ", "dim"), value) for name, value in numbers], room)
@@ -92,7 +92,7 @@ def _height(console: Console, options: ConsoleOptions, rows: Sequence[Renderable
 
 
 def flowed(items: Sequence[Text], room: int, between: str = "  ") -> Iterator[Text]:
-    """Items side by side as far as `room` characters go, then on the next line; none is cut in two that fits a line."""
+    """Put items next to each other, at most `room` characters a line; an item that fits a line is not broken."""
     line = Text()
     for item in items:
         if line and len(line) + len(between) + len(item) > room:

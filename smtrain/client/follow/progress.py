@@ -1,4 +1,4 @@
-"""Where a job stands, gathered from its events: what the panel draws and a summary line says."""
+"""The state of a job, gathered from its events, for the panel and for summary lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.follow.follower import Event, Told
+from smtrain.client.follow.follower import Described, Event
 from smtrain.client.follow.machines import shown
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.core.config.units import spell
@@ -20,38 +20,38 @@ from smtrain.core.protocol.requests import groups_of
 _RATE_STEPS = 20
 SILENT_S = 600.0
 _WORTH_SAYING = 0.01
-"""Of a step's time, waiting for data."""
+"""Smallest share of a step's time spent on waiting for data that is shown."""
 _KEPT_LINES, _KEPT_STEPS = 50, 5000
 
 
 @dataclass
 class Progress:
-    """State of one job. Feed it every event."""
+    """State of one job. `take` every event."""
 
     name: str
     target: str
     region: str | None
     patience: Patience | None = None
-    """What asks AWS for these events."""
+    """The patience of the client that reads these events."""
     told: dict[str, Any] = field(default_factory=dict)
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
-    """What the panel shows; whoever follows appends it."""
+    """Lines for the panel; the follower appends them."""
     points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
     """(step, loss) of the steps so far."""
     last: dict[str, float] = field(default_factory=dict)
     """Numbers of the last step's line."""
     validated: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
-    """(step, loss on held-out text) of the validations so far."""
+    """(step, held-out loss) of the validations so far."""
     machines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What of its machine each host uses, as it said last."""
+    """The last report of each host about its machine."""
     profile: str = ""
-    """Which part of a step takes how long, if the job has said so."""
+    """The job's report of which part of a step takes how long, if any."""
     _heard: float = field(default_factory=time.monotonic)
     _steps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RATE_STEPS))
 
     def take(self, event: Event) -> None:
         """Note an event."""
-        if isinstance(event, Told):
+        if isinstance(event, Described):
             self.told = event.job
         elif isinstance(event, Line):
             self._heard = time.monotonic()
@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def status(self) -> str:
-        """As SageMaker says it: the secondary status in brackets where it says more."""
+        """SageMaker's status, with the secondary status in brackets if it differs."""
         status, more = self.told.get("TrainingJobStatus", "not asked yet"), self.told.get("SecondaryStatus")
         return status if more in (None, status) else f"{status} ({more})"
 
@@ -84,7 +84,7 @@ class Progress:
 
     @property
     def trouble(self) -> str | None:
-        """What to worry about: AWS does not answer, or a job that trains has been silent for long."""
+        """A reason to worry: AWS does not answer, or a training job has been silent for long."""
         if self.patience and self.patience.trouble:
             return f"no answer from AWS ({self.patience.trouble}), trying on"
         silent = time.monotonic() - self._heard
@@ -107,25 +107,25 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the speed of the last steps; None where it cannot be told."""
+        """Seconds left at the speed of the last steps; None if unknown."""
         if len(self._steps) < 2 or "of" not in self.last or self.ended:
             return None
         (t0, s0), (t1, s1) = self._steps[0], self._steps[-1]
         return (self.last["of"] - s1) * (t1 - t0) / 1000 / (s1 - s0) if s1 > s0 else None
 
     def cost(self, now: datetime.datetime | None = None) -> Spent | None:
-        """So far, or at the end as billed."""
+        """The cost so far, or as billed at the end."""
         return cost_of(self.told, region=self.region, local=self.target == "local", now=now) if self.told else None
 
     def elapsed_s(self, now: datetime.datetime) -> float:
-        """Since the job was created, to now or to its end."""
+        """Seconds since the job was created, until now or its end."""
         if not self.told:
             return 0.0
         end = self.told.get("TrainingEndTime") or (self.told["LastModifiedTime"] if self.ended else now)
         return max(0.0, float((end - self.told["CreationTime"]).total_seconds()))
 
     def numbers(self) -> list[tuple[str, str]]:
-        """(name, value) of the last step, as people read them."""
+        """(name, value) of the last step, as text."""
         last, told = self.last, []
         if not last:
             return []
@@ -148,11 +148,11 @@ class Progress:
         return told
 
     def use(self) -> list[tuple[str, str]]:
-        """(name, value) of what the machines use; of several the mean, and the range where they differ much."""
+        """(name, value) of the machines' use; for several the mean, and the range if they differ much."""
         return shown(list(self.machines.values()))
 
     def summary(self, now: datetime.datetime) -> str:
-        """One line: status, step, loss, rate, what is left, dollars."""
+        """One line: status, step, loss, rate, time left, dollars."""
         parts = [f"{self.status} {spell(self.elapsed_s(now))}"]
         parts += [f"{name} {value}" for name, value in self.numbers()]
         cost = self.cost(now)

@@ -1,7 +1,7 @@
-"""Readings of a job's log through FilterLogEvents: all its hosts in one call, every event once, however late.
+"""Read a job's log through FilterLogEvents: all hosts in one call, every event once, however late.
 
-A token of GetLogEvents names a place, so what arrives behind it is never seen, and 64 hosts are 64 calls where the
-account has 5 to 25 a second. Here every reading goes back some way by time, and what was seen before is left out.
+A token of GetLogEvents is a position, so events that arrive late are never seen, and 64 hosts take 64 calls although
+the account has 5 to 25 a second. Here every reading goes back some time, and known events are skipped.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class LogReading:
     target: JobPlace
     job_name: str
     host: str | None
-    """Only this host (`algo-2`)."""
+    """Read only this host (`algo-2`)."""
     patience: Patience
     seen: SeenEvents = field(default_factory=SeenEvents)
     lateness: float = 0.0
     """Longest time so far between an event and its arrival in CloudWatch, in seconds."""
     remember_s: float | None = None
-    """Keys of events so much older than the newest are dropped."""
+    """Keys of events that are older than the newest by more than this are dropped."""
 
     def new(self, start: int, pattern: str | None = None) -> Iterator[list[tuple[Line, int]]]:
-        """Pages of lines not given before, from a timestamp (ms) on, each with its key; ordered by time."""
+        """Pages of new lines from a timestamp (ms) on, each line with its key; ordered by time."""
         token: str | None = None
         ordinals = Ordinals()
         while True:
@@ -62,7 +62,7 @@ class LogReading:
 def pages(
     target: JobPlace, job_name: str, host: str | None, start: int, pattern: str | None = None
 ) -> Iterator[list[Line]]:
-    """Every line so far from a timestamp (ms) on, in the order of time, page by page."""
+    """All lines so far from a timestamp (ms) on, in the order of time, page by page."""
     reading = LogReading(target, job_name, host, impatient(target.name), remember_s=60.0)
     for page in reading.new(start, pattern):
         yield [line for line, _ in page]

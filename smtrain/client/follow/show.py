@@ -1,4 +1,4 @@
-"""`job.follow()`: a live panel on a terminal, plain lines anywhere else, and a way out that leaves the job running."""
+"""Show a job that is followed: a live panel on a terminal, else plain lines; Ctrl-C leaves the job running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from smtrain.client.backends.sagemaker.calls import EXPIRED, REFRESH, expired
 from smtrain.client.follow import notebook
 from smtrain.client.follow.cursor import Cursor
-from smtrain.client.follow.follower import Change, Event, Follower, Told
+from smtrain.client.follow.follower import Change, Described, Event, Follower
 from smtrain.client.follow.progress import Progress
 from smtrain.client.follow.tracked import Feeding, feeding
 from smtrain.core import text
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
 ON_SCREEN = (print, text.say)
-"""Whoever shows sentences by these has this process's own screen, which the panel may take."""
+"""Functions that write to this process's own screen, on which a panel may be drawn."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is followed, and how it is shown."""
+    """Options of a follow: the lines to show, and how."""
 
     host: str | None = None
     grep: str | None = None
@@ -48,22 +48,22 @@ class View:
     panel: bool | None = None
     """None: on a terminal and in a notebook."""
     every: float | None = None
-    """Seconds between summary lines where there is no panel; None: 30 on AWS, none locally."""
+    """Seconds between summary lines without a panel; None: 30 on AWS, none locally."""
     lines: bool = True
     """False: without a panel only status changes and summaries."""
     keep: bool = True
-    """False: the panel gives way to one line when the job has ended."""
+    """False: the panel is replaced by one line when the job has ended."""
 
 
 def milliseconds(since: datetime.datetime | float | None) -> int | None:
-    """A moment, or seconds back from now, as a timestamp of the log."""
+    """A time, or seconds back from now, as a log timestamp."""
     if since is None:
         return None
     return int((since.timestamp() if isinstance(since, datetime.datetime) else time.time() - since) * 1000)
 
 
 def follow(job: Job, view: View, say: Say = text.say) -> bool:
-    """Show a job until it has ended: True; False where Ctrl-C left it running."""
+    """Show a job until it has ended: True; False if Ctrl-C left it running."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     cursor = Cursor.path(job.target, job.name, view.host)
@@ -79,7 +79,7 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
     show = draw(progress, view.keep) if panel else nullcontext(_plain(progress, view, job.target.name, say))
     wanted = re.compile(view.grep) if view.grep else None
     if say in ON_SCREEN and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe wants a line when it comes
+        sys.stdout.reconfigure(line_buffering=True)  # a reader of a pipe wants each line at once
     fed: Feeding | None = None
     whole = (view.host, view.since, view.tail, view.resume) == (None, None, None, False)
     with interrupts() as interrupt, ExitStack() as open_:
@@ -87,20 +87,20 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
             with show as take, closing(follower.events()) as events:
                 for event in events:
                     progress.take(event)
-                    if isinstance(event, Told) and fed is None:
+                    if isinstance(event, Described) and fed is None:
                         job.note(event.job)
                         fed = open_.enter_context(feeding(job, event.job, say, whole=whole))
                     if fed is not None and isinstance(event, Line):
                         fed.take(event)
-                    if isinstance(event, Told):
+                    if isinstance(event, Described):
                         job.note(event.job)
                     if not isinstance(event, Line):
                         take(event)
                     elif not wanted or wanted.search(event.text):
-                        if not event.text.startswith(MACHINE):  # the panel has its numbers
+                        if not event.text.startswith(MACHINE):  # the panel shows its numbers
                             progress.lines.append(event)
                         take(event)
-                    interrupt.heed()  # this event has been shown, and no other has been taken
+                    interrupt.heed()  # between two events: this one was shown, and the next is not taken yet
         except KeyboardInterrupt:
             follower.save()
             say(f"\nleft {job.name} running\n{_ways(job)}")
@@ -108,7 +108,7 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
         except (ClientError, BotoCoreError) as error:
             if not expired(error):
                 raise
-            raise JobError(f"{EXPIRED}; the job goes on; {REFRESH}, then\n{_ways(job)}") from None
+            raise JobError(f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}") from None
     now = datetime.datetime.now(datetime.timezone.utc)
     if not (panel and view.keep):
         say(f"-- {job.name}: {progress.summary(now)}")
@@ -123,7 +123,7 @@ def _ways(job: Job) -> str:
 
 
 def dump(job: Job, view: View, say: Say = text.say) -> None:
-    """Print what there is by now, page by page: the log of weeks takes no more memory than that of a minute."""
+    """Print the lines so far, page by page: the log of weeks takes no more memory than that of a minute."""
     from smtrain.client.follow.panel import written
     from smtrain.client.follow.reading import pages
 
@@ -148,12 +148,12 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
 
 
 def _draws() -> bool:
-    """Whether this is a terminal on which lines can be drawn anew; a dumb one would show nothing before the end."""
+    """True on a terminal that can redraw lines; a dumb one would show nothing before the end."""
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _of_logs(say: Say) -> Say:
-    """How a log's lines are shown: as they were written, also where they are wider than the terminal."""
+    """The function that shows log lines: unchanged, even if they are wider than the terminal."""
     return partial(text.say, whole=True) if say is text.say else say
 
 
@@ -190,5 +190,5 @@ def _panel(progress: Progress, keep: bool) -> Iterator[Callable[[Event], None]]:
         try:
             yield lambda _: None
         except KeyboardInterrupt:
-            live.transient = True  # half a panel would stay above what is said then
+            live.transient = True  # else half a panel would stay above the next message
             raise

@@ -9,7 +9,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """`values` as at most `width` bars between their smallest and largest; each bar is the mean of its share."""
+    """`values` as at most `width` bars between the smallest and the largest; each bar is the mean of its values."""
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if not finite:
         return ""

@@ -1,4 +1,4 @@
-"""TensorBoard on a run of any age: event files made from the log's steps, so that a running job needs no upload."""
+"""TensorBoard on a run of any age: event files are made from the log's steps, so a running job uploads nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY = {"local": 2.0, "aws": 15.0}  # seconds between looks at the log
 
 
 class EventFiles:
-    """Steps as TensorBoard's scalars in one folder: each step once, and what a restart does again replaces."""
+    """Steps as TensorBoard's scalars in one folder: each step once; a restart replaces the steps that it repeats."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -31,7 +31,7 @@ class EventFiles:
         self._seen: dict[int, dict[str, float]] = {}
 
     def write(self, line: Line) -> None:
-        """The numbers of a step's line, at the time of the line; any other line is passed over."""
+        """Add the numbers of a step's line, at the time of the line; other lines are skipped."""
         record = step_record(line.text)
         if record is None:
             return
@@ -65,7 +65,7 @@ class EventFiles:
             self._writer.add_event(Event(wall_time=at, step=step, summary=Summary(value=values)))
 
     def _purge(self, step: int, at: float) -> None:
-        """From here on TensorBoard forgets what it has of this step and later ones."""
+        """Make TensorBoard forget this step and later ones."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._writer.add_event(Event(wall_time=at, step=step, session_log=SessionLog(status=SessionLog.START)))
@@ -74,9 +74,9 @@ class EventFiles:
 
 
 def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
-    """The run's event files below `folder`; gives how many steps they hold. `attempts` are as `show` takes them.
+    """Write the run's event files below `folder`; returns how many steps they hold. `attempts` as in `show`.
 
-    Raises `JobError` where TensorBoard is not installed, or the run has no steps yet.
+    Raises `JobError` if TensorBoard is not installed, or if the run has no steps yet.
     """
     files = _files(folder / name)
     try:
@@ -89,10 +89,10 @@ def write(attempts: Sequence[Job], name: str, folder: Path) -> int:
 
 
 def show(attempts: Sequence[Job], name: str, folder: Path, *, port: int, host: str, say: Say) -> int:
-    """Write the run's event files below `folder`, open TensorBoard on them, and go on while it runs.
+    """Write the run's event files below `folder`, run TensorBoard on them, and update them until it ends.
 
-    `attempts` are the run's train jobs, oldest first. Returns TensorBoard's exit status. Raises `JobError` where
-    TensorBoard is not installed, or the run has no steps and none to come.
+    `attempts` are the run's train jobs, oldest first. Returns TensorBoard's exit status. Raises `JobError` if
+    TensorBoard is not installed, or if the run has no steps and will have none.
     """
     files = _files(folder / name)
     try:
@@ -122,7 +122,7 @@ def _files(folder: Path) -> EventFiles:
 
 
 def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int:
-    """Bring the files up to date until TensorBoard ends; gives its exit status."""
+    """Update the files until TensorBoard ends; returns its exit status."""
     ended = False
     while True:
         try:

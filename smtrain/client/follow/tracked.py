@@ -1,4 +1,4 @@
-"""The trackers that a job names, fed by whoever follows it: from its first step on, each step once."""
+"""Feed a job's trackers while it is followed: from its first step on, each step once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
 
 FLUSH = 30.0
-"""Seconds that the end of a follow waits for trackers."""
+"""Seconds that the end of a follow waits for the trackers."""
 
 
 class Feeding:
-    """Feeds a job's trackers. `take` costs the follower nothing; without trackers everything here does nothing."""
+    """Feeds a job's trackers without delaying the follower; does nothing for a job without trackers."""
 
     def __init__(self, job: Job, told: dict[str, Any], say: Say, whole: bool) -> None:
-        """`whole`: the follower begins with the job's first line, so nothing was before what it passes on."""
+        """`whole`: the follower begins with the job's first line, so no earlier steps are missing."""
         self._job, self._say = job, say
         self._trackers: list[Buffered] = []
         self._used: dict[str, float] = {}
@@ -54,7 +54,7 @@ class Feeding:
             self._catch_up()
 
     def take(self, line: Line) -> None:
-        """Pass on the numbers of a step's line; what hosts said of their machines since the last one goes with it."""
+        """Send the numbers of a step's line, together with the hosts' reports since the last one."""
         if not self._trackers:
             return
         if used := machine_record(line.text):
@@ -67,9 +67,9 @@ class Feeding:
                 tracker.log(TrackedStep(int(record["step"]), line.timestamp, numbers))
 
     def close(self, status: str | None) -> None:
-        """Send what a filter of the view kept away, and what is left; says what could not be sent."""
+        """Send the steps that the view filtered out, and those still buffered; report what could not be sent."""
         if self._trackers and status in ENDED:
-            with contextlib.suppress(Exception):  # the next follow reads the log again
+            with contextlib.suppress(Exception):  # the next follow reads the log again and sends them
                 self._catch_up()
         for tracker in self._trackers:
             ended = status in ENDED
@@ -90,7 +90,7 @@ class Feeding:
 
 @contextlib.contextmanager
 def feeding(job: Job, told: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
-    """Trackers for a follow; `told` is what the job was described as."""
+    """The trackers of a follow; `told` is the job's description."""
     fed = Feeding(job, told, say, whole)
     try:
         yield fed
@@ -99,15 +99,15 @@ def feeding(job: Job, told: dict[str, Any], say: Say, *, whole: bool) -> Iterato
 
 
 def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
-    """A job as trackers know it: its run, its config and where it came from."""
+    """A job in the form that trackers need: its run, its config and its origin."""
     run_uri = told["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
     tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
-    # of a job without the tag, started from Python, the folder of whoever follows it is the best guess
+    # A job that was started from Python may lack the tag; the follower's folder is the best guess then.
     if commit := commit_of(job.target.tags(told)) or committed():
-        tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow knows no changes to it
+        tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow has no field for uncommitted changes
     channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
     known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
-    # A prefix of ours is named after its content, or after the job that made it of such.
+    # A prefix of ours is named after its content, or after the job that made it.
     known |= {f"input.{name}": source["S3Uri"] for name, source in channels.items() if source and name != "config"}
     known["machines"] = json.dumps(told["ResourceConfig"].get("InstanceType", "groups")).strip('"')
     stamp = f"{told['CreationTime']:%Y%m%dT%H%M%S}"
@@ -115,7 +115,7 @@ def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
 
 
 def _config(job: Job, uri: str | None) -> dict[str, Any]:
-    """The config file that the job was given."""
+    """The job's config file."""
     if uri is None:
         return {}
     try:
@@ -126,22 +126,22 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
 
 
 def read_secret(job: Job, named: Secret) -> str:
-    """A secret by its name, with the caller's own rights. Raises `JobError` where it cannot be read."""
+    """The value of a secret, read with the caller's own rights. Raises `JobError` if it cannot be read."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    where, place = named.secret or named.ssm or "", sagemaker(job.target)
+    name, place = named.secret or named.ssm or "", sagemaker(job.target)
     try:
         if named.secret:
-            text = place.client("secretsmanager").get_secret_value(SecretId=where)["SecretString"]
+            text = place.client("secretsmanager").get_secret_value(SecretId=name)["SecretString"]
         else:
-            text = place.client("ssm").get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"]
+            text = place.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
         return str(json.loads(text)[named.key] if named.key else text).strip()
     except (ClientError, BotoCoreError, KeyError, ValueError, TypeError) as error:
-        raise JobError(f"the secret {where} could not be read ({type(error).__name__})") from None
+        raise JobError(f"the secret {name} could not be read ({type(error).__name__})") from None
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """The file, held for as long as it is open; None where another process holds it."""
+    """Lock a file for as long as it is open; None if another process has it locked."""
     held = path.open("w")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Least-privilege policies for a config: what its jobs may do, and what whoever starts them may."""
+"""Least-privilege policies for a config: for its jobs' role, and for the user who starts them."""
 
 from smtrain.client.iam.policies import policies, trust_policy_of
 

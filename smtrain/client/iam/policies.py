@@ -1,4 +1,4 @@
-"""`policies(config)`: the three documents, from the requests that the config leads to; asks nobody but STS."""
+"""`policies(config)`: the three documents, from the config's requests; only STS is asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLE_NAME = "smtrain-training"
 def trust_policy_of(
     *, tune: bool = False, endpoint: str | None = None, group: str | None = None, pipeline: str | None = None
 ) -> dict[str, Any]:
-    """The role's trust policy alone, which names no account: nothing is asked."""
+    """The role's trust policy, which names no account, so AWS is not asked."""
     return trust_policy(Beside(tune, endpoint, group, pipeline))
 
 
@@ -32,21 +32,21 @@ def policies(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Policies by `caller`, `role` and `trust`.
 
-    `compute.role` may name a role that is yet to be made: it is that of the account, for which AWS is asked; without
-    one the name is smtrain-training. With `tune` they allow `smtrain tune`, with `endpoint` an endpoint of this name
-    made of the model (`smtrain deploy`, `chat --endpoint`, `undeploy`), with `group` its registration in this model
-    package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
-    `ConfigError` as loading does, and `JobError` where the account or the region cannot be told.
+    `compute.role` may name a role that does not exist yet; its ARN is made with the account, for which AWS is asked.
+    The default name is smtrain-training. With `tune` the policies allow `smtrain tune`, with `endpoint` an endpoint of
+    this name for the model (`smtrain deploy`, `chat --endpoint`, `undeploy`), with `group` its registration in this
+    model package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
+    `ConfigError` as loading does, and `JobError` if the account or the region is unknown.
     """
     beside = Beside(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
-    where = sagemaker(target_of(config, target))
+    place = sagemaker(target_of(config, target))
     name = config.compute.role or ROLE_NAME
-    if where.name == "aws" and not name.startswith("arn:"):
-        role = f"arn:aws:iam::{where.account('give compute.role as an ARN')}:role/{name}"
+    if place.name == "aws" and not name.startswith("arn:"):
+        role = f"arn:aws:iam::{place.account('give compute.role as an ARN')}:role/{name}"
         config = config.model_copy(update={"compute": config.compute.model_copy(update={"role": role})})
-    chain = Chain(config, where, look=False)
-    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, where.name)}
+    chain = Chain(config, place, look=False)
+    requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, place.name)}
     return {
         "caller": caller_policy(chain.config, requests, beside),
         "role": role_policy(chain.config, requests, beside),

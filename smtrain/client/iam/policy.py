@@ -1,7 +1,7 @@
-"""IAM policies from a config's own requests: only the buckets, prefixes, keys and secrets that they name.
+"""IAM policies from a config's own requests: only the buckets, prefixes, keys and secrets in them.
 
-Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker guide for what the
-platform does with the role; the service authorization reference for what each action may be bound to.
+Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker guide for the
+platform's use of the role; the service authorization reference for the resources of each action.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NOTHING = Beside()
 
 
 def trust_policy(beside: Beside = NOTHING) -> dict[str, Any]:
-    """Who may take the role: SageMaker, and for an endpoint that is deleted in time the scheduler."""
+    """The services that may assume the role: SageMaker, and the scheduler for an endpoint with a time limit."""
     services = beside.services
     principal = {"Service": services[0] if len(services) == 1 else services}
     return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
 
 
 def role_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
-    """What the jobs of these requests do with their role."""
+    """The actions of these requests' jobs with their role."""
     return _policy(*(statement.to_dict() for statement in role_statements(config, requests, beside)))
 
 
 def caller_policy(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> dict[str, Any]:
-    """What whoever checks, starts, follows and stops these jobs does."""
+    """The actions of the user who checks, starts, follows and stops these jobs."""
     return _policy(*(statement.to_dict() for statement in caller_statements(config, requests, beside)))
 
 
@@ -44,7 +44,7 @@ def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
 
 
 def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
-    """The execution role's permissions. `config` is resolved: its role, region and URIs are filled in."""
+    """The execution role's permissions. `config` is resolved: it has role, region and URIs."""
     a = Arns.of(config)
     read, written = _read(config, requests), _written(config, requests)
     out = [
@@ -52,7 +52,7 @@ def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTH
         Statement(
             "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
         ),
-        # What a job deletes of its checkpoints, prepare of its parts, is deleted in S3 by the platform's sync.
+        # The platform's sync deletes in S3 what a job deletes of its checkpoints, or a prepare job of its parts.
         Statement(
             "PruneCheckpoints", ("s3:DeleteObject",),
             tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
@@ -69,7 +69,7 @@ def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTH
         ),
     ]  # fmt: skip
     if "train" in requests:
-        # whether the owner of the checkpoints has ended, where a request was sent without smtrain's own launch
+        # A request sent without smtrain's own launch asks whether the job that owns the checkpoints has ended.
         out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
     if images := _images(a, requests, serving_images(config, beside)):
         out += [
@@ -82,7 +82,7 @@ def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTH
         ]
     if config.network.subnets:
         out += [
-            # These actions are bound to interfaces that do not exist yet.
+            # These actions apply to interfaces that do not exist yet.
             Statement(
                 "AttachToVpc",
                 (
@@ -102,14 +102,14 @@ def role_statements(config: JobConfig, requests: Requests, beside: Beside = NOTH
 
 
 def caller_statements(config: JobConfig, requests: Requests, beside: Beside = NOTHING) -> list[Statement]:
-    """The permissions of whoever runs smtrain with this config."""
+    """The permissions of the user who runs smtrain with this config."""
     a = Arns.of(config)
     jobs = a.jobs(config.name)
     base = str(config.output.s3_uri).rstrip("/") + "/"
     own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
     read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
     if config.train.engine == "nxd":
-        read.append(cache_root(config))  # whether it holds the graphs is said before a job starts
+        read.append(cache_root(config))  # a launch says whether it holds the graphs
     control = ["sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob"]
     control += ["sagemaker:ListTags", "sagemaker:StopTrainingJob"]
     if config.compute.keep_alive:
@@ -149,7 +149,7 @@ def caller_statements(config: JobConfig, requests: Requests, beside: Beside = NO
 
 
 def _read(config: JobConfig, requests: Requests) -> list[str]:
-    """Prefixes that the jobs read; what lies in the run's own folders counts as those folders."""
+    """Prefixes that the jobs read; prefixes in the run's own folders are replaced by those folders."""
     base = str(config.output.s3_uri).rstrip("/") + "/"
     folders = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")] + [
         run_uri(config),
@@ -166,17 +166,17 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
 
 
 def _written(config: JobConfig, requests: Requests) -> list[str]:
-    """The run's folder, its checkpoints, and the compile cache where that is in S3."""
+    """The run's folder, its checkpoints, and the compile cache if it is in S3."""
     caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
-    root = cache_root(config)  # of every shape, or a policy would be of one config alone
+    root = cache_root(config)  # of all shapes, or a policy would only fit one config
     cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
-    owner = owner_uri(checkpoint_uri(config))  # where the checkpoints are the run's own, its folder holds it
+    owner = owner_uri(checkpoint_uri(config))  # in the run's folder if the checkpoints are the run's own
     owned = [] if owner.startswith(run_uri(config)) else [owner]
     return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
 
 
 def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
-    """ListBucket, of each bucket below the prefixes only; with `bucket_too` also HeadBucket, which names no prefix."""
+    """ListBucket of each bucket, only below the prefixes; with `bucket_too` also HeadBucket, which has no prefix."""
     test = "StringLikeIfExists" if bucket_too else "StringLike"
     by_bucket: dict[str, set[str]] = {}
     for uri in uris:
@@ -190,14 +190,14 @@ def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[
 
 
 def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statement]:
-    """Taking the run's checkpoints for a train job, by a record beside them."""
+    """Own the run's checkpoints for a train job, by a record next to them."""
     if "train" in requests:
         record = a.objects(owner_uri(checkpoint_uri(config))).removesuffix("*")
         yield Statement("OwnCheckpoints", ("s3:GetObject", "s3:PutObject"), (record,))
 
 
 def _shortest(patterns: Iterable[str]) -> list[str]:
-    """Patterns that end in a wildcard, without those that another one covers."""
+    """Patterns that end in a wildcard, without those that another pattern covers."""
     found: list[str] = []
     for pattern in sorted(set(patterns)):
         if not found or not pattern.startswith(found[-1][:-1]):

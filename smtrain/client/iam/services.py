@@ -1,8 +1,8 @@
-"""What is allowed beside jobs: a managed tracker, a tuning job, an endpoint with the schedule that deletes it, a
+"""Permissions for more than the stages: a managed tracker, a tuning job, an endpoint and its deletion schedule, a
 version in the model registry, a pipeline.
 
-Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps know one action
-alone) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
+Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps have only one
+action) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _TRACKING = (
 
 @dataclass(frozen=True)
 class Beside:
-    """What is done with a config beside running its stages."""
+    """Commands that are used with a config, in addition to running its stages."""
 
     tune: bool = False
     endpoint: str | None = None
-    """The name of an endpoint that is made of its model."""
+    """The name of an endpoint for its model."""
     group: str | None = None
-    """The model package group that its model becomes a version of."""
+    """The model package group in which its model is registered."""
     pipeline: str | None = None
     """The name of a SageMaker pipeline of its stages."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` for what cannot be a name."""
+        """Raise `ConfigError` for an invalid name."""
         for kind in ("endpoint", "group", "pipeline"):
             if (given := getattr(self, kind)) is not None:
                 names.checked(kind, given)
 
     @property
     def commands(self) -> list[str]:
-        """What all that is done by."""
+        """The commands, for messages."""
         asked = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
         return [f"`smtrain {name}`" for name, wanted in asked.items() if wanted]
 
     @property
     def services(self) -> list[str]:
-        """Who takes the role."""
+        """The services that assume the role."""
         return [SERVICE, SCHEDULER] if self.endpoint else [SERVICE]
 
 
 def tracking(config: JobConfig) -> Iterator[Statement]:
-    """Sending steps and results to the managed MLflow that the config names."""
+    """Send steps and results to the managed MLflow of the config."""
     arn = config.track.mlflow
     if arn and MLFLOW_ARN.fullmatch(arn):
         app = ":mlflow-app/" in arn
@@ -64,14 +64,14 @@ def tracking(config: JobConfig) -> Iterator[Statement]:
 
 
 def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
-    """Reading the key of Weights & Biases."""
+    """Read the key of Weights & Biases."""
     key = config.track.wandb.key if config.track.wandb else None
     if key:
         yield a.secret("ReadTrackerKey", key)
 
 
 def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """The role's: what a job sends to trackers, an endpoint's container and its deletion in time, a pipeline's jobs."""
+    """The role's permissions: trackers of a job, an endpoint's container and its deletion, a pipeline's jobs."""
     if config.track.by == "job":
         yield from tracking(config)
         yield from tracker_key(config, a)
@@ -90,7 +90,7 @@ def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statemen
 
 
 def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """The caller's, who sends results to trackers at the end, too, where jobs send the steps."""
+    """The caller's permissions; the caller sends results to trackers at the end, also if jobs send the steps."""
     yield from tracking(config)
     arn = config.track.mlflow
     if arn and MLFLOW_ARN.fullmatch(arn):
@@ -102,14 +102,14 @@ def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statem
 
 
 def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
-    """Of the caller's, what a tuning job, an endpoint, a registered version and a pipeline need."""
+    """The caller's permissions for a tuning job, an endpoint, a registered version and a pipeline."""
     if beside.tune:
         tuning = a.arn("sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}")
         made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
         more = ("ListTrainingJobsForHyperParameterTuningJob", "StopHyperParameterTuningJob")
         yield Statement("Tune", tuple(f"sagemaker:{name}" for name in (*made, *more)), (tuning,))
         trials = a.arn("sagemaker", f"training-job/{names.tunings(config.name).lower()}")
-        if trials != a.jobs(config.name):  # of a long name, which a tuning job's is cut from
+        if trials != a.jobs(config.name):  # a long name is shortened for the tuning job
             yield Statement("FollowTrials", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (trials,))
     if name := beside.endpoint:
         endpoint = a.arn("sagemaker", f"endpoint/{name.lower()}")
@@ -140,12 +140,12 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
 
 
 def _steps(a: Arns) -> str:
-    """The jobs of pipelines, whose names SageMaker makes of the execution's id."""
+    """The jobs of pipelines, which SageMaker names after the execution's ID."""
     return a.arn("sagemaker", "training-job/pipelines-*")
 
 
 def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
-    """SageMaker writes these names small in an ARN, but for some as they were given."""
+    """SageMaker lowercases these names in most ARNs, but not in all."""
     return tuple(a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name)))
 
 

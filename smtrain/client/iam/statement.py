@@ -1,4 +1,4 @@
-"""One Allow of a policy, and the ARNs that a config's own account, region and names lead to."""
+"""One Allow of a policy, and ARNs for a config's account, region and names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Statement:
     condition: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As IAM writes it."""
+        """The statement in IAM's form."""
         told = {
             "Sid": self.sid,
             "Effect": "Allow",
@@ -34,7 +34,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Arns:
-    """Of the account and region that a resolved config's jobs run in."""
+    """ARNs in the account and region of a resolved config's jobs."""
 
     partition: str
     region: str
@@ -65,7 +65,7 @@ class Arns:
         return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"
 
     def key(self, sid: str, key: str, actions: tuple[str, ...]) -> Statement:
-        """Use of a key by its ARN, id or alias; IAM binds to an alias by a condition only."""
+        """Use of a key by its ARN, ID or alias; IAM can only bind to an alias by a condition."""
         keys = self.arn("kms", "key/")
         if "alias/" in key:
             alias = key[key.index("alias/") :]
@@ -75,9 +75,9 @@ class Arns:
         return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))
 
     def secret(self, sid: str, named: Secret) -> Statement:
-        """Reading one secret, or one parameter, by its name or ARN."""
+        """Reading of one secret or parameter, by its name or ARN."""
         if named.secret:
-            # Secrets Manager puts a hyphen and six characters of its own behind the name.
+            # Secrets Manager appends a hyphen and six characters to the name.
             arn = self.arn("secretsmanager", f"secret:{named.secret}-??????")
             given = named.secret if named.secret.startswith("arn:") else arn
             return Statement(sid, ("secretsmanager:GetSecretValue",), (given,))

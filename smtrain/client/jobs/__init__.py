@@ -1,1 +1,1 @@
-"""A job that exists: its state, losses, checkpoints and files, and how jobs are listed."""
+"""Jobs that exist: their state, losses, checkpoints and files, and lists of jobs."""

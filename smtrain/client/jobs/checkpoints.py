@@ -1,4 +1,4 @@
-"""The checkpoints of a run as they lie in S3: which steps there are, and which of them are whole."""
+"""The checkpoints of a run in S3: which steps exist, and which are complete."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RECORDS = ("manifest.json", "smtrain.json")  # of engine native, and of engine 
 
 @dataclass(frozen=True)
 class Step:
-    """One step's folder in S3."""
+    """The folder of one step in S3."""
 
     uri: str
     lacking: tuple[str, ...]
-    """Files that are missing or of another size than the manifest says; the manifest itself where it is missing."""
+    """Files that are missing, or of another size than in the manifest; the manifest itself if it is missing."""
 
     @property
     def name(self) -> str:
@@ -27,14 +27,14 @@ class Step:
 
     @property
     def whole(self) -> bool:
-        """Its manifest is there, and so is every file that the manifest names, with its size."""
+        """True if the manifest exists, and every file in it, with its size."""
         return not self.lacking
 
 
 def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step]:
-    """The steps of one line below a run's checkpoint prefix, oldest first: a job's line, else the run's newest.
+    """The steps of one lineage below a run's checkpoint prefix, oldest first: that of `job`, else the run's newest.
 
-    Raises `JobError` where the prefix may not be listed.
+    Raises `JobError` if the prefix may not be listed.
     """
     uri = uri.rstrip("/") + "/"
     _, prefix = split_uri(uri)
@@ -57,6 +57,6 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
 
 
 def _files(record: bytes) -> dict[str, Any]:
-    """The files that a record names: their sizes, or mappings that hold it."""
+    """The files in a record, with their sizes, or mappings that hold the size."""
     found: dict[str, Any] = json.loads(record)["files"]
     return found

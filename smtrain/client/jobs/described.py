@@ -1,4 +1,4 @@
-"""What is known of a job: its description by the place where it runs, as it was when last asked."""
+"""The description of a job by its backend, as of the last request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's T
 
 @public_class
 class DescribedJob:
-    """A job by name, and what DescribeTrainingJob says of it. `Job` is what users hold."""
+    """A job by name, with DescribeTrainingJob's answers. Users work with `Job`, its subclass."""
 
     def __init__(self, name: str, target: TargetName | JobPlace | None = None) -> None:
-        """A name or an ARN. Without `target` the job is looked for as `smtrain.client.backends.sagemaker.attach` says:
-        here, else on AWS."""
+        """A name or an ARN. Without `target` the job is looked up as `client.backends.choose.place_of` describes."""
         self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
         if not _NAME.fullmatch(self.name):
             raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
@@ -29,7 +28,7 @@ class DescribedJob:
         """Its status when last described; None before that."""
         self.summary: dict[str, Any] = {}
         self.shown_in: int | None = None
-        """The notebook's cell that has the job's panel."""
+        """The notebook cell that shows the job's panel."""
 
     @property
     def known_done(self) -> bool:
@@ -42,13 +41,13 @@ class DescribedJob:
         return self.known_status is not None and self.known_status not in ENDED
 
     def describe(self) -> dict[str, Any]:
-        """DescribeTrainingJob's answer; raises `JobError` where there is no such job."""
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         from smtrain.client.backends.sagemaker.retry import impatient
 
         return self.note(self.target.describe(self.name, impatient(self.target.name)))
 
     def look(self) -> dict[str, Any]:
-        """`describe` for whoever waits: outlasts a network that is away for as long as a follow does."""
+        """`describe` for waiting: retries for as long as a follow does if the network is away."""
         from smtrain.client.backends.sagemaker.retry import Patience
         from smtrain.client.follow.follower import PACES
 
@@ -67,25 +66,25 @@ class DescribedJob:
 
     @property
     def hosts(self) -> int:
-        """How many instances it has."""
+        """The number of its instances."""
         from smtrain.core.protocol.requests import groups_of
 
         return sum(count for _, count in groups_of(self.describe()))
 
     @property
     def began(self) -> int:
-        """No line of it is older: its creation in ms since 1970, less a minute for hosts whose clocks differ."""
+        """Earliest time of its lines: its creation in ms since 1970, minus a minute for hosts whose clocks differ."""
         return int(self.describe()["CreationTime"].timestamp() * 1000) - 60_000
 
     @property
     def failure(self) -> str | None:
-        """What SageMaker says went wrong."""
+        """SageMaker's reason for the failure."""
         reason: str | None = self.describe().get("FailureReason")
         return reason
 
     @property
     def output(self) -> str:
-        """s3:// prefix of what the job left in /opt/ml/model."""
+        """s3:// prefix of the job's /opt/ml/model."""
         told = self.describe()
         artifacts = told.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         base = told["OutputDataConfig"]["S3OutputPath"].rstrip("/")
@@ -93,16 +92,15 @@ class DescribedJob:
 
     @property
     def checkpoints(self) -> list[str]:
-        """s3:// prefixes of the whole checkpoints of the job's line, oldest first: its own, and those it went on from.
+        """s3:// prefixes of the complete checkpoints of the job's lineage, oldest first, with those it resumed from.
 
-        Of a job that has not begun to write, those of its run's newest line.
-
-        Whole means: its manifest is there, and so is every file that the manifest names, with its size.
+        For a job that has not begun to write: those of its run's newest lineage. A checkpoint is complete if its
+        manifest exists, and every file in the manifest, with its size.
         """
         return self.saved(self.describe())
 
     def saved(self, told: dict[str, Any]) -> list[str]:
-        """`checkpoints` of a job that was described already. Parts that a prepare job keeps are none."""
+        """`checkpoints` from a description; the intermediate parts of a prepare job do not count."""
         checkpointing = told.get("CheckpointConfig")
         if not checkpointing:
             return []

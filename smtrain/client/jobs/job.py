@@ -1,4 +1,4 @@
-"""A job in hand: its lines, its losses, its cost, its files, and how to stop it. Its state is in described.py."""
+"""A job: its lines, losses, cost and files, and how to stop it. Its state is in described.py."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @public_class
 class Job(DescribedJob):
-    """A training job of a target, by name; attaches from anywhere.
+    """A training job of a target, by name, attached from any machine.
 
     Args:
         name: Its name or ARN.
-        target: `local`, `aws` or `slurm`. Default: where a job of that name is, first here, then on AWS.
+            target: `local`, `aws` or `slurm`. Default: the one that has a job of that name, first here, then on AWS.
 
     Raises:
         JobError: The name cannot be one, or there is no such job.
@@ -50,7 +50,7 @@ class Job(DescribedJob):
 
     @classmethod
     def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
-        """From a row of ListTrainingJobs, without another call."""
+        """From a row of ListTrainingJobs, without another request."""
         job = cls(row["TrainingJobName"], target)
         job.known_status, job.summary = row["TrainingJobStatus"], row
         return job
@@ -58,9 +58,9 @@ class Job(DescribedJob):
     def __repr__(self) -> str:
         return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
 
-    # ---- what it says
+    # ---- its lines
     def lines(self, host: str | None = None) -> list[Line]:
-        """Every line so far, of one host or of all."""
+        """All lines so far, of one host or of all hosts."""
         return self._read(host)
 
     def _read(self, host: str | None = None, pattern: str | None = None) -> list[Line]:
@@ -78,7 +78,7 @@ class Job(DescribedJob):
         """The loss of every logged step, in order."""
         return [record["loss"] for record in self.records if "loss" in record]
 
-    # ---- what one does with it
+    # ---- stop, follow, wait
     def stop(self) -> None:
         """Ask it to stop; it may save a checkpoint first (120 s). An ended job is left as it is."""
         if self.status not in ENDED:
@@ -87,7 +87,7 @@ class Job(DescribedJob):
     def events(
         self, *, host: str | None = None, grep: str | None = None, poll: float | None = None
     ) -> Iterator[Line | str]:
-        """Lines as they come, and secondary statuses as they change, until the job has ended."""
+        """Lines and changes of the secondary status as they come, until the job has ended."""
         from smtrain.client.follow.follower import Change, Follower
 
         wanted = re.compile(grep) if grep else None
@@ -104,15 +104,15 @@ class Job(DescribedJob):
     ) -> Job:  # fmt: skip
         """Show the job until it ends: a live panel on a terminal, else lines, status changes and summaries.
 
-        Ctrl-C leaves the job running and says how to come back. Why a job failed is shown at the end.
+        Ctrl-C leaves the job running and says how to come back. The reason of a failure is shown at the end.
 
         Args:
-            host: Lines of this host alone, such as `algo-1`.
-            grep: Lines in which this regular expression is found alone.
-            since: Begin with lines from this moment on, or from so many seconds back.
+            host: Only lines of this host, such as `algo-1`.
+            grep: Only lines that contain a match of this regular expression.
+            since: Begin with lines from this time on, or from so many seconds ago.
             tail: Begin with the last so many lines.
-            resume: Begin where the last follow was left.
-            panel: False: lines on a terminal too. True: a panel where there is none.
+            resume: Resume the last follow.
+            panel: False: plain lines on a terminal too. True: a panel even without a terminal.
             every: Seconds between summaries.
             lines: False: no lines of the log.
             say: Called with each line.
@@ -131,7 +131,7 @@ class Job(DescribedJob):
         return self
 
     def explain(self) -> Explanation:
-        """How it ended and why: the first failing host and rank with its own words, and what helps. `print` it."""
+        """Explain its end: the first failing host and rank with its traceback, and the remedy. `print` the result."""
         from smtrain.client.follow.failure import NO_FAILURE, explain
         from smtrain.client.follow.reading import last_lines
 
@@ -140,7 +140,7 @@ class Job(DescribedJob):
         return explain(self.name, told, [] if ended_well else last_lines(self.target, self.name))
 
     def wait(self) -> Job:
-        """Return when the job has ended well; raises `JobError` with the reason where it has not."""
+        """Wait until the job has completed. Raises `JobError` with the reason if it ends otherwise."""
         from smtrain.client.follow.follower import PACES
 
         while self.look()["TrainingJobStatus"] not in ENDED:
@@ -164,19 +164,19 @@ class Job(DescribedJob):
         return frame(self.records)
 
     def plot(self) -> Figure:
-        """Loss and gradient norm by step as a matplotlib Figure, which a notebook shows."""
+        """Loss and gradient norm by step as a matplotlib Figure for a notebook."""
         from smtrain.client.follow.curve import draw
 
         return draw(self.records, self.name)
 
     def cost(self) -> Spent:
-        """Dollars so far, or at the end as billed: `smtrain.client.follow.money`."""
+        """Dollars so far, or as billed at the end: `smtrain.client.follow.money`."""
         from smtrain.client.follow.money import cost_of
 
         return cost_of(self.describe(), region=self.target.region_name(), local=self.target.name == "local")
 
     def _ipython_display_(self) -> None:
-        """Nothing more below the panel of the same cell, whose last line returns the job."""
+        """Show nothing if the cell that returns the job already has its panel."""
         from smtrain.client.follow.notebook import cell
 
         if self.shown_in is None or self.shown_in != cell():
@@ -188,12 +188,12 @@ class Job(DescribedJob):
 
         try:
             return card(self)
-        except Exception as error:  # a notebook shows a value, whatever AWS says to it
+        except Exception as error:  # a notebook must show a value, even if AWS fails
             return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
 
-    # ---- what it left
+    # ---- its results
     def read(self, name: str) -> bytes:
-        """One file of what the job left in /opt/ml/model; raises `JobError` where it did not."""
+        """One file of the job's /opt/ml/model. Raises `JobError` if it does not exist."""
         output = self.output
         try:
             return self.target.read(output + name)
@@ -201,20 +201,19 @@ class Job(DescribedJob):
             raise JobError(f"{self.name} left no {name} in {output}") from None
 
     def download(self, folder: str | Path, what: What = "model", *, overwrite: bool = False) -> Path:
-        """Copy what the job left into `folder`. Files that are there and the same are left.
+        """Copy the job's results into `folder`. Existing files with the same content are kept.
 
         Args:
-            folder: Where to; made where it is not there.
-            what: `model` is what it left in /opt/ml/model, `checkpoints` its whole checkpoints, a folder a step,
-                `metrics` what it left in /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all`
-                makes a folder of each.
+            folder: The destination; it is made if it does not exist.
+            what: `model` is its /opt/ml/model, `checkpoints` its complete checkpoints, a folder a step, `metrics` its
+                /opt/ml/output/data (metrics.jsonl, TensorBoard's files, reports); `all` makes a folder for each kind.
             overwrite: Replace other files of the folder.
 
         Returns:
             The folder.
 
         Raises:
-            JobError: The job has left nothing of that kind, or, before anything is written, other files would be
-                replaced and `overwrite` is not set.
+            JobError: The job has left nothing of that kind, or it would replace other files without `overwrite`;
+                nothing is written then.
         """
         return fetch(self, folder, what, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""The jobs of a target, of a run, of a stage."""
+"""List the jobs of a target, a run or a stage."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 
 
 def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
-    """The jobs of one stage of one run, newest first; a run `b` has none of those of `a-b` or of `b-train-c`."""
+    """The jobs of one stage of one run, newest first; run `b` does not include those of `a-b` or of `b-train-c`."""
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
     found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
     return [job for job in found if name.fullmatch(job.name)]
 
 
 def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
-    """Those of the jobs that are attempts at one stage: `base`, `base-2`, `base-3`..."""
+    """The attempts at one stage among the jobs: `base`, `base-2`, `base-3`..."""
     return [job for job in jobs if job.name == base or job.name.removeprefix(f"{base}-").isdigit()]
 
 
 def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = ()) -> Job:
-    """The job of this name or ARN; of a run of this name the job that runs, else its newest.
+    """The job of this name or ARN; for the name of a run its running job, else its newest.
 
-    `stages` are those whose jobs are taken before others, the best first. Raises `JobError` if the name cannot be one.
+    Jobs of `stages` come first, in this order. Raises `JobError` if the name cannot be one.
     """
     job = Job(name, target)
     if stage_of(job.name):
@@ -51,7 +51,7 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
 def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:
     """The run of this name, or of a job of this name, and its train jobs, oldest first. Raises `JobError` without any.
 
-    A job that is not one of a run of ours stands for itself.
+    A job that does not belong to a run of ours is its own run.
     """
     job, place = place_of(name, target)
     ours = stage_of(job)

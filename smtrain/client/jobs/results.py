@@ -1,4 +1,4 @@
-"""What a job leaves in S3: a model, checkpoints, and what it measured; where each lies, and how to copy it."""
+"""A job's results in S3 (model, checkpoints, metrics): find and copy them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _HELD = {
 
 @dataclass(frozen=True)
 class ResultPart:
-    """One S3 prefix (or one archive) of what a job left, and the folder that it goes to, relative to the chosen one."""
+    """One S3 prefix (or one archive) of a job's results, and its folder relative to the chosen one."""
 
     uri: str
     folder: str = ""
 
 
 def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[ResultPart]:
-    """Where that kind of result lies, as far as it is there. `told` is what the job was last described as."""
+    """The existing results of one kind. `told` is the job's last description."""
     told = told or job.describe()
     if what == "all":
         return [ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
@@ -44,10 +44,10 @@ def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[Resu
 
 
 def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) -> Path:
-    """Copy one kind of result into `folder`; `all` makes a folder of each kind in it.
+    """Copy one kind of result into `folder`; `all` makes a folder for each kind.
 
-    Checkpoints are copied whole, one folder a step. Raises `JobError` where the job left nothing of that kind, or,
-    unless `overwrite`, where other files would be replaced.
+    Checkpoints are copied completely, one folder a step. Raises `JobError` if the job left nothing of that kind, or if,
+    without `overwrite`, other files would be replaced.
     """
     if not str(folder):
         raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
@@ -62,7 +62,7 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
 
 
 def exported(job: Job, told: dict[str, Any]) -> str | None:
-    """The name of the job that exported what an ended train job had trained; None if there is none yet."""
+    """The name of the job that exported the model of an ended train job; None if it was not exported yet."""
     ours, ended = stage_of(job.name), told.get("TrainingEndTime")
     if ours is None or ours[1] != "train" or ended is None:
         return None

@@ -1,4 +1,4 @@
-"""Warm pools: machines that SageMaker keeps after a job for the next one that asks for the same."""
+"""Warm pools: machines that SageMaker keeps after a job for the next job with the same machines."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ class Pool:
     """Machines kept after a job."""
 
     job: str
-    """The job that left them, and gives the pool its name."""
+    """The job that left them; the pool has its name."""
     instance_type: str
     instance_count: int
     kept_s: float
     """Seconds it has been kept so far; billed like training."""
     until: datetime
-    """It ends then unless a job reuses it: the job's end plus its KeepAlivePeriodInSeconds."""
+    """The pool's end unless a job reuses it: the job's end plus its KeepAlivePeriodInSeconds."""
     dollars_per_hour: float | None
-    """Of all its instances at the instance's on-demand price, None where no price is known."""
+    """For all its instances at the on-demand price; None if no price is known."""
     request: Mapping[str, Any]
-    """What Describe tells of the job: the fields that a job must have in common with it."""
+    """The job's description, with the fields that a job must have in common to reuse the pool."""
 
     @property
     def dollars(self) -> float | None:
-        """What it has cost so far."""
+        """Its cost so far."""
         return None if self.dollars_per_hour is None else self.dollars_per_hour * self.kept_s / 3600
 
 
 def available(target: Target) -> list[Pool]:
-    """The warm pools of the account and region that a job could reuse now, the one kept longest first."""
+    """The warm pools of the account and region that a job could reuse now, the oldest first."""
     from smtrain.client.planner.cost import Prices, own_prices
 
     prices = Prices(own_prices())
@@ -64,7 +64,7 @@ def available(target: Target) -> list[Pool]:
 
 
 def release(target: Target, job: str) -> None:
-    """End the warm pool that a job left. Raises `JobError` where there is none any more."""
+    """End the warm pool of a job. Raises `JobError` if it has none any more."""
     from botocore.exceptions import ClientError
 
     from smtrain.client.jobs.job import Job
@@ -81,7 +81,7 @@ def release(target: Target, job: str) -> None:
 def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:
     """Say which warm pool a request will get, or the first field that keeps it from the nearest one.
 
-    With `wait`, wait so many seconds for the pool of a job that still runs on machines that match.
+    With `wait`, wait so many seconds for the pool of a running job with matching machines.
     """
     deadline = time.monotonic() + wait
     while True:
@@ -112,7 +112,7 @@ def _await_end(target: Target, job: str, deadline: float) -> None:
 
 
 def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
-    """What Describe tells of every job whose pool has this status."""
+    """The description of every job whose pool has this status."""
     pages = target.sagemaker.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=status, PaginationConfig={"PageSize": 100}
     )

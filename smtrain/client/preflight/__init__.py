@@ -1,4 +1,4 @@
-"""What is looked at before a job is paid for: every fault in one pass, each with its remedy."""
+"""Checks before a job is paid for: all faults in one pass, each with its remedy."""
 
 from smtrain.client.preflight.checks import check
 from smtrain.client.preflight.findings import Finding, Level, Report

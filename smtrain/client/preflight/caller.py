@@ -1,4 +1,4 @@
-"""What `smtrain tune` and `smtrain deploy` need the caller to be allowed, by IAM's simulator."""
+"""Check by IAM's simulator that the caller may use `smtrain tune` and `smtrain deploy`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SESSION = re.compile(r"arn:[^:]+:sts::\d+:assumed-role/([^/]+)/.*")
 
 
 def caller(context: Context) -> Iterator[Finding]:
-    """Nothing where none of it was asked about: launching says by itself what it may not."""
+    """Only if one of these commands was named: a launch reports missing rights itself."""
     beside = context.beside
     if not context.on_aws or not beside.commands:
         return
     who = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
     if session := _SESSION.fullmatch(who):
-        try:  # a session does not tell the path of its role, and those of the Identity Center have one
+        try:  # a session does not contain the path of its role, and roles of the Identity Center have one
             who = str(context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])["Role"]["Arn"])
         except Absent:
             raise Unread(f"IAM knows no role {session[1]}, which you are") from None

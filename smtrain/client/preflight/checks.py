@@ -1,4 +1,4 @@
-"""`check(config)`: all checks in one pass, side by side; and what `launch` and `run` do with it."""
+"""`check(config)`: all checks in one pass, in parallel; and the checks of `launch` and `run`."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from smtrain.core.text import Say
 from smtrain.stages import stages_of
 
 NOBODY = "arn:aws:iam::000000000000:role/none"
-# What stands in for a setting that is lacking or wrong, and the checks that cannot be made then.
+# Stand-ins for settings that are missing or wrong, and the checks that cannot be made with them.
 _STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
     "compute.role": (NOBODY, ("role", "permissions", "caller")),
     "compute.region": ("us-east-1", ("quotas", "image", "price", "tracker")),
     "compute.image": ("000000000000.dkr.ecr.us-east-1.amazonaws.com/none:none", ("image",)),
     "output.s3_uri": ("s3://smtrain-check-nowhere/smtrain", ("buckets", "resume", "permissions")),
 }
-# In the order in which they are shown.
+# In the order of display.
 CHECKS: dict[str, Check] = {
     "limits": limits.limits,
     "role": role.role,
@@ -76,9 +76,9 @@ CHECKS: dict[str, Check] = {
     "price": cost.price,
 }
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
-"""The checks among these that a run of this machine does not depend on."""
+"""Checks that do not concern a run on this machine."""
 _ON_CLUSTERS = ("text", "tasks", "memory")
-"""Of these, what is the same on a Slurm cluster; what its head node tells is in `cluster`."""
+"""Checks that also apply to a Slurm cluster; `cluster` has those of its head node."""
 
 
 @public
@@ -87,23 +87,23 @@ def check(
     group: str | None = None, pipeline: str | None = None, target: TargetName | None = None, set_: Sequence[str] = (),
     **sections: Any,
 ) -> Report:  # fmt: skip
-    """Look at everything that can stop a run, or make it pay for nothing, before it starts; changes nothing.
+    """Find everything that can stop a run, or make it a waste of money, before it starts; changes nothing.
 
-    What may not be read is a warning. A config that cannot be loaded is a report too, with every fault in it.
+    Things that may not be read are warnings. If the config cannot be loaded, the report has all of its faults.
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        stage: The one stage to look at. Default: all that the config has.
-        tune: Look also at what `smtrain tune` needs on AWS.
-        endpoint: Look also at what an endpoint of this name needs on AWS.
-        group: Look also at what registering a version in this model package group needs.
-        pipeline: Look also at what a SageMaker pipeline of this name needs.
-        target: `local`, `aws` or `slurm`, in place of the config's `target`.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
-        **sections: The config's sections as mappings, merged into what `source` says.
+        stage: The only stage to check. Default: all stages of the config.
+        tune: Also check what `smtrain tune` needs on AWS.
+        endpoint: Also check what an endpoint of this name needs on AWS.
+        group: Also check what registering a version in this model package group needs.
+        pipeline: Also check what a SageMaker pipeline of this name needs.
+        target: `local`, `aws` or `slurm`, instead of the config's `target`.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and `sections`.
+        **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
-        One finding for each thing that was looked at; `ok` is False if any is a fault.
+        One finding for each thing that was checked; `ok` is False if any is a fault.
 
     Raises:
         JobError: The target cannot be reached.
@@ -127,7 +127,7 @@ def check(
 
 
 def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], beside: Beside) -> Report:
-    """All that can be looked at. What the target cannot do without is told, and something stands in for it."""
+    """Make all checks; if a required setting is missing, report it and use a stand-in."""
     told: list[Finding] = []
     without: set[str] = set()
     while True:
@@ -156,17 +156,17 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
     except ConfigError as error:
         return Report(_of_config(error))
     context = Context(chain, stages)
-    # A machine that the planner does not know has no plan: nothing to tell of nodes of one's own.
+    # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
     found = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
     nodes = cluster.look(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *found))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
-    """The key that a fault asks for and something else can stand in for; None where that would not help."""
+    """The key whose fault is the only one, if a stand-in helps; else None."""
     if len(faults) != 1:
         return None
-    # A region that is named, but whose registry is not known: it is the image that is lacking.
+    # A region is set, but its registry is not known: the missing setting is the image.
     key = "compute.image" if "registry is known" in faults[0] else faults[0].partition(":")[0]
     section, _, field = key.partition(".")
     if key not in _STAND_INS or getattr(getattr(config, section), field) == _STAND_INS[key][0]:
@@ -179,12 +179,12 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
 
 
 def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), beside: Beside | None = None) -> Report:
-    """Every check of these stages but those named in `without`."""
-    # Threads that import it at once may lock each other out (importlib's _DeadlockError): botocore imports in circles.
+    """All checks of these stages except those in `without`."""
+    # Imported before the threads start: botocore's circular imports can deadlock them (importlib's _DeadlockError).
     import boto3  # noqa: F401
 
     context = Context(chain, stages, beside or Beside())
-    context.requests, context.plan  # noqa: B018 - made once, before the threads share them
+    context.requests, context.plan  # noqa: B018 - computed before the threads share them
     skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
     chosen = [name for name in CHECKS if name not in skipped]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
@@ -198,8 +198,8 @@ def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), bes
 def _unreached(
     names: Sequence[str], found: Sequence[Sequence[Finding | Unread]], *, together: bool
 ) -> Iterator[Finding]:
-    """One finding for each service that did not answer, with all the checks that it kept from looking; `together`: one
-    for all of them, as none answered. The same for a plan that there is not."""
+    """One finding for each service that did not answer, with all the checks that need it, or (`together`) one for all
+    services, if none answered. The same for a missing plan."""
     kept: dict[tuple[str, str, str], list[str]] = {}
     for name, some in zip(names, found, strict=True):
         for why in some:
@@ -214,10 +214,10 @@ def _unreached(
 
 
 def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """What `launch` and `run` do before they upload anything: say what is doubtful, refuse what cannot work.
+    """Check a run before `launch` and `run` upload anything: show warnings, and raise `JobError` with all faults.
 
-    Here that is whether this machine holds the processes, and has the image of containers. Raises `JobError` with every
-    fault. The price is not looked at: the command line has asked about it.
+    A local run is only checked against this machine and the image of its containers. The price is left out, as the
+    command line has already asked about it.
     """
     if chain.target.queues:
         report = Report(tuple(cluster.look(chain, stages)))

@@ -1,4 +1,4 @@
-"""A Slurm cluster before anything is submitted: what the head node tells within seconds. Changes nothing."""
+"""Check a Slurm cluster before anything is submitted, by asking the head node for some seconds; changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their stat
 
 
 def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
-    """Every check; those that a check before them makes useless are left out. `probe`: ask the nodes too."""
+    """All checks, without those that an earlier fault makes useless. `probe`: also ask the nodes."""
     place = cluster(chain.target)
     try:
         version = place.head.run("sinfo", "--version").decode().strip()
@@ -34,7 +34,7 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
         found += _account(place, stages)
     found = [*_shared(place), *_inputs(chain, place), *found]
     yield from found
-    if probe and not any(finding.level == "fault" for finding in found):  # else no node would start, or see it
+    if probe and not any(finding.level == "fault" for finding in found):  # after a fault no node would start
         yield from asked_nodes(chain.config, place, inputs_in_place(chain))
 
 
@@ -68,7 +68,7 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
 
 
 def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
-    """Whether what lies on the cluster is there."""
+    """Check that inputs on the cluster exist."""
     paths = inputs_in_place(chain)
     if not paths:
         return
@@ -77,11 +77,11 @@ def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
     for path in told.splitlines():
         yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
     if not told:
-        yield Finding("inputs", "ok", f"{', '.join(paths)}: used where they lie")
+        yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
 
 
 def inputs_in_place(chain: Chain) -> list[str]:
-    """The paths that a run reads where they lie: those that it copies first are not there yet."""
+    """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
     config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
     held_out = config.train.validation.path if config.train.validation else None
     given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
@@ -108,7 +108,7 @@ def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Ite
 
 
 def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> Iterator[Finding]:
-    """One partition, by sinfo's rows: a row for every state that nodes of it are in."""
+    """One partition, from sinfo's rows: one for each state that its nodes are in."""
     wanted = -(-int(chain.config.cluster.time or chain.config.compute.max_run) // 60)
     limit = minutes_of(rows[0][2])
     there = sum(int(row[3]) for row in rows)
@@ -130,7 +130,7 @@ def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> 
 
 
 def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
-    """Ask sbatch about the options of the stages, as their scripts have them; nothing is submitted."""
+    """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
     section = place.section
     kinds = dict.fromkeys(tuple(asked_for(stage, section)) for stage in stages)
     for options in kinds:
@@ -144,7 +144,7 @@ def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
 
 
 def minutes_of(limit: str) -> int | None:
-    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and what is not a time."""
+    """Slurm's D-HH:MM:SS, HH:MM:SS or MM:SS in whole minutes; None for infinite and anything that is not a time."""
     days, _, rest = limit.rpartition("-")
     try:
         parts = [int(part) for part in rest.split(":")]

@@ -1,4 +1,4 @@
-"""What every check looks at: the resolved config, the requests it leads to, its plan, and AWS - read, never written."""
+"""The context of all checks: the resolved config, its requests and plan, and read-only access to AWS."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Check = Callable[["Context"], Iterator[Finding]]
 REACH = "log in (`aws configure` or `aws sso login`), and see that this machine reaches AWS"
-# Codes by which AWS services say that the caller may not; S3's HEAD requests have no body and give the bare status.
+# Error codes of AWS services for a missing right; S3's HEAD requests have no body, only the status.
 DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedAccess", "Forbidden", "403"}
 
 
-class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing to be told
-    """Something could not be read, so the check can tell nothing about it; the text says what and why."""
+class Unread(Exception):  # noqa: N818 - not an error of the user
+    """Something could not be read, so the check has no result; the text says what and why."""
 
     def __init__(self, text: str, remedy: str = "look yourself, or get that permission") -> None:
         super().__init__(text)
@@ -39,25 +39,25 @@ class Unread(Exception):  # noqa: N818 - no fault of anybody's: there is nothing
 
 
 class Unreached(Unread):
-    """Nobody answers, or there is nobody to ask as: said once, not by every check."""
+    """A service does not answer, or there are no credentials: reported once, not by every check."""
 
 
 class Unplanned(Unread):
-    """There is no plan: said once, with all that it would have told."""
+    """There is no plan: reported once, with all checks that need it."""
 
 
 class Absent(Exception):  # noqa: N818
-    """AWS says that there is no such thing."""
+    """AWS answers that the thing does not exist."""
 
 
 @dataclass
 class Context:
-    """One config on one target, for the stages that are about to be launched."""
+    """One config on one target, and the stages to launch."""
 
     chain: Chain
     stages: Sequence[Stage]
     beside: Beside = field(default_factory=Beside)
-    """What is done with the config beside running its stages."""
+    """Commands that are used with the config, in addition to running its stages."""
 
     def __post_init__(self) -> None:
         self._clients: dict[str, Any] = {}
@@ -75,14 +75,14 @@ class Context:
 
     @cached_property
     def requests(self) -> dict[Stage, dict[str, Any]]:
-        """The CreateTrainingJob request of each stage's first attempt; asks nobody."""
+        """The CreateTrainingJob request of each stage's first attempt; makes no network call."""
         dry = copy.copy(self.chain)
         dry.look = False
         return {stage: dry.plan(stage).request for stage in self.stages}
 
     @cached_property
     def plan(self) -> Plan | ConfigError:
-        """The planner's word, or why it has none. Of a model in S3 its config.json is read."""
+        """The plan, or the error that prevents it. For a model in S3 its config.json is read."""
         from smtrain.client.planner.plan import plan
         from smtrain.client.planner.this_machine import is_here, plan_here
 
@@ -109,14 +109,14 @@ class Context:
                 return another
 
     def client(self, service: str) -> Any:
-        """A client of the target; checks run side by side, and making clients is not safe to do so."""
+        """A client of the target. Checks run in parallel, and making clients is not thread-safe."""
         with self._lock:
             if service not in self._clients:
                 self._clients[service] = sagemaker(self.chain.target).client(service)
             return self._clients[service]
 
     def ask(self, service: str, operation: str, *, absent: Sequence[str] = (), **arguments: Any) -> dict[str, Any]:
-        """One read. Raises `Absent` for the error codes given, `Unread` where it is not allowed or not answered."""
+        """Make one read. Raises `Absent` for these error codes, `Unread` if it is not allowed or not answered."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -142,13 +142,13 @@ class Context:
         return told
 
     def unreached(self, service: str, error: Exception) -> Unreached:
-        """The answer of a service that gave none; it is not asked again, nor are others until one has answered."""
+        """Note that a service gave no answer; it is not asked again, nor are others until one has answered."""
         what, _, remedy = str(spell(error)).partition("; ")
         return self._unreached.setdefault(service, Unreached(what, remedy or REACH))
 
 
 def described_in(context: Context, path: str) -> dict[str, Any] | None:
-    """The config.json of a model's folder, here or in S3; None where it has none."""
+    """The config.json of a model folder, local or in S3; None if it has none."""
     if path.startswith("s3://"):
         return json_of(context, path, "config.json")
     file = Path(path) / "config.json"

@@ -1,4 +1,4 @@
-"""The plan against the config's limits: memory, time, spot interruptions and money."""
+"""Check the plan against the config's limits: memory, time, spot interruptions and money."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _plan(context: Context) -> Plan:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Whether a core and a host hold what the planner counts."""
+    """Whether the planner's memory fits a core and a host."""
     if "train" not in context.stages:
         return
     plan = _plan(context)
@@ -41,7 +41,7 @@ def memory(context: Context) -> Iterator[Finding]:
 
 
 def time(context: Context) -> Iterator[Finding]:
-    """Whether a checkpoint falls before the time limit, and the end too."""
+    """Whether a checkpoint, and the end of the run, come before the time limit."""
     train, limit = context.config.train, context.config.compute.max_run
     if "train" not in context.stages or not train.steps:
         return
@@ -69,7 +69,7 @@ def time(context: Context) -> Iterator[Finding]:
         yield Finding(
             "time", "warning", f"the run is expected to take {spell(plan.hours * HOUR)}, longer than "
             f"compute.max_run of {spell(limit)}",
-            "raise compute.max_run, or launch the same config again when it has stopped: it goes on where it was",
+            "raise compute.max_run, or launch the same config again after it has stopped: it resumes",
         )  # fmt: skip
     elif plan.hours * HOUR > (1 - THIN) * limit:
         yield Finding(
@@ -84,7 +84,7 @@ def time(context: Context) -> Iterator[Finding]:
 
 
 def stop(context: Context) -> Iterator[Finding]:
-    """Whether the running step and a save fit into the time that is given after a stop or an interruption."""
+    """Whether the running step and a save fit into the grace time after a stop or an interruption."""
     if "train" not in context.stages or not context.config.train.steps:
         return
     plan = _plan(context)
@@ -101,7 +101,7 @@ def stop(context: Context) -> Iterator[Finding]:
 
 
 def spot(context: Context) -> Iterator[Finding]:
-    """Whether a spot run comes to an end between its interruptions, and how many hours it is billed."""
+    """Whether a spot run finishes despite interruptions, and how many hours it is billed."""
     compute = context.config.compute
     if "train" not in context.stages or not compute.spot:
         return

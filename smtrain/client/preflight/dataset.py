@@ -1,4 +1,4 @@
-"""The model's folder and the prepared data in S3: whole, and made for one another; and text that is here."""
+"""Check the model's folder and the prepared data in S3 (complete, and matching), and local text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smtrain.core.protocol.uris import is_mounted, split_uri
 
 
 def model(context: Context) -> Iterator[Finding]:
-    """What loading the config sees of a local folder, for one in S3: a shape that fits the mesh, weights, tokenizer."""
+    """For a model in S3, the checks that loading makes of a local folder: shape, mesh, weights, tokenizer."""
     uri = context.chain.given.model.path
     if not uri.startswith("s3://"):
         return
@@ -55,7 +55,7 @@ def model(context: Context) -> Iterator[Finding]:
         faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
     if "prepare" in context.stages and (about or described.get("eos_token_id") is not None):
         about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
-        # the tokenizer itself is not fetched: a token that it names has an id of its own
+        # The tokenizer itself is not fetched: a token that it names counts as known.
         eos_id = end_of_document(about, described, lambda _: None)
         faults += [f"{uri}: {fault}" for fault in [eos_fault(eos_id, vocabulary_of(described))] if fault]
     for fault in faults:
@@ -65,7 +65,7 @@ def model(context: Context) -> Iterator[Finding]:
 
 
 def data(context: Context) -> Iterator[Finding]:
-    """`data.prepared` against the config: its format, vocabulary, sequence length, samples and files."""
+    """`data.prepared` against the config: format, vocabulary, sequence length, samples and files."""
     uri = context.config.data.prepared
     if uri is None or is_mounted(uri):
         return
@@ -105,7 +105,7 @@ def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def tasks(context: Context) -> Iterator[Finding]:
-    """Tasks of stage evaluate that are not among those of `evaluate.data`: told now, and not after the training."""
+    """Tasks of stage evaluate that `evaluate.data` lacks: reported now, not after the training."""
     asked = context.chain.given.evaluate
     if "evaluate" not in context.stages or asked.data is None or not Path(asked.data).is_dir():
         return
@@ -124,7 +124,7 @@ def tasks(context: Context) -> Iterator[Finding]:
 
 
 def names_in(context: Context, uri: str) -> set[str]:
-    """Names of the objects directly or further below a prefix, relative to it."""
+    """Names of the objects below a prefix, relative to it."""
     return set(sizes_in(context, uri))
 
 
@@ -135,7 +135,7 @@ def sizes_in(context: Context, uri: str) -> dict[str, int]:
 
 
 def text(context: Context) -> Iterator[Finding]:
-    """Text of this machine: what of it is read, and what is left out, before any of it is uploaded."""
+    """Local text: which files are read and which are skipped, before any upload."""
     if "prepare" not in context.stages:
         return
     given = context.chain.given

@@ -1,4 +1,4 @@
-"""The disks of jobs: a prepare job's tokens and the copy that outlives the machine, a train job's checkpoints."""
+"""Check the disks of jobs: a prepare job's tokens and their copy, a train job's checkpoints."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.text import span
 
-# Bytes of text a token: code and rare scripts at the one end, English under large vocabularies at the other.
+# Bytes of text per token: low for code and rare scripts, high for English under large vocabularies.
 FEW, MANY = 3.0, 5.0
-# Text to the bytes of its file, for JSON and prose.
+# Ratio of a text's size to that of its file, for JSON and prose.
 PACKED = {"gzip": 3.5, "zstd": 4.0, "bz2": 4.5, "xz": 5.0}
 PARQUET = 2.5
 COPIES = 2
-"""tokens.bin, and the parts that another machine would go on from."""
+"""tokens.bin, and the parts from which another machine resumes."""
 GB_PER_GIB = (1 << 30) / 1e9
 REST_GB = 20
 """The image's layers and logs."""
 
 
 HELD_BESIDES = 2
-"""Checkpoints on a host beyond checkpoint.keep: the one being written, and one that has not arrived in S3 yet."""
+"""Checkpoints on a host in addition to checkpoint.keep: one being written, and one that is not in S3 yet."""
 
 
 def disks(context: Context) -> Iterator[Finding]:
-    """Look at the disks of the prepare job and of the train job, or, for a run on this machine, at its own."""
+    """Check the disks of the prepare job and of the train job, or this machine's disk for a run on it."""
     if is_here(context.chain.given):
         yield from _here(context)
         return
@@ -42,7 +42,7 @@ def disks(context: Context) -> Iterator[Finding]:
 
 
 def _here(context: Context) -> Iterator[Finding]:
-    """Whether $SMTRAIN_HOME has room for a run; what it lacks is a fault of the plan, which `memory` tells."""
+    """Report the room below $SMTRAIN_HOME; a lack of it is a fault of the plan, which `memory` reports."""
     plan = context.plan
     if "train" in context.stages and not isinstance(plan, ConfigError) and plan.fits:
         needed, free = (plan.disk_gib[key] * GB_PER_GIB for key in ("needed", "free"))
@@ -52,7 +52,7 @@ def _here(context: Context) -> Iterator[Finding]:
 
 
 def volume(context: Context) -> Iterator[Finding]:
-    """Whether compute.volume_gb holds what the prepare stage writes; not for types with disks of their own."""
+    """Whether compute.volume_gb holds the output of the prepare stage; not for types with disks of their own."""
     compute = context.config.compute
     if "prepare" not in context.stages or not takes_volume(compute.cpu_instance_type):
         return
@@ -65,7 +65,7 @@ def volume(context: Context) -> Iterator[Finding]:
     item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
     least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
     take = span(f"{least:,.0f}", f"{most:,.0f}")
-    about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy to go on from, take {take} GB"
+    about = f"the tokens of {text / 1e9:,.1f} GB of text, and the copy for resuming, take {take} GB"
     if compute.volume_gb >= most:
         yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
         return
@@ -77,7 +77,7 @@ def volume(context: Context) -> Iterator[Finding]:
 
 
 def checkpoints(context: Context) -> Iterator[Finding]:
-    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that lie there at a time."""
+    """Whether each host's disk, its own or compute.volume_gb, holds the checkpoints that are kept at a time."""
     config, compute = context.config, context.config.compute
     plan = context.plan
     if "train" not in context.stages or isinstance(plan, ConfigError):
@@ -103,7 +103,7 @@ def checkpoints(context: Context) -> Iterator[Finding]:
 
 
 def _text_bytes(context: Context, path: str) -> float:
-    """Bytes of text that a source holds, as far as its files' names and sizes tell; 0 for what lies elsewhere."""
+    """Bytes of text in a source, estimated from the names and sizes of its files; 0 for other places."""
     if path.startswith("s3://"):
         sizes = sizes_by_name(context, path)
     elif "://" not in path and Path(path).exists():

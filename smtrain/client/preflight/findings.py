@@ -1,4 +1,4 @@
-"""What the checks found: one row each, and the whole of it as a table or as plain values."""
+"""The results of the checks: one row each, and all of them as a table or as plain values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NO_MATH = "tex2jax_ignore mathjax_ignore"  # two dollar signs are no formula
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
-    """What was looked at, in a word: quotas, role, buckets..."""
+    """The check's name: quotas, role, buckets..."""
     level: Level
-    """`fault`: the job would fail or not do what was asked; `warning`: it may, or it could not be told; else `ok`."""
+    """`fault`: the job would fail or do something else; `warning`: it may, or the check failed; else `ok`."""
     text: str
     remedy: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """The remedy; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing stands in the way; there may be warnings."""
+        """True if there are no faults; there may be warnings."""
         return not self.faults
 
     @property
@@ -54,7 +54,7 @@ class Report:
         return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def sentences(self, *levels: Level) -> list[str]:
-        """One line a finding: what it concerns, what is wrong, what to do."""
+        """One line a finding: the check, the text, the remedy."""
         chosen = [finding for finding in self.findings if finding.level in levels]
         return [f"{f.check}: {f.text}" + (f"; {f.remedy}" if f.remedy else "") for f in chosen]
 

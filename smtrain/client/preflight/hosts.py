@@ -1,4 +1,4 @@
-"""Several hosts: whether machines of this type can train together at all."""
+"""Check that several machines of this type can train together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hosts(context: Context) -> Iterator[Finding]:
         yield Finding(
             "hosts", "warning", f"{compute.instance_type} has no EFA: {compute.instance_count} hosts exchange "
             f"gradients over TCP at {row['network_gbps']:g} Gb/s",
-            "one larger host is faster where the model fits it; ml.p4d, ml.p5 and later have EFA",
+            "one larger host is faster if the model fits it; ml.p4d, ml.p5 and later have EFA",
         )  # fmt: skip
     elif not row["efa"]:
         yield Finding(

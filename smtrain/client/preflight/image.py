@@ -1,4 +1,4 @@
-"""The container image: what is known of its release, and whether the registry has it in this region."""
+"""Check the container image: its release, and whether the registry has it in this region."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smtrain.core.protocol.entrypoints import data_needs, entrypoints_folder, pa
 
 
 def image(context: Context) -> Iterator[Finding]:
-    """Every image that the requests name: what its Neuron release ships, and whether it is there."""
+    """Every image in the requests: its Neuron release, and whether it exists."""
     if not context.on_aws:
         yield from _here(context)
         return
@@ -33,7 +33,7 @@ def image(context: Context) -> Iterator[Finding]:
 
 
 def _here(context: Context) -> Iterator[Finding]:
-    """Whether Docker answers, has what the hosts are made of, and what that lacks; a sandbox needs no image."""
+    """Whether Docker answers and has the image of the hosts, and what that lacks; a sandbox needs no image."""
     run_in = context.chain.given.local.run_in
     if run_in == "sandbox":
         return
@@ -55,7 +55,7 @@ def _here(context: Context) -> Iterator[Finding]:
 
 
 def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Finding]:
-    """What a container of an image that is here lacks of what the stages import."""
+    """Packages that the stages import and a local image lacks."""
     from smtrain.client.launch.image_inspect import of_hosts
 
     try:
@@ -72,7 +72,7 @@ def _inside(context: Context, request: dict[str, Any], name: str) -> Iterator[Fi
 
 
 def _release(context: Context, uri: str) -> Iterator[Finding]:
-    """What the engine needs of an image concerns the train stage; the others run on any."""
+    """Whether the train stage's image has the release that the engine needs; other stages run on any image."""
     train = context.requests.get("train")
     if train is None or train["AlgorithmSpecification"].get("TrainingImage") != uri:
         return
@@ -100,7 +100,7 @@ def _release(context: Context, uri: str) -> Iterator[Finding]:
 
 
 def _for_gpus(uri: str) -> Iterator[Finding]:
-    """A GPU image's CUDA and how long AWS mends it."""
+    """A GPU image's CUDA version, and the end of AWS's patches."""
     row = gpu_row(uri)
     if row is not None:
         ended = unpatched(uri)
@@ -112,7 +112,7 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
 
 
 def _contents(uri: str) -> Finding:
-    """What the stages import and the image may lack. No container installs anything from a network."""
+    """Libraries of the stages that the image may lack. No container installs anything from a network."""
     names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
     first = tuple(int(part) for part in table("images")["contents"]["whole_since"].split("."))
     release = sdk_release(uri)
@@ -121,12 +121,12 @@ def _contents(uri: str) -> Finding:
             "image", "warning", "whether the image has every library of the stages cannot be determined from here",
             f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code",
         )  # fmt: skip
-    where = "are on this machine" if here else "will be downloaded here"
-    return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {where}")
+    source = "are on this machine" if here else "will be downloaded here"
+    return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {source}")
 
 
 def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
-    """What the config's data needs beside what every prepare stage does."""
+    """Extra packages that the config's data needs."""
     for need in data_needs(config.data.model_dump()):
         names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
         if of_aws(uri) and need in table("images")["contents"]["without"]:
@@ -145,7 +145,7 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
     named = ecr_image(uri)
     if named is None:
         yield Finding(
-            "image", "fault", f"{uri} is not in Amazon ECR, where SageMaker pulls from",
+            "image", "fault", f"{uri} is not in Amazon ECR, from which SageMaker pulls",
             "push it to a repository of your account, or leave compute.image out",
         )  # fmt: skip
         return
@@ -156,7 +156,7 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
         )  # fmt: skip
         return
     try:
-        # What pulling needs too: the registries of AWS's own images allow this, and seldom DescribeImages.
+        # Pulling needs this right too; the registries of AWS's own images allow it, but rarely DescribeImages.
         told = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
     except Absent:
         yield Finding(

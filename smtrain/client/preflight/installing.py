@@ -1,4 +1,4 @@
-"""What a job installs when it starts: what its image lacks, and how long that took the last time."""
+"""Packages that a job installs at its start because its image lacks them, and the time that took last."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from smtrain.client.launch.image_inspect import Contents
 
 LOOKED_AT = 3
-"""Jobs whose logs are asked at most."""
+"""The number of jobs whose logs are read at most."""
 FIRST_HOURS_MS = 6 * 3600_000
-"""After its creation a job has started: later lines are not asked for."""
+"""A job has started by this time after its creation; later lines are not read."""
 
 
 def libraries(
     contents: Contents, stages: Sequence[Stage], needs: Sequence[str] = (), about: str = "libraries", it: str = "it"
 ) -> Iterator[Finding]:
-    """What an image lacks of what stages import; `needs`: what the data needs (core/protocol/data_packages.py)."""
+    """Packages that stages import and the image lacks; `needs`: those of the data (core/protocol/data_packages.py)."""
     required, remedy = contents.lacking["requirements"], "`smtrain image build` adds it"
     lacks = {
         line.partition("#")[0].strip(): [s for s in stages if line in required[s]]
@@ -50,17 +50,17 @@ def libraries(
 
 
 def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
-    """What these stages install from wheels that come with the code."""
+    """Packages that these stages install from wheels in the bundle."""
     lines = (line for stage in stages for line in contents.lacking["wheels"][stage])
     return sorted({line.partition("==")[0] for line in lines})
 
 
 def last_time(context: Context) -> Iterator[Finding]:
-    """How long the newest job of the run that installed something took over it, by its log; nothing if none says so."""
+    """The installation time of the newest job of the run that installed something; nothing if no log has it."""
     try:
         told = _newest(context)
     except Unread:
-        return  # what is asked for here is a figure, not whether the run can work
+        return  # this is only a figure, not a condition of the run
     if told:
         job, what, seconds = told
         yield Finding("image", "ok", f"{job} installed {what} when it started, in {seconds:.1f} s")
@@ -86,6 +86,6 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
             return None
         told = [found for event in page["events"] if (found := log_lines.installed(event["message"].strip()))]
         if told:
-            # The run goes on when the slowest host does.
+            # The slowest host delays the run.
             return (job["TrainingJobName"], *max(told, key=lambda one: one[1]))
     return None

@@ -1,4 +1,4 @@
-"""The limits of CreateTrainingJob, as botocore's own description of the API states them, and the documented rest."""
+"""Check the limits of CreateTrainingJob: those in botocore's description of the API, and the documented rest."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from smtrain.core.botocore_models import described
 
 # CreateTrainingJob in the SageMaker API reference; botocore's model has the shape's 2500 and no such pattern.
 HYPERPARAMETER_VALUE = 256
-# The warm-pool guide; the API takes up to 21600.
+# The warm-pool guide; the API allows up to 21600.
 KEEP_ALIVE = 3600
 
 
 def limits(context: Context) -> Iterator[Finding]:
-    """Every stage's request against the API: types, enumerations, lengths, counts and patterns, all faults at once."""
+    """Each stage's request against the API: types, enumerations, lengths, counts and patterns, all faults at once."""
     told: set[str] = set()
     for stage, request in context.requests.items():
         for fault in (*violations(request), *_documented(request)):
@@ -36,7 +36,7 @@ def limits(context: Context) -> Iterator[Finding]:
 
 
 def violations(request: dict[str, Any]) -> Iterator[str]:
-    """Everything in which a CreateTrainingJob request breaks the API's model."""
+    """All violations of the API's model by a CreateTrainingJob request."""
     from botocore.validate import ParamValidator
 
     shape = _shape()
@@ -50,7 +50,7 @@ def _shape() -> Any:
 
 
 def _beyond(value: Any, shape: Any, path: str) -> Iterator[str]:
-    """What botocore's own validation leaves to the service: upper bounds, patterns and enumerations."""
+    """The checks that botocore leaves to the service: upper bounds, patterns and enumerations."""
     most = shape.metadata.get("max")
     if shape.type_name == "structure" and isinstance(value, dict):
         for name, item in value.items():
@@ -83,7 +83,7 @@ def _text(value: str, shape: Any, path: str, most: int | None) -> Iterator[str]:
 
 
 def _matches(pattern: str, value: str) -> bool:
-    # The classes of Java's regular expressions that the model has, always within brackets, in Python's spelling.
+    # Java's character classes in the model, which are always within brackets, in Python's spelling.
     for java, python in (("\\p{L}", r"\w"), ("\\p{N}", r"\w"), ("\\p{Alnum}", r"\w"), ("\\p{Z}", r"\s")):
         pattern = pattern.replace(java, python)
     return re.fullmatch(pattern, value) is not None

@@ -1,6 +1,6 @@
-"""What only the nodes of a cluster can tell: their Python, devices, shared folder and clock, asked by a job of seconds.
+"""Ask the nodes of a cluster about their Python, devices, shared folder and clock, with a job of some seconds.
 
-The job is one that starts at once or not at all, so that a full cluster keeps no check waiting.
+The job starts at once or not at all, so that a full cluster does not delay the check.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
 START_S = 20
-"""So long the nodes may take to start; those that the cloud has to make first take minutes."""
+"""Time for the nodes to start; nodes that the cloud has to create need minutes."""
 CLOCKS_S = 5
-"""Clocks that differ by more make lines of several nodes come in the wrong order."""
+"""If clocks differ by more, lines of several nodes come in the wrong order."""
 _NEEDS = ("torch", "transformers", "safetensors", "pydantic", "yaml")
 _PROBE = """
 lacks=$(python3 -c 'import importlib.util as u, sys
@@ -48,7 +48,7 @@ printf '%s|%s|%s|%s|%s|%s|%s|%s|%s\\n' "$SLURMD_NODENAME" "$(date +%s)" \\
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What one node said of itself."""
+    """The answer of one node."""
 
     name: str
     clock: int
@@ -59,11 +59,11 @@ class NodeAnswer:
     gpus: int
     efa: int
     kind: str = ""
-    """EC2's instance type, without `ml.`; empty where it is no machine of EC2's."""
+    """EC2's instance type, without `ml.`; empty if it is not an EC2 machine."""
 
 
 def answers(text: str) -> list[NodeAnswer]:
-    """The rows of a probe; other lines, as a node's profile may print them, are left out."""
+    """The rows of a probe, without other lines that a node's profile may print."""
     found = []
     for line in sorted(text.splitlines()):
         row = line.split("|")
@@ -74,7 +74,7 @@ def answers(text: str) -> list[NodeAnswer]:
 
 
 def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
-    """What the nodes of the train stage say; a warning where none is free now. `inputs`: paths that they must see."""
+    """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
     section = place.section
     if section.container:
         yield Finding("nodes", "warning", "nodes were not checked: their stages run in cluster.container")
@@ -112,7 +112,7 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
 
 
 def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
-    """What is wrong with nodes that have answered."""
+    """Findings about nodes that have answered."""
     row = instance(config.compute.instance_type)
     kind, own = config.compute.instance_type, config.own_machine
     gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
@@ -169,13 +169,13 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
 
 
 def _of_data(config: JobConfig) -> list[str]:
-    """Modules that the config's data needs beside."""
+    """Modules that the config's data needs in addition."""
     return [module for need in data_needs(config.data.model_dump()) for module in MODULES[EXTRAS[need]]]
 
 
 def _written(place: SlurmPlace) -> tuple[str, str]:
-    """The folder that must be there, as the shared one may be made by the first run, and an empty file of it: a folder
-    of that path of its own is on many a node that does not share it."""
+    """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
+    node that does not share the folder may have one of the same path."""
     told = place.head.sh(
         'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
         place.shared,

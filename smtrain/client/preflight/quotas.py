@@ -1,4 +1,4 @@
-"""Service Quotas: enough instances of each type, for this use of it, and in one job."""
+"""Check Service Quotas: enough instances of each type, for each use, and in one job."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from smtrain.core.protocol.requests import groups_of
 
 @dataclass(frozen=True)
 class QuotaNeed:
-    """How much of a quota a run takes."""
+    """The amount of a quota that a run needs."""
 
     name: str
     amount: int
     key: str
     """The config key to lower instead."""
     general: bool = False
-    """Of the account, not of an instance type: where it is not listed, nothing is limited."""
+    """True for a quota of the account, not of an instance type: if it is not listed, there is no limit."""
     spare: bool = False
-    """Of a fallback type: a job that is never asked for is not refused."""
+    """True for a fallback type, which may never be requested."""
 
 
 def quotas(context: Context) -> Iterator[Finding]:
@@ -64,7 +64,7 @@ def quotas(context: Context) -> Iterator[Finding]:
 def _needs(context: Context) -> Iterator[QuotaNeed]:
     compute = context.config.compute
     done = set()
-    # Compile last: what it needs of the same type is part of what train does.
+    # Compile last: its machines of the same type are part of the train stage's.
     for stage, request in sorted(context.requests.items(), key=lambda item: item[0] == "compile"):
         resources, train = request["ResourceConfig"], stage == "train"
         (type_, count), *_ = groups_of(request)
@@ -89,7 +89,7 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
 
 
 def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
-    """Code and value by name. Values applied to the account first; where there is none, AWS's default holds."""
+    """Code and value by name: values applied to the account, else AWS's defaults."""
     found: dict[str, tuple[str, float]] = {}
     for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
         token: dict[str, str] = {}

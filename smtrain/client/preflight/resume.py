@@ -1,4 +1,4 @@
-"""Where the run would go on: the newest whole checkpoint of its prefix, and what is wrong with newer ones."""
+"""Find the checkpoint from which the run resumes: the newest complete one of its prefix, and faults of newer ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smtrain.stages.base import checkpoint_uri
 
 
 def resume(context: Context) -> Iterator[Finding]:
-    """The checkpoints of the run. SageMaker brings all of them to every host before training begins."""
+    """The checkpoints of the run. SageMaker copies all of them to every host before training begins."""
     if "train" not in context.stages:
         return
     from botocore.exceptions import BotoCoreError, ClientError
@@ -25,7 +25,7 @@ def resume(context: Context) -> Iterator[Finding]:
         steps = saved_steps(context.chain.target, uri)
     except (JobError, ClientError, BotoCoreError) as error:
         if "NoSuchBucket" in str(error):
-            return  # the check of the buckets says so
+            return  # `buckets` reports it
         if isinstance(error, BotoCoreError):
             raise context.unreached("s3", error) from None
         raise Unread(f"{uri}: {error}") from None
@@ -40,7 +40,7 @@ def resume(context: Context) -> Iterator[Finding]:
     if not context.config.checkpoint.resume:
         yield Finding(
             "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
-            "set it to true to go on, or give the run another name to start over",
+            "set it to true to resume, or give the run another name to start over",
         )  # fmt: skip
     elif not whole:
         yield Finding(
@@ -49,17 +49,17 @@ def resume(context: Context) -> Iterator[Finding]:
             "restore the missing files, or give the run another name to start over",
         )  # fmt: skip
     elif newest.whole:
-        yield Finding("resume", "ok", f"goes on from {newest.uri}")
+        yield Finding("resume", "ok", f"resumes from {newest.uri}")
     else:
         yield Finding(
-            "resume", "warning", f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): goes on from "
+            "resume", "warning", f"{newest.name} is not whole (it lacks {_names(newest.lacking)}): resumes from "
             f"{whole[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
         )  # fmt: skip
 
 
 def _taken(context: Context) -> Finding | None:
-    """Whether another job writes the checkpoints, which its record beside them says."""
+    """A fault if another job writes these checkpoints, according to the record next to them."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     chain = context.chain

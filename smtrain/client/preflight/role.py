@@ -1,4 +1,4 @@
-"""The execution role: it exists, SageMaker may take it, and it may do what a job needs."""
+"""Check the execution role: it exists, trusts SageMaker, and has the rights that a job needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smtrain.client.preflight.findings import Finding
 
 
 def role(context: Context) -> Iterator[Finding]:
-    """The role as IAM knows it, then each permission of its least-privilege policy, simulated."""
+    """The role in IAM: its ARN and its trust policy."""
     arn = str(context.config.compute.role)
     name = arn.rpartition("/")[2]
     try:
@@ -42,7 +42,7 @@ def role(context: Context) -> Iterator[Finding]:
 
 
 def permissions(context: Context) -> Iterator[Finding]:
-    """IAM's simulator over what the role's jobs will do. Bucket and key policies of other accounts are not in it."""
+    """IAM's simulator on the rights of the role's jobs; it ignores bucket and key policies of other accounts."""
     if not context.on_aws:
         yield Finding("permissions", "ok", "the local control plane lets every role do everything")
         return
@@ -61,8 +61,8 @@ def permissions(context: Context) -> Iterator[Finding]:
 
 
 def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
-    """What of a statement whoever has this ARN may not do."""
-    # The simulator takes no wildcards, so an object below the prefix stands for all of them.
+    """The actions of a statement that this principal may not do."""
+    # The simulator accepts no wildcards, so one object below the prefix stands for all of them.
     resources = [resource.replace("*", "smtrain-check") if resource != "*" else "*" for resource in statement.resources]
     entries: list[dict[str, Any]] = [
         {"ContextKeyName": key, "ContextKeyValues": [values[0].replace("*", "")], "ContextKeyType": "string"}
@@ -83,7 +83,7 @@ def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
 
 
 def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
-    """Whether a trust policy lets a service assume the role."""
+    """True if a trust policy lets a service assume the role."""
     policy = json.loads(document) if isinstance(document, str) else document
     statements = policy.get("Statement", [])
     for statement in [statements] if isinstance(statements, dict) else statements:

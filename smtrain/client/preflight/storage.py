@@ -1,4 +1,4 @@
-"""Buckets and what lies in them: reachable, in the job's region, not empty, and fit for FastFile."""
+"""Check buckets and their content: reachable, in the job's region, not empty, and suitable for FastFile."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from smtrain.client.preflight.findings import Finding
 from smtrain.core.protocol.uris import split_uri
 
 GIB = 2**30
-# FastFile lists a channel when the job starts and opens one stream per file that is read; both cost per object, not per
-# byte (SageMaker guide, "best practices for choosing data source": fewer and larger files, read in sequence).
+# FastFile lists a channel when the job starts and opens one stream per file; both cost per object, not per byte
+# (SageMaker guide, "best practices for choosing data source": fewer and larger files, read in sequence).
 MANY, SMALL = 100_000, 2**20
 LISTED = 200_000
-"""Objects looked at per channel; more than MANY is told as "more than"."""
+"""Objects read per channel; a count above MANY is reported as "more than"."""
 
 
 def buckets(context: Context) -> Iterator[Finding]:
-    """Every bucket that the requests name: there, yours to use, in the job's region."""
+    """Every bucket in the requests: it exists, is yours to use, and is in the job's region."""
     region = context.chain.target.region_name()
     for bucket in sorted(_buckets(context)):
         try:
@@ -25,10 +25,10 @@ def buckets(context: Context) -> Iterator[Finding]:
         except Absent:
             yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
             continue
-        where = told.get("BucketRegion") or region
-        if where != region:
+        found = told.get("BucketRegion") or region
+        if found != region:
             yield Finding(
-                "buckets", "fault", f"{bucket} is in {where}, and the job runs in {region}",
+                "buckets", "fault", f"{bucket} is in {found}, and the job runs in {region}",
                 "SageMaker reads buckets of its own region only: set compute.region, or copy the data",
             )  # fmt: skip
         else:
@@ -36,7 +36,7 @@ def buckets(context: Context) -> Iterator[Finding]:
 
 
 def inputs(context: Context) -> Iterator[Finding]:
-    """What s3:// inputs of the config's own hold: neither nothing nor a great many tiny objects."""
+    """The config's own s3:// inputs: not empty, and not a very large number of tiny objects."""
     config = context.config
     given = context.chain.given
     key = "data.sources" if given.data.sources else "data.path"
@@ -77,7 +77,7 @@ def _buckets(context: Context) -> set[str]:
 
 
 def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
-    """Bytes of the objects under a prefix by their keys, as many as are looked at."""
+    """Bytes of the objects under a prefix by their keys, up to LISTED."""
     bucket, prefix = split_uri(uri)
     sizes: dict[str, int] = {}
     token: dict[str, str] = {}

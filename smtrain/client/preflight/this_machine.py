@@ -1,4 +1,4 @@
-"""A local run against this machine: its processor cores, the memory that is free, and what fp16 needs."""
+"""Check a local run against this machine: its cores, its free memory, and fp16."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smtrain.core.facts import instance
 from smtrain.core.machine import cores_here, gpu_here, memory_here
 
 CROWD = 4
-"""Processes for every core from which on they hinder each other more than a run is worth: refused."""
+"""Refuse more processes per core than this: they would slow each other down too much."""
 
 
 def machine(context: Context) -> Iterator[Finding]:
-    """Whether this machine can hold the training processes that a local run starts on it."""
+    """Whether this machine can hold the training processes of a local run."""
     if "train" not in context.stages:
         return
     if context.chain.given.train.precision == "fp16":
@@ -42,7 +42,7 @@ def machine(context: Context) -> Iterator[Finding]:
 
 
 def _of_fp16(context: Context) -> Iterator[Finding]:
-    """Who has bf16 gains nothing by fp16, and the training itself refuses to run in it on a CPU."""
+    """fp16 has no advantage over bf16 if the machine has both; training refuses fp16 on a CPU."""
     type_ = context.chain.given.compute.instance_type
     if context.on_aws and instance(type_):
         text = f"train.precision is fp16, which may skip steps, and {type_} has bf16, which needs no loss scaling"

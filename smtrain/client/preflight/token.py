@@ -1,4 +1,4 @@
-"""The hub token's name: something of that name is there. Its value is not read."""
+"""Check that the hub token's secret exists. Its value is not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smtrain.core.config.checks.weights import gated_faults
 
 
 def token(context: Context) -> Iterator[Finding]:
-    """`model.token` where the fetch stage will look for it."""
+    """`model.token`, which the fetch stage reads."""
     named = context.config.model.token
     if not {"fetch", "prepare"} & set(context.stages):
         return

@@ -1,4 +1,4 @@
-"""SageMaker's managed MLflow: it exists, and it runs."""
+"""Check SageMaker's managed MLflow: it exists and runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
 
 
 def tracker(context: Context) -> Iterator[Finding]:
-    """Nothing for any other tracker: a server of one's own may be reachable from where the job is alone."""
+    """Only for managed MLflow: a server of your own may only be reachable from the job."""
     arn = context.config.track.mlflow
     if not context.on_aws or not arn or not MLFLOW_ARN.fullmatch(arn):
         return

@@ -1,7 +1,7 @@
-"""The SageMaker Python SDKs: which is installed, which is used, and our request as their own training-job object.
+"""The SageMaker Python SDKs: which one is installed and used, and our request as its own training-job object.
 
 The request is made once, in client/launch/request.py. v3.py and v2.py turn it into a `sagemaker.train.ModelTrainer` or
-a `sagemaker.pytorch.PyTorch` that sends exactly this request, and that a user can alter and run.
+a `sagemaker.pytorch.PyTorch` that sends exactly this request, and that a user can change and run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Generation = Literal["v3", "v2"]
 
 
 def installed() -> Generation | None:
-    """The SageMaker SDK that can be imported here; nothing is imported to find out."""
+    """The SageMaker SDK that is installed here; nothing is imported to find out."""
     for generation, distribution in (("v3", "sagemaker-train"), ("v2", "sagemaker")):
         try:
             major = metadata.version(distribution).partition(".")[0]
@@ -33,10 +33,10 @@ def installed() -> Generation | None:
 
 
 def chosen(target: Target, config: JobConfig) -> Generation | None:
-    """The SDK that sends this config's requests to this target; None for plain boto3.
+    """The SDK that sends this config's requests to this target; None for boto3.
 
-    `auto` takes the installed SDK on AWS. Locally it takes boto3, as importing an SDK takes two seconds of the few
-    that a local job takes. Raises `ConfigError` where the SDK that the config names is not installed.
+    `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and a local job only
+    takes a few. Raises `ConfigError` if the config names an SDK that is not installed.
     """
     asked = config.compute.sdk
     if asked == "boto3":

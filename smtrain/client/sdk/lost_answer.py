@@ -1,4 +1,4 @@
-"""Whether a refused name is that of the very job that a first, unanswered call made."""
+"""Recognise a job that a first, unanswered call has created."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
 
-# A job that an unanswered call of ours made is hardly older than this by AWS's clock, seconds.
+# A job of our own unanswered call is at most this old by AWS's clock, in seconds.
 OURS = 300.0
 
 
 def answer_was_lost(error: ClientError, told: dict[str, Any]) -> bool:
-    """Whether a refused name is that of the very job that was to be made: a first call made it, its answer was lost.
+    """True if a name is refused because a first call, whose answer was lost, has created this very job.
 
-    `told` is DescribeTrainingJob's answer. Only a call that botocore has repeated can be of that kind.
+    `told` is DescribeTrainingJob's answer. This can only happen to a call that botocore has repeated.
     """
     response = error.response
     refused = response.get("Error", {}).get("Code") == "ResourceInUse"
@@ -25,7 +25,7 @@ def answer_was_lost(error: ClientError, told: dict[str, Any]) -> bool:
 
 
 def _aws_time(response: dict[str, Any]) -> float:
-    """When AWS answered, by its own clock, as the local one may be wrong; seconds since 1970."""
+    """The time of AWS's answer by AWS's clock, as the local one may be wrong; seconds since 1970."""
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return parsedate_to_datetime(date).timestamp()

@@ -1,4 +1,4 @@
-"""What both SDKs' sessions are given, so that they ask nobody and send nothing on their own."""
+"""Session arguments that keep both SDKs from making requests of their own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from smtrain.core.config.secrets import is_secret
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import split_uri
 
-# What a session's defaults file becomes once it is made: the file has been read
-# (client/backends/sagemaker/defaults.py), so that the SDK has nothing to add, and its telemetry, which sends the text
-# of errors, is off. Given to the constructor, it would be validated three times over.
+# Replaces a session's defaults after it was made: the defaults file has been read
+# (client/backends/sagemaker/defaults.py), so the SDK has nothing to add, and its telemetry, which sends the text of
+# errors, is off. As an argument of the constructor it would be validated three times.
 CONFIG = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 
 
 class Later:
-    """A client that is made when it is first used: the SDKs make four that starting a job never touches."""
+    """A client that is made when it is first used: the SDKs make four that starting a job does not need."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -37,13 +37,13 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
     """Arguments of the SDK's `Session`.
 
     The boto3 session and the SageMaker client are the target's, never the process's default. The bucket is named, as
-    the SDKs would ask an STS endpoint of their own making for it.
+    the SDKs would otherwise ask an STS endpoint of their own for it.
     """
 
     def later(service: str) -> Later:
         return Later(lambda: target.client(service))
 
-    # The same session, whose clients for S3 and IAM are made when they are used: starting a job has no need of them.
+    # The same session, but its clients for S3 and IAM are made on first use: starting a job does not need them.
     session: Any = copy.copy(target.session)
     session.resource = lambda *a, **k: Later(lambda: target.session.resource(*a, **k))
     make: Any = target.session.client
@@ -61,13 +61,13 @@ def session_arguments(target: Target, request: dict[str, Any]) -> dict[str, Any]
 
 
 def refuse_secrets(request: dict[str, Any]) -> None:
-    """Raise `ConfigError` where an altered object would show a secret to whoever may describe its job."""
+    """Raise `ConfigError` if a changed object would show a secret to users who may describe its job."""
     faults = []
     for section in ("Environment", "HyperParameters"):
         for name, value in (request.get(section) or {}).items():
             if is_secret(name):
                 faults.append(f"{section} has a name that looks like a secret")
-            elif isinstance(value, str) and is_secret(value, name):  # else a pipeline's variable
+            elif isinstance(value, str) and is_secret(value, name):  # not a string: a pipeline's variable
                 faults.append(f"{section}[{name!r}] looks like a secret")
     faults += [
         f"tag {number} looks like a secret"
@@ -81,7 +81,7 @@ def refuse_secrets(request: dict[str, Any]) -> None:
 
 
 def send(target: Target, name: str, call: Callable[[], Any]) -> None:
-    """One CreateTrainingJob; it has gone well, too, where a repetition of it finds what the first call has made."""
+    """Send one CreateTrainingJob; it also succeeds if a retry finds the job that the first call has created."""
     from botocore.exceptions import ClientError
 
     try:
@@ -94,11 +94,11 @@ def send(target: Target, name: str, call: Callable[[], Any]) -> None:
 
 
 def watch(target: Target, name: str, *, lines: bool) -> None:
-    """What `train()` and `fit()` wait with. Raises `JobError` with the cause where the job does not end well.
+    """Wait for a job on behalf of `train()` and `fit()`. Raises `JobError` with the cause if the job does not complete.
 
-    The SDKs' own waits end with the first call that is throttled beyond botocore's retries, while the job runs on; they
-    lose lines that come late or out of order, and v2's never passes a second page of log streams (hosts beyond 50).
+    The SDKs' own waits stop at the first call that is throttled beyond botocore's retries, while the job runs on; they
+    lose lines that come late or out of order, and v2's never reads a second page of log streams (hosts beyond 50).
     """
     job = Job(name, target).follow(lines=lines)
-    if not job.known_running:  # else Ctrl-C has left it
+    if not job.known_running:  # still running: the user has left it with Ctrl-C
         job.check()

@@ -17,17 +17,17 @@ from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arg
 
 
 class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
-    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them as they are.
+    """A PyTorch estimator whose `fit()` knows its channels and its job's name, and sends them unchanged.
 
-    `fit()` sends what the attributes say at that moment. A second `fit()` needs another `job_name`: the same name is
-    refused by SageMaker rather than run twice.
+    `fit()` sends the current attributes. A second `fit()` needs another `job_name`: SageMaker refuses a name that
+    exists.
     """
 
     def __init__(
         self, target: Target, job_name: str, channels: dict[str, Any], prepare: Callable[[], None] | None,
         **arguments: Any,
     ) -> None:  # fmt: skip
-        # PyTorch insists on a script, and would tar and upload it anew for every job; the code is a channel here.
+        # PyTorch requires a script, and would upload it again for every job; here the code is a channel.
         super().__init__(entry_point="launch.py", **arguments)
         self.entry_point = None
         self._target = target
@@ -43,9 +43,9 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
     ) -> Any:
         """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
 
-        The SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None while the
-        job runs on). `logs` "None" or False waits without lines. Raises `JobError` with the cause where a job that is
-        waited for does not end well.
+        This is the SDK's method without its telemetry, which reports each call and swallows Ctrl-C (it returns None
+        while the job runs on). `logs` "None" or False waits without lines. Raises `JobError` with the cause if a job
+        that is waited for does not complete.
         """
         refuse_secrets({"Environment": self.environment, "HyperParameters": self.hyperparameters(), "Tags": self.tags})
         if self._prepare:
@@ -57,13 +57,13 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
                 name,
                 lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config),
             )
-        # Also where a first call's answer was lost, and the SDK knows of no job.
+        # Also needed if a first call's answer was lost, as the SDK knows no job then.
         self.latest_training_job = _TrainingJob(self.sagemaker_session, name)
         if wait:
             watch(self._target, name, lines=logs not in (False, None, "None"))
 
     def hyperparameters(self) -> dict[str, str]:
-        """As plain text; the framework's own are quoted as JSON, for a toolkit that does not run here."""
+        """Plain text; the framework would quote its own as JSON, for a toolkit that does not run here."""
         return {str(key): str(value) for key, value in self._hyperparameters.items()}
 
     def set_hyperparameters(self, **values: Any) -> None:
@@ -145,7 +145,7 @@ def _curves(told: dict[str, str] | None) -> Any:
 
 @contextmanager
 def _without_config(session: Session) -> Iterator[None]:
-    """With a defaults file of even one line the SDK validates it anew for each of twenty settings, 0.1 s each time."""
+    """Empty the SDK's defaults: it would validate even a one-line file for each of twenty settings, 0.1 s each time."""
     config, session.sagemaker_config = session.sagemaker_config, {}
     try:
         yield

@@ -37,17 +37,17 @@ from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arg
 
 
 class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
-    """A ModelTrainer with the four things of a request that ModelTrainer has no attribute for.
+    """A ModelTrainer with the four fields of a request that ModelTrainer lacks.
 
-    `train()` sends what the attributes say at that moment. A second `train()` needs another `job_name`: the same name
-    is refused by SageMaker rather than run twice.
+    `train()` sends the current attributes. A second `train()` needs another `job_name`: SageMaker refuses a name that
+    exists.
     """
 
     job_name: str
-    """The training job's whole name; ModelTrainer's own are stamped to the second, so that two of them collide."""
+    """The training job's full name; ModelTrainer's own names are stamped to the second, so two of them can collide."""
     container_entrypoint: list[str] | None = None
     container_arguments: list[str] | None = None
-    """Used unless `source_code` is set: PID 1 becomes our launcher, so that SIGTERM reaches the training processes."""
+    """Used unless `source_code` is set: PID 1 must be our launcher, so that SIGTERM reaches the training processes."""
     profiler_config: dict[str, Any] | None = None
 
     _prepare: Callable[[], None] | None = PrivateAttr(default=None)
@@ -59,8 +59,8 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
         """Upload what is missing and create the job; with `wait` follow it to its end as `smtrain.Job.follow` does.
 
         ModelTrainer's own method reports to a telemetry service, swallows Ctrl-C (it returns None while the job runs
-        on), sends through clients of its own, and describes the job at once: a throttled description there looks like
-        a failed creation. Raises `JobError` with the cause where a job that is waited for does not end well.
+        on), sends through clients of its own, and describes the job at once: a throttled description then looks like a
+        failed creation. Raises `JobError` with the cause if a job that is waited for does not complete.
         """
         if isinstance(self.sagemaker_session, PipelineSession):
             return super().train(input_data_config, wait, logs, dry_run)
@@ -96,8 +96,7 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
         return made
 
     def _populate_intelligent_defaults(self) -> None:
-        """The defaults file has been read: client/backends/sagemaker/defaults.py, for every way to send a request
-        alike."""
+        """Do nothing: client/backends/sagemaker/defaults.py has read the defaults file already."""
 
 
 def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Trainer:
@@ -176,7 +175,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
 
 
 def _refresh(job: TrainingJob) -> dict[str, Any]:
-    """Fill in what the SDK's job says of itself."""
+    """Refresh the SDK's job."""
     job.refresh()
     return {}
 
@@ -193,7 +192,7 @@ def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
 
 
 def _channel(channel: dict[str, Any]) -> Channel:
-    """A whole `Channel`: given an s3:// string, ModelTrainer would make it File and so defeat FastFile."""
+    """A complete `Channel`: from an s3:// string, ModelTrainer would make a File channel instead of FastFile."""
     if mounted := channel["DataSource"].get("FileSystemDataSource"):
         folder = FileSystemDataSource(
             file_system_id=mounted["FileSystemId"],
@@ -222,7 +221,7 @@ def _channel(channel: dict[str, Any]) -> Channel:
 
 @contextmanager
 def _role_taken_as_given() -> Iterator[None]:
-    """ModelTrainer would simulate the role's policies through IAM, and refuse roles that it may not look at."""
+    """Keep ModelTrainer from simulating the role's policies: it would refuse roles that it may not read."""
     name = "SAGEMAKER_VALIDATE_ROLE"
     if name in os.environ:
         yield

@@ -162,7 +162,7 @@ def test_what_has_not_failed_is_not_explained() -> None:
     assert not why.failed
     assert str(why) == "job: Completed, nothing failed"
     stopped = explain("job", told("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'"))
-    assert str(stopped).endswith("to do: the same command goes on from what it has saved")
+    assert str(stopped).endswith("to do: the same command resumes from its last save")
     assert (stopped.failed, stopped.cause) == (True, None)
 
 

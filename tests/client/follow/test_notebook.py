@@ -12,7 +12,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from smtrain.client.follow import notebook
-from smtrain.client.follow.follower import Told
+from smtrain.client.follow.follower import Described
 from smtrain.client.follow.html import block
 from smtrain.core.interrupts import gently
 from smtrain.core.protocol.log_lines import Line
@@ -108,7 +108,7 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
             answer["SecondaryStatus"] = answer["SecondaryStatusTransitions"][0]["Status"] = EVIL
         else:
             answer["ResourceConfig"]["InstanceType"] = EVIL
-        progress.take(Told(answer))
+        progress.take(Described(answer))
     html = notebook.bundle_of(progress)["text/html"]
     assert "script" not in Elements(html).seen
     assert "<script>alert(1)</script>&amp;" in Elements(html).words
@@ -118,7 +118,7 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
 
 def test_at_the_end_it_says_where_the_curves_are() -> None:
     progress = training()
-    progress.take(Told(told("Completed", "Starting", "Training", "Completed", hosts=4)))
+    progress.take(Described(told("Completed", "Starting", "Training", "Completed", hosts=4)))
     words = Elements(notebook.bundle_of(progress)["text/html"]).words
     assert "interrupting" not in words
     assert "smtrain download llama-train-1a2b curves --what metrics --target aws" in words

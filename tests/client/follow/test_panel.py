@@ -12,7 +12,7 @@ from rich.console import Console
 
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.follow import panel
-from smtrain.client.follow.follower import Told
+from smtrain.client.follow.follower import Described
 from smtrain.client.follow.html import block
 from smtrain.client.follow.panel import LivePanel, written
 from smtrain.client.follow.progress import SILENT_S, Progress
@@ -33,7 +33,7 @@ def step(n: int, at: float, of: int = 100) -> Line:
 def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progress:
     progress = Progress("llama-train-1a2b", name, region)
     running = told("InProgress", "Starting", "Pending", "Training", hosts=4, **more)
-    progress.take(Told({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
+    progress.take(Described({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
     for n in range(1, 41):
         progress.take(step(n, 120 + 3 * n))
         progress.lines.append(step(n, 120 + 3 * n))
@@ -119,7 +119,7 @@ def test_a_low_terminal_shows_fewer_lines_of_the_log(width: int, height: int, mo
 
 def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress("job", "aws", "us-east-1")
-    progress.take(Told(told("InProgress", "Starting", "Pending")))
+    progress.take(Described(told("InProgress", "Starting", "Pending")))
     text = drawn(progress, BEGAN + 40 * MINUTE, monkeypatch)
     assert "Starting 1 min 00 s > Pending 39 min 00 s" in text
     assert "loss" not in text
@@ -133,7 +133,7 @@ def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:
         "Completed", "Starting", "Training", "Completed", hosts=4, BillableTimeInSeconds=1800,
         TrainingTimeInSeconds=1800, TrainingStartTime=BEGAN, TrainingEndTime=BEGAN + 30 * MINUTE,
     )  # fmt: skip
-    progress.take(Told(ended))
+    progress.take(Described(ended))
     line = progress.summary(BEGAN + 99 * MINUTE)
     assert line == (
         "Completed 30 min 00 s, step 40 of 100, loss 3.2000, grad norm 0.512, tokens/s 81,234, MFU 43.2%, $49.46"

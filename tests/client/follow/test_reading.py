@@ -258,7 +258,7 @@ def test_expired_credentials_say_how_to_come_back(
     logs = Logs()
     logs.failures = [failure]
     job = Job("job", target(logs, SageMaker(told("InProgress", "Starting", "Training"))))
-    with pytest.raises(JobError, match=r"credentials have expired.*the job goes on") as caught:
+    with pytest.raises(JobError, match=r"credentials have expired.*the job is still running") as caught:
         show(job, View(), say=lambda _: None)
     assert "refresh them (`aws sso login`" in str(caught.value)
     assert "smtrain logs job --follow --resume --target local" in str(caught.value)

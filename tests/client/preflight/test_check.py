@@ -472,12 +472,12 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     put(f"{run}/step_00000005", {"manifest.json": manifest, "a.safetensors": b"abc"})
     found = report(aws, "resume")
     assert found.ok
-    assert "step_00000010 is not whole (it lacks a.safetensors): goes on from step_00000005" in found.warnings[0].text
+    assert "step_00000010 is not whole (it lacks a.safetensors): resumes from step_00000005" in found.warnings[0].text
     put(f"{run}/tiny-train-aaaaaaaa", {"line.json": {"format": "smtrain-line", "version": 1, "number": 1,
                                                      "from": {"job": "", "step": 5}}})  # fmt: skip
-    assert f"goes on from {run}/step_00000005/" in str(report(aws, "resume"))
+    assert f"resumes from {run}/step_00000005/" in str(report(aws, "resume"))
     put(f"{run}/tiny-train-aaaaaaaa/step_00000007", {"manifest.json": manifest, "a.safetensors": b"abc"})
-    assert f"goes on from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
+    assert f"resumes from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
     anew = with_(aws, "checkpoint", resume=False)
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
 
@@ -506,7 +506,7 @@ def test_memory_time_and_money_come_from_the_plan(aws: dict[str, Any]) -> None:
     long = report(with_(with_(aws, "train", save_interval=1, steps=10**7), "compute", max_run="2h"), "time")
     assert long.ok
     assert "longer than compute.max_run of 2 h 00 min" in long.warnings[0].text
-    assert "it goes on where it was" in long.warnings[0].remedy
+    assert "it resumes" in long.warnings[0].remedy
     dear = with_(with_(aws, "train", steps=10**8), "compute", price_limit=1)
     told = only_fault(report(dear, "price"), "price")
     assert "above compute.price_limit = $1.00" in told

@@ -1,1 +1,1 @@
-"""Talking to AWS, or to the control plane that stands for it: sessions, calls that are repeated, S3, defaults."""
+"""The SageMaker API, on AWS or on the local control plane: clients, retries, S3, defaults."""

@@ -1,4 +1,4 @@
-"""Where a job is that was only named: the argument, $SMTRAIN_TARGET, an ARN's region, this machine, else AWS."""
+"""Find the target of a job name: the argument, $SMTRAIN_TARGET, the region of an ARN, this machine, else AWS."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-
 
 
 def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
-    """(job name, target) of a name or an ARN. Asks nobody over a network.
+    """(job name, target) of a name or an ARN, without a network call.
 
-    Without any word for it the job is local if this machine's control plane keeps one of this name, or one of a run of
-    this name, or if there are no AWS credentials to look elsewhere with, and a control plane is installed.
+    If nothing names a target, a job is local if this machine's control plane has a job or a run of this name, or if
+    there are no AWS credentials and a control plane is installed.
     """
     region = None
     if arn := _ARN.fullmatch(name):
@@ -39,7 +39,7 @@ def place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
 
 
 def _refuse_unknown(name: str) -> None:
-    """Raises `JobError` for a name that is not known here, where neither this machine nor AWS can be asked for jobs."""
+    """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked for jobs."""
     try:
         if _has_credentials():
             Target("aws").region_name()

@@ -1,4 +1,4 @@
-"""Pauses between tries: they grow, differ from client to client, and end on time."""
+"""Pauses between attempts: exponential, with jitter, and limited in total."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Backoff:
-    """Counts from its making, which is the first try."""
+    """Pauses between attempts; the clock starts when the object is made, which is the first attempt."""
 
     seconds: float
-    """How long in all."""
+    """Total time to keep retrying, in seconds."""
     first: float
-    """Seconds of the first pause."""
+    """The first pause, in seconds."""
     longest: float
-    """Seconds of the longest pause."""
+    """The longest pause, in seconds."""
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
     _tries: int = field(init=False, default=0)
@@ -27,13 +27,12 @@ class Backoff:
 
     @property
     def left(self) -> float:
-        """Seconds until it is over."""
         return self.began + self.seconds - self.clock()
 
     def pause(self) -> float | None:
-        """How long to wait before the next try: doubling, by chance between half and all of that; None when over.
+        """Seconds until the next attempt: doubling, times a random factor of 0.5 to 1; None once the time is over.
 
-        The last pause ends with the time, so that there is a last try.
+        The last pause ends with the time, so that there is a last attempt.
         """
         if self.left <= 0:
             return None

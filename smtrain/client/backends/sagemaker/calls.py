@@ -1,8 +1,8 @@
-"""How calls to AWS are made: the one place of timeouts, retries and of what is done with every answer.
+"""Configure calls to AWS: timeouts, retries, and checks of every answer.
 
-A call that is refused for now (throttled, a fault of the service) is tried up to twelve times. One that gets no answer
-at all is given up after some seconds, so that every command ends with a sentence while somebody is looking; whoever
-wants to outlast a network that is gone repeats the call itself (`smtrain.client.backends.sagemaker.retry`).
+A call that is refused for now (throttled, or a service fault) is tried up to twelve times. A call without any answer is
+given up after some seconds, so that every command ends with a sentence while the user is looking. Code that has to
+outlast a lost network repeats the call itself (`smtrain.client.backends.sagemaker.retry`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 READ_S = 10.0
-"""No answer for so long is none: the slowest call of these (ListTrainingJobs by name) takes two or three seconds."""
+"""Longer than any answer takes: the slowest call (ListTrainingJobs by name) needs two or three seconds."""
 TRANSFER_READ_S = 60.0
-"""The same for what moves files: of a part that is sent, megabytes are still in this machine's buffers then."""
+"""For file transfers: megabytes of a part that is sent may still be in this machine's buffers."""
 PERSIST_S = 300.0
-"""What moving files gives a call: a large model is not given up for a network that is away for a minute."""
+"""Total time to retry a file transfer: a network that is away for a minute must not end the upload of a large model."""
 ATTEMPTS = 12
-"""Of a call that is refused for now, or whose answer is cut off."""
+"""Attempts of a call that is refused for now, or whose answer is cut off."""
 FULL = "InsufficientStorage"
-"""What the local control plane says where its disk takes no more."""
+"""The error code of the local control plane for a full disk."""
 _WHOSE = "check the proxy, and AWS_ENDPOINT_URL if it is set"
 
 
 def transferring() -> Any:
-    """The botocore `Config` of the client that moves files."""
+    """The botocore `Config` of the client that transfers files."""
     from botocore.config import Config
 
     return retrying("s3").merge(Config(read_timeout=TRANSFER_READ_S))
@@ -45,9 +45,9 @@ def transferring() -> Any:
 def retrying(service: str) -> Any:
     """The botocore `Config` of every client: adaptive retries, twelve attempts.
 
-    Adaptive means that a client whose calls are throttled also slows down by itself. Its one rate is for all of a
-    client's operations, so CloudWatch Logs is without: DescribeLogStreams, which is throttled early, would slow
-    GetLogEvents down to a call in two seconds. Readers of logs keep a pace of their own.
+    An adaptive client slows down when it is throttled, for all of its operations together. CloudWatch Logs uses the
+    standard mode: DescribeLogStreams is throttled early and would slow GetLogEvents down to a call in two seconds.
+    Log readers limit their own rate.
     """
     from botocore.config import Config
 
@@ -55,8 +55,7 @@ def retrying(service: str) -> Any:
 
 
 def aws_session(region: str | None) -> boto3.Session:
-    """A session for AWS itself. Its settings hold for every client made of it: ours, the SDKs', and those that fetch
-    credentials."""
+    """A session for AWS; its timeouts apply to all clients: ours, the SDKs', and credential providers'."""
     import boto3
     import botocore.session
     from botocore.config import Config
@@ -71,7 +70,7 @@ def aws_session(region: str | None) -> boto3.Session:
 
 
 def checked(session: boto3.Session) -> boto3.Session:
-    """The session, whose answers are whole, and hold no text that could steer a terminal (see `smtrain.core.text`)."""
+    """The session with two checks: answers are complete, and hold no text that could control a terminal."""
     events: Any = session.events  # its stubs know handlers without an answer only
     events.register("needs-retry", _ask_again)
     events.register("after-call", _clean)
@@ -79,9 +78,9 @@ def checked(session: boto3.Session) -> boto3.Session:
 
 
 def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[str, Any], **_: Any) -> float | None:
-    """Seconds until a call is repeated whose answer was cut off, which botocore takes for an empty one.
+    """Seconds until a call is repeated whose answer was cut off; botocore would take that for an empty answer.
 
-    Raises botocore's `ConnectionClosedError` if the last attempt's was too.
+    Raises botocore's `ConnectionClosedError` if the last attempt's answer was cut off too.
     """
     streams = operation.has_streaming_output or operation.has_event_stream_output  # read by the caller, not here
     if response is None or streams or operation.http.get("method") == "HEAD":
@@ -97,7 +96,7 @@ def _ask_again(response: Any, operation: Any, attempts: int, request_dict: dict[
 
 
 def _cut_off(answer: Any, has_body: bool) -> bool:
-    """Whether the connection of an HTTP answer ended before its body did, or before the headers that tell its size.
+    """True if the connection ended before the HTTP body did, or before the headers that tell its size.
 
     `has_body`: an answer of this operation is never empty.
     """
@@ -109,12 +108,12 @@ def _cut_off(answer: Any, has_body: bool) -> bool:
 
 def _clean(parsed: dict[str, Any], model: Any, **_: Any) -> None:
     if model.service_model.service_name == "s3":
-        parsed = parsed.get("Error", {})  # keys must stay as they are: they are asked for by them
+        parsed = parsed.get("Error", {})  # keys must stay as they are: later requests use them
     clean_values(parsed)
 
 
 def spell(error: Exception) -> str | None:
-    """One sentence for what AWS or the way to it refuses; None for anything else."""
+    """One sentence for an error of AWS or of the connection to it; None for anything else."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, ProfileNotFound
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.parsers import ResponseParserError
@@ -130,7 +129,7 @@ def spell(error: Exception) -> str | None:
         return Sentence(full, "disk.full")
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
-        if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS says in its body what it refuses, and why
+        if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS explains a refusal in the body
             return f"what answered {error.operation_name} ({told['Code']}, without a word) is not AWS; {_WHOSE}"
         code: Code = "aws.quota" if told.get("Code") in _QUOTA else "aws.refused"
         return Sentence(f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}", code)
@@ -143,7 +142,7 @@ def spell(error: Exception) -> str | None:
 
 
 def _full(error: BaseException | None) -> str | None:
-    """What the local control plane says of its disk; transfers wrap it in an error of their own."""
+    """The local control plane's sentence about its full disk; transfers wrap it in an error of their own."""
     while error is not None:
         told = getattr(error, "response", None) or {}
         if told.get("Error", {}).get("Code") == FULL:
@@ -178,11 +177,10 @@ _EXPIRED = frozenset(
 
 
 def unasked(error: BaseException | None) -> bool:
-    """Whether AWS refused to look, or was not reached, so that nothing is known of what was asked for; it refuses names
-    that cannot be."""
+    """True if AWS was not reached or refused to look, so that nothing is known; a ValidationException is an answer."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    if isinstance(error, JobError):  # the edge's word for what it was raised from
+    if isinstance(error, JobError):  # `public` raised it from the error that matters
         return unasked(error.__cause__)
     if isinstance(error, ClientError):
         return bool(error.response.get("Error", {}).get("Code") != "ValidationException")
@@ -190,12 +188,12 @@ def unasked(error: BaseException | None) -> bool:
 
 
 def unnamed(error: ClientError) -> bool:
-    """Whether SageMaker, or moto in its place, said that it has nothing of the name it was asked for."""
+    """True if SageMaker, or moto in its place, has nothing of the requested name."""
     return error.response["Error"]["Code"] in ("ResourceNotFound", "ValidationException")
 
 
 def expired(error: Exception) -> bool:
-    """Whether the error says that the credentials, once good, are so no longer, or cannot be renewed."""
+    """True if the credentials have expired, or cannot be renewed."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.ClientError):

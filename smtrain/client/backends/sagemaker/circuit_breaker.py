@@ -1,8 +1,8 @@
-"""Hosts of AWS that answer nothing: how often a call to one is sent, and when no further call is.
+"""Circuit breaker for AWS hosts that do not answer.
 
-A command makes several calls, one after another. Each could wait for its own timeout; together they would keep somebody
-looking at an empty screen for minutes. So what one call has found out holds for the next ones: a host that has just
-been given up is not asked again at once, and where two have been and none answers, no other is.
+A command makes several calls in a row. If each waited for its own timeout, the user would look at an empty screen for
+minutes. So the result of one call holds for the next ones: a host that was just given up is not called again at once,
+and if two hosts were given up and no host has answered since, no other host is called.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 UNANSWERED_S = 6.0
-"""A call that has gone without an answer for so long is not sent again."""
+"""A call without an answer for so long is not sent again."""
 REMEMBERED_S = 20.0
-"""For so long a host that was given up is not tried again: the calls of one command follow each other faster, and
-whoever comes back after a look at the network comes later."""
+"""A host that was given up is not called again for so long: the calls of one command follow each other faster, and a
+user who checks the network first comes back later."""
 LONGEST_PAUSE_S = 1.0
-"""Between two tries of a call that gets no answer. botocore's own pauses double, to 20 s."""
+"""Between two attempts of a call without an answer. botocore's own pauses double, up to 20 s."""
 _BEGAN = "smtrain_began"
 
 
 class Silence:
-    """What is known of hosts that do not answer. A session's events tell it; clients in many threads share it."""
+    """Hosts that do not answer, learned from the events of sessions; shared by clients in many threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,26 +33,26 @@ class Silence:
         self._lock = threading.Lock()
 
     def watch(self, session: Any) -> None:
-        """See the calls of every client that is made of a botocore session from here on."""
+        """Watch the calls of every client made from a botocore session after this call."""
         session.register("before-call", self._before)
-        session.register("needs-retry.*.*", self._after)  # deeper than botocore's own handler, so asked before it
+        session.register("needs-retry.*.*", self._after)  # more specific than botocore's own handler, so called first
 
     def _before(self, params: dict[str, Any], **_: Any) -> None:
-        """Raise what the last call got where this one would get the same."""
+        """Raise the error of the last call to a host that was given up."""
         now = params["context"][_BEGAN] = self._clock()
         host = urlsplit(params["url"]).netloc
         with self._lock:
             recent = {one: it for one, it in self._given_up.items() if now - it[0] < REMEMBERED_S}
             self._given_up = recent
-            nobody = len(recent) > 1 and self._answered < min(when for when, _ in recent.values())
-            if host not in recent and not nobody:
+            silent = len(recent) > 1 and self._answered < min(when for when, _ in recent.values())
+            if host not in recent and not silent:
                 return
         raise recent[host if host in recent else next(iter(recent))][1]
 
     def _after(
         self, request_dict: dict[str, Any], attempts: int, caught_exception: Exception | None = None, **_: Any
     ) -> float | None:
-        """Seconds until an unanswered call is sent again; None leaves that to botocore. Raises where it is not sent."""
+        """Seconds until an unanswered call is sent again; None leaves that to botocore. Raises once it is given up."""
         now, host = self._clock(), urlsplit(request_dict["url"]).netloc
         began: float | None = request_dict["context"].get(_BEGAN)
         if caught_exception is None:
@@ -71,7 +71,7 @@ class Silence:
 
 
 def unanswered(error: Exception) -> bool:
-    """Whether nobody answered; a certificate that is not trusted is an answer, which another try does not change."""
+    """True if there was no answer; an untrusted certificate is an answer, and retrying does not change it."""
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError, SSLError
 
@@ -79,4 +79,4 @@ def unanswered(error: Exception) -> bool:
 
 
 SILENCE = Silence()
-"""Of this process: a command makes more than one session."""
+"""Shared by all sessions of this process."""

@@ -1,4 +1,4 @@
-"""boto3 clients of AWS, or of the control plane on this machine, and the defaults of an account."""
+"""boto3 clients of AWS or of the local control plane, and the defaults of an account."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clients:
-    """boto3 clients of AWS in a region, or of the control plane on this machine.
-
-    Nothing is contacted before `session` or `client` is used.
-    """
+    """boto3 clients of AWS in a region, or of the local control plane; only `session` and `client` connect."""
 
     name: TargetName
     region: str | None = None
@@ -42,7 +39,7 @@ class Clients:
         return aws_session(self.region)
 
     def client(self, service: str) -> Any:
-        """A boto3 client that retries what AWS throttles, and what gets lost on the way."""
+        """A boto3 client that retries throttled calls and lost answers."""
         from botocore.exceptions import NoRegionError
 
         try:
@@ -62,7 +59,7 @@ class Clients:
 
     @cached_property
     def transfers(self) -> Any:
-        """The client that moves files: patient with a slow line, where `s3` answers whoever waits for it."""
+        """The client for file transfers: waits longer for a slow line than `s3` does."""
         session: Any = self.session
         return self.s3 if self.name == "local" else session.client("s3", config=transferring())
 
@@ -80,17 +77,17 @@ class Clients:
         return region
 
     def default_bucket(self) -> str:
-        """The bucket used when the config names none: SageMaker's own default on AWS."""
+        """The bucket if the config names none: SageMaker's own default on AWS."""
         if self.name == "local":
             return str(_plane().BUCKET)
         return f"sagemaker-{self.region_name()}-{self.account()}"
 
     def default_role(self) -> str | None:
-        """The role used when the config names none; only the local control plane has one."""
+        """The role if the config names none; only the local control plane has one."""
         return str(_plane().ROLE) if self.name == "local" else None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
-        """The AWS account, as STS tells it. Raises `JobError` where it does not; `otherwise` is what helps then too."""
+        """The AWS account, from STS. Raises `JobError` if that fails; `otherwise` is the alternative that it names."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -100,9 +97,9 @@ class Clients:
 
 
 def reviving(endpoint: Endpoint) -> boto3.Session:
-    """A session whose calls start the local control plane again where it has died, and are then repeated.
+    """A session that restarts the local control plane if it has died, and repeats the call.
 
-    They raise `LocalError` where it was stopped on purpose or cannot be started.
+    Calls raise `LocalError` if the control plane was stopped on purpose or cannot be started.
     """
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError
@@ -119,7 +116,7 @@ def reviving(endpoint: Endpoint) -> boto3.Session:
 
 
 def _plane() -> Any:
-    """The control plane's client half; loaded when asked for, as it brings an HTTP client."""
+    """The client side of the control plane; imported lazily, as it brings an HTTP client."""
     from smtrain.plane import client
 
     return client

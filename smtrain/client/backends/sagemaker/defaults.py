@@ -1,7 +1,7 @@
-"""SageMaker's own defaults file ("intelligent defaults"), read once for every way a request is sent.
+"""SageMaker's defaults file ("intelligent defaults"), read once for every way to send a request.
 
-The SDKs each apply a part of it by rules of their own, and boto3 none. So smtrain reads it itself: what the config
-leaves open is filled in before the request is built, a dry run shows it, and the SDKs have nothing to add.
+Each SDK applies a part of it by rules of its own, and boto3 applies none. So smtrain reads it: values that the config
+leaves open are filled in before the request is built, a dry run shows them, and the SDKs have nothing to add.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import split_uri
 from smtrain.core.yaml_text import YamlError, parse
 
-# What is read, in an order in which each mapping comes before its keys.
+# The keys that are read; each mapping comes before its own keys.
 _KINDS: dict[str, type] = {
     "TrainingJob": dict, "TrainingJob.RoleArn": str, "TrainingJob.Environment": dict, "TrainingJob.Tags": list,
     "TrainingJob.EnableNetworkIsolation": bool, "TrainingJob.EnableInterContainerTrafficEncryption": bool,
@@ -32,11 +32,11 @@ _KINDS: dict[str, type] = {
 
 
 def sagemaker_defaults(target: Target) -> dict[str, Any]:
-    """The section SageMaker of the administrator's file with the user's merged over it; empty without files.
+    """The section SageMaker of the administrator's file, with the user's merged over it; empty without files.
 
-    Files lie where the SDKs look: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
-    folder or an s3:// URI), else sagemaker/config.yaml of the site's and the user's configuration folders. Raises
-    `ConfigError` for one that cannot be read.
+    Files are looked up as the SDKs do: SAGEMAKER_ADMIN_CONFIG_OVERRIDE and SAGEMAKER_USER_CONFIG_OVERRIDE (a file, a
+    folder or an s3:// URI), else sagemaker/config.yaml in the configuration folders of the site and of the user.
+    Raises `ConfigError` for a file that cannot be read.
     """
     import platformdirs
 
@@ -61,7 +61,7 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
 
 
 def _checked(section: dict[str, Any]) -> dict[str, Any]:
-    """The section SageMaker. Raises `TypeError` if a key that is read here has a value of another kind."""
+    """The section SageMaker. Raises `TypeError` if a key that is read has a value of the wrong type."""
     for way, kind in _KINDS.items():
         value: Any = section
         for key in way.split("."):
@@ -75,9 +75,9 @@ def _checked(section: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
-    """The config with everything that it leaves open taken from SageMaker's defaults.
+    """The config, with everything that it leaves open taken from SageMaker's defaults.
 
-    Raises `ConfigError` where they hold a secret written out.
+    Raises `ConfigError` if the defaults contain a secret in plain text.
     """
     job = defaults.get("TrainingJob") or {}
     vpc, output = job.get("VpcConfig") or {}, job.get("OutputDataConfig") or {}
@@ -138,7 +138,7 @@ def _read(target: Target, path: str, *, required: bool) -> str | None:
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Mappings are merged; anything else of `above` replaces what `below` has."""
+    """Merge mappings; any other value in `above` replaces the one in `below`."""
     merged = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)

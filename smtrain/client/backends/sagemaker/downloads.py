@@ -1,4 +1,4 @@
-"""What lies under an S3 prefix becomes a folder here: each file whole or not at all, none replaced unasked."""
+"""Copy an S3 prefix into a folder: each file atomically, and no existing file replaced unless requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smtrain.core.protocol.uris import split_uri
 
 @dataclass(frozen=True)
 class _Item:
-    """An object, and the file that it becomes."""
+    """An object, and the file that it is copied to."""
 
     uri: str
     """The prefix that it was listed under."""
@@ -41,7 +41,7 @@ class _Fetching:
         """Prefix -> the keys that were there when it was listed last."""
 
     def __call__(self, item: _Item) -> bool:
-        """Copy it beside its file; False where it has been deleted since it was listed."""
+        """Copy it to its temporary file; False if it was deleted after it was listed."""
         try:
             self._target.fetch(item.bucket, item.key, item.part)
         except Exception:
@@ -52,18 +52,18 @@ class _Fetching:
         return True
 
     def _is_gone(self, item: _Item) -> bool:
-        if item.uri not in self._left or item.key in self._left[item.uri]:  # not yet gone then: look again
+        if item.uri not in self._left or item.key in self._left[item.uri]:  # the last listing still had it: list again
             self._left[item.uri] = {found["Key"] for found in self._target.listing(item.uri)}
         return item.key not in self._left[item.uri]
 
 
 def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
-    """Copy the objects under each prefix into its folder, each whole or not at all; returns how many there are.
+    """Copy the objects under each prefix into its folder, each atomically; returns how many there are.
 
-    Files that are there already and hold the same are left, so a second call goes on where the first one ended. What a
-    running job deletes meanwhile, as it does its old checkpoints, is left out, and of such a folder nothing stays that
-    this call brought. Raises `JobError` where there are no objects, where a key would leave its folder, and, unless
-    `overwrite`, before anything is written where other files have the same names.
+    Existing files with the same content are kept, so a second call resumes the first. Objects that a running job
+    deletes meanwhile, such as old checkpoints, are skipped, together with what this call has copied of their folder.
+    Raises `JobError` if there are no objects, if a key would leave its folder, and, unless `overwrite`, if other files
+    have the same names; that is checked before anything is written.
     """
     fetch = _Fetching(target)
     items = [item for uri, folder in places for item in _items(target, uri, folder)]
@@ -74,7 +74,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
         other = [item for item in there if item not in same]
         _refuse_others([item for item in other if item.path.stat().st_size != item.size])
         different = []
-        for item in other:  # of the same size: S3 tells no hash of what was sent in parts
+        for item in other:  # of the same size: S3 has no hash of an object that was sent in parts
             if not fetch(item):
                 continue
             if filecmp.cmp(item.part, item.path, shallow=False):
@@ -95,7 +95,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
 
 
 def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
-    """Delete what this call brought of what is in S3 no more, so that no half of a folder stays; returns how many."""
+    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many."""
     left = {found["Key"] for uri, _ in places for found in target.listing(uri)}
     deleted = [item for item in new if item.key not in left]
     for item in deleted:
@@ -111,7 +111,7 @@ def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
     bucket, prefix = split_uri(uri)
     items = []
     for found in target.listing(uri):
-        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the object itself
+        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the prefix is an object
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
@@ -124,7 +124,7 @@ def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
 
 
 def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
-    """Folders where files are to go, and the other way round: no flag replaces those."""
+    """Raise `JobError` for a folder in place of a file, or the reverse: no option replaces those."""
     for item in items:
         if item.folder.exists() and not item.folder.is_dir():
             raise JobError(f"{item.folder} is a file; name a folder to download into")
@@ -150,7 +150,7 @@ def _refuse_others(different: Sequence[_Item]) -> None:
 
 
 def _is_same(item: _Item) -> bool:
-    """Whether the file is known to hold what the object does: S3's ETag is the MD5 of what was sent in one piece."""
+    """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
     if item.path.stat().st_size != item.size or len(item.etag) != 32:
         return False
     found = hashlib.md5(usedforsecurity=False)

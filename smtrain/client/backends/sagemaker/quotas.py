@@ -1,4 +1,4 @@
-"""What a ResourceLimitExceeded means: which quota, how much of it is used, and the command that asks for more."""
+"""Explain ResourceLimitExceeded: which quota, how much of it is used, and the command that requests more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = re.compile(
 
 
 class Refusal:
-    """CreateTrainingJob's message, understood where it has the form that SageMaker has given it for years."""
+    """CreateTrainingJob's message, parsed if it has the form that SageMaker has used for years."""
 
     def __init__(self, target: Target, message: str) -> None:
         self.target, self.message = target, message
@@ -25,13 +25,13 @@ class Refusal:
         self.asked = float(found["asked"]) if found else 0.0
 
     def short(self) -> str:
-        """Which quota holds how much."""
+        """The quota and its usage."""
         if self.name is None:
             return self.message
         return f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.asked:g} asked for"
 
     def sentence(self) -> str:
-        """The quota, and what can be done."""
+        """The quota, and the remedies."""
         if self.name is None:
             return self.message
         remedies = [f"ask for more: {self.command()}"]
@@ -42,12 +42,12 @@ class Refusal:
         return f"{self.short()}; {'; or '.join(remedies)}"
 
     def command(self) -> str:
-        """The command line that asks AWS for as much as this takes."""
+        """The AWS command that requests a sufficient quota."""
         code = self._code() or f"CODE (of {self.name!r} in the Service Quotas console)"
         return quota_command(code, self.used + self.asked, self.target.region_name())
 
     def _code(self) -> str | None:
-        """The code of the quota, which differs from name to name; None where Service Quotas may not be read."""
+        """The quota's code; None if Service Quotas may not be read."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

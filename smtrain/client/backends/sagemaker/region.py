@@ -1,11 +1,11 @@
-"""Which AWS region a session without a named one is in."""
+"""The AWS region of a session that names none."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-# In place of botocore's row, which knows AWS_DEFAULT_REGION alone; the AWS CLI and all other SDKs go by AWS_REGION.
+# Replaces botocore's row, which only knows AWS_DEFAULT_REGION; the AWS CLI and all other SDKs use AWS_REGION.
 VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
 UNKNOWN = (
     "compute.region: is not set, nor are AWS_REGION, AWS_DEFAULT_REGION or a region of the AWS profile, and this "
@@ -16,10 +16,10 @@ _SETTINGS = ("ec2_metadata_service_endpoint", "ec2_metadata_service_endpoint_mod
 
 
 def region_of(session: Any) -> str | None:
-    """The region of a botocore session that was made with `VARIABLES`.
+    """The region of a botocore session that was made with `VARIABLES`: AWS_REGION, else AWS_DEFAULT_REGION, else the
+    profile (AWS_PROFILE, SSO or not), else that of the EC2 or notebook instance.
 
-    That of AWS_REGION, else of AWS_DEFAULT_REGION, else of the profile (AWS_PROFILE, SSO or not), else the one that the
-    EC2 or notebook instance is in, which takes two seconds to find out where this machine is none.
+    Looking for an instance takes two seconds if this machine is none.
     """
     from botocore.utils import InstanceMetadataRegionFetcher
 

@@ -1,4 +1,4 @@
-"""Calls to AWS that outlast throttling, server faults and dropped connections."""
+"""Repeat AWS calls through throttling, server faults and dropped connections."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.25, 20.0
 
 
 def transient(error: Exception) -> bool:
-    """Whether the same call may go well a little later."""
+    """True if the same call may succeed a little later."""
     from botocore.exceptions import ClientError, HTTPClientError, SSLError
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
         if error.response.get("Error", {}).get("Code") == FULL:
-            return False  # it stays so until somebody frees some
+            return False  # waiting does not help: the user has to free some space
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error.response.get("Error", {}).get("Code") in _BUSY or status >= 500 or status == 429
     return isinstance(error, HTTPClientError | NoConnection | ResponseParserError) and not isinstance(error, SSLError)
 
 
 class Patience:
-    """Repeats a call with growing, random pauses until it goes well; counts what it took."""
+    """Repeats a call with growing, random pauses until it succeeds, and counts the attempts."""
 
     def __init__(self, limit_s: float, sleep: Callable[[float], None] = pause) -> None:
-        """After `limit_s` seconds without any answer a call gives up with `JobError`; with 0 none is repeated here."""
+        """Raise `JobError` after `limit_s` seconds without an answer; with 0, calls are not repeated here."""
         self.limit_s, self._sleep = limit_s, sleep
         self.calls: Counter[str] = Counter()
-        """HTTP requests by operation, botocore's own repetitions among them."""
+        """HTTP requests by operation, including botocore's own retries."""
         self.repeated = 0
-        """How many of them went wrong and were repeated."""
+        """Failed requests that were repeated."""
         self.trouble: str | None = None
-        """What is wrong at the moment; None while calls go well."""
+        """The current error; None while calls succeed."""
 
     def call(self, method: Callable[..., Any], **asked: Any) -> Any:
-        """`method(**asked)`. Raises what is no passing trouble as it comes."""
+        """Call `method(**asked)`. Raises errors that are not transient."""
         backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT, time.monotonic)
         while True:
             try:
@@ -83,9 +83,8 @@ class Patience:
 
 
 def impatient(target: TargetName) -> Patience:
-    """What a command has that answers at once: on AWS what each call has by itself
-    (`client.backends.sagemaker.circuit_breaker`), so that all of its calls together end within half a minute where
-    nobody answers."""
+    """Patience of a command that answers at once: on AWS only the retries of each call (`circuit_breaker`), so that all
+    calls together end within half a minute if nothing answers."""
     return Patience(120.0 if target == "local" else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The execution role that a config names, as the ARN that a request needs."""
+"""The ARN of the execution role that a config names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.core.errors import ConfigError
 
-# Where Studio, its spaces and notebook instances say who they are (SageMaker Developer Guide).
+# The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
 def role_arn(role: str | None, target: Clients) -> str:
-    """The ARN of a role given by ARN or name; without one, Studio's own, or the local control plane's.
+    """The ARN of a role given by ARN or name; by default Studio's role, or the local control plane's.
 
-    Raises `ConfigError` where there is none, or where IAM does not tell.
+    Raises `ConfigError` if there is no role, or if IAM does not return it.
     """
     role = role or target.default_role() or _of_studio()
     if not role:

@@ -1,4 +1,4 @@
-"""S3 by URI: how a URI is split, and what lies under a prefix."""
+"""List S3 objects by URI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smtrain.core.protocol.uris import split_uri
 
 
 def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
-    """The objects under a prefix; raises `JobError` where it may not be listed."""
+    """The objects under a prefix. Raises `JobError` if it may not be listed."""
     from botocore.exceptions import ClientError
 
     try:
@@ -22,7 +22,7 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
 
 
 def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
-    """The objects under a prefix; botocore's own `ClientError` where it may not be listed."""
+    """The objects under a prefix. Raises botocore's `ClientError` if it may not be listed."""
     bucket, prefix = split_uri(uri)
     asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
     pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)

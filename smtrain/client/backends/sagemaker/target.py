@@ -1,4 +1,4 @@
-"""Jobs on SageMaker: AWS, or the control plane on this machine, which answers the same API."""
+"""The SageMaker backend: AWS, or the local control plane, which answers the same API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target(Clients):
     """The SageMaker backend (`backends.base.JobPlace`)."""
 
     queues = False
-    """SageMaker knows no dependencies: a stage is created when the one before has ended."""
+    """SageMaker has no job dependencies: a stage is created when the previous one has ended."""
 
     def role(self, role: str | None) -> str:
         return role_arn(role, self)
@@ -36,14 +36,14 @@ class Target(Clients):
         return (given or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
 
     def in_place(self, path: Path | str) -> str | None:
-        """None: a job sees nothing of this machine."""
+        """None: a job cannot see the files of this machine."""
         return None
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
         return json.dumps(requests[0] if len(requests) == 1 else requests, indent=2)
 
     def describe(self, name: str, patience: Patience) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. Raises `JobError` where there is no such job."""
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         from botocore.exceptions import ClientError
 
         try:
@@ -68,7 +68,7 @@ class Target(Clients):
             yield answer["TrainingJobSummaries"]
 
     def stop(self, name: str) -> None:
-        """Ask a job to stop; one that has ended meanwhile is left as it is."""
+        """Ask a job to stop; a job that has ended meanwhile is left as it is."""
         from botocore.exceptions import ClientError
 
         try:
@@ -78,7 +78,7 @@ class Target(Clients):
                 raise
 
     def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
-        """A job's tags; none where this caller may not read them, or cannot now: nothing hangs on them."""
+        """A job's tags; empty if they cannot be read now, as they are optional everywhere."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -111,7 +111,7 @@ class Target(Clients):
         return page
 
     def last_events(self, name: str, count: int, patience: Patience) -> list[dict[str, Any]]:
-        """The last `count` events of every host: two or three calls a host, however long the log."""
+        """The last `count` events of every host, with two or three calls a host for a log of any length."""
         from botocore.exceptions import ClientError
 
         events: list[dict[str, Any]] = []
@@ -131,7 +131,7 @@ class Target(Clients):
             ask["nextToken"] = token
 
     def _tail(self, stream: str, count: int, patience: Patience) -> list[dict[str, Any]]:
-        """A stream's last events; a page may be empty though there is more before it."""
+        """A stream's last events. A page may be empty although there are earlier events."""
         events: list[dict[str, Any]] = []
         token: dict[str, str] = {}
         while len(events) < count:
@@ -149,7 +149,7 @@ class Target(Clients):
         return list_objects(self, uri)
 
     def read(self, uri: str) -> bytes:
-        """An object. Raises `JobError` where it is not there or may not be read."""
+        """An object. Raises `JobError` if it does not exist or may not be read."""
         from botocore.exceptions import ClientError
 
         bucket, key = split_uri(uri)
@@ -162,14 +162,14 @@ class Target(Clients):
         return body
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
-        """Copy an object here, outlasting a network that is away for some minutes."""
+        """Copy an object here, retrying for some minutes if the network is away."""
         Patience(PERSIST_S).call(
             self.transfers.download_file, Bucket=bucket, Key=key, Filename=str(path), ExtraArgs=owner(self, bucket)
         )
 
 
 def near_run(name: str) -> str:
-    """`did you mean X? ` for a run or job of this machine whose name is nearly this; else empty."""
+    """`did you mean X? ` for a similar name of a run or job of this machine; else empty."""
     from smtrain.plane.client import home_folder, state_folder
 
     jobs = state_folder(home_folder()) / "jobs"

@@ -1,8 +1,8 @@
-"""Files on their way to S3: large ones in parts that a later call goes on with, each checked by its SHA-256 on arrival.
+"""Upload files to S3: large ones in parts that a later call resumes, each checked by its SHA-256 on arrival.
 
-A file's name in S3 holds the hash of its content, so parts of an earlier call for the same name are parts of the same
-file; they are compared with the file all the same. What is read is hashed once more while it is sent: a file that was
-edited since its name was made is refused, and nothing of it stays.
+A file's name in S3 contains the hash of its content, so parts of an earlier call for the same name belong to the same
+file; they are compared with the file all the same. The file is hashed again while it is sent: a file that was edited
+since its name was made is refused, and nothing of it stays.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.core.errors import JobError
 
 PART = 32 << 20
-"""Bytes of a part; what is not larger is sent in one call. S3 takes 5 MiB at least, and 10,000 parts at most."""
+"""Bytes of a part; smaller files are sent in one call. S3 requires at least 5 MiB, and at most 10,000 parts."""
 SENDERS = 4
-"""Parts on their way at a time; as many are in memory, and one more."""
+"""Parts sent at a time; as many are in memory, and one more."""
 _MOST_PARTS = 10_000
 
 
 def owner(target: Clients, bucket: str) -> dict[str, str]:
-    """`ExpectedBucketOwner` where the account that a bucket must belong to is known: for SageMaker's default bucket,
-    whose name says it and which anyone could have made before, and on this machine."""
+    """`ExpectedBucketOwner` if the account is known: on this machine, and for SageMaker's default bucket, whose name
+    contains it and which another account could have created before."""
     if target.name == "local":
         from smtrain.plane.client import ACCOUNT
 
@@ -43,9 +43,9 @@ def owner(target: Clients, bucket: str) -> dict[str, str]:
 
 
 def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
-    """Put a file or bytes under a key; gives how many bytes were found there already, of an earlier call.
+    """Upload a file or bytes; returns the number of bytes that an earlier call had already sent.
 
-    Raises `JobError` for a file whose content is not that of `sha256` (hex).
+    Raises `JobError` if the content does not have this `sha256` (hex).
     """
     place = {"Bucket": bucket, "Key": key, **owner(target, bucket)}
     size = size_of(body)
@@ -59,7 +59,7 @@ def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None 
 
 
 def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
-    """A call that outlasts a network which is away for some minutes, unless it is `stopped` meanwhile."""
+    """Make a call that outlasts a network that is away for some minutes, unless it is `stopped` meanwhile."""
 
     def pause(seconds: float) -> None:
         assert stopped
@@ -80,7 +80,7 @@ def _edited(body: Body) -> JobError:
 
 @dataclass
 class _Parts:
-    """One file in parts."""
+    """Upload of one file in parts."""
 
     target: Clients
     place: dict[str, str]
@@ -96,7 +96,7 @@ class _Parts:
             made = _persist(self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256")
             upload = str(made["UploadId"])
         whole, kept, done = hashlib.sha256(), 0, {}
-        # An error or Ctrl-C leaves the parts that have arrived: the next call goes on with them.
+        # An error or Ctrl-C leaves the parts that have arrived: the next call resumes with them.
         with ThreadPoolExecutor(SENDERS) as senders:
             sending: list[Future[dict[str, Any]]] = []
             try:
@@ -136,9 +136,9 @@ class _Parts:
         return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
 
     def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
-        """The newest unfinished upload of this key whose parts are of this size, and they; others are ended.
+        """The newest unfinished upload of this key with parts of this size, and its parts; others are aborted.
 
-        None where there is none, or where the uploads of the bucket may not be listed.
+        None if there is no such upload, or if the bucket's uploads may not be listed.
         """
         from botocore.exceptions import ClientError
 
@@ -170,7 +170,7 @@ class _Parts:
         except ClientError as error:
             if error.response["Error"].get("Code") != "NoSuchUpload":
                 raise
-            # Completed by a first call whose answer was lost, or by another launch of the same inputs.
+            # A first call, whose answer was lost, has completed it, or another launch of the same inputs.
             if s3.head_object(**self.place)["ContentLength"] != self.size:
                 raise
 
@@ -187,8 +187,7 @@ def _take(sending: Future[dict[str, Any]], done: dict[int, dict[str, Any]]) -> N
 
 
 def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
-    """What names a part that has arrived, if it is this content: by its SHA-256, or by its MD5 where S3 tells only
-    that."""
+    """The entry of a part that has arrived, if its content is the same: by SHA-256, or by MD5 if S3 has only that."""
     if there is None or there["Size"] != len(content):
         return None
     checksum = _coded(content)

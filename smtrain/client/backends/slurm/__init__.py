@@ -1,1 +1,1 @@
-"""Slurm clusters: a stage as one sbatch script, and jobs described from the files that they write."""
+"""The Slurm backend: a stage as one sbatch script, and jobs described from the files that they write."""

@@ -1,4 +1,4 @@
-"""Removal from the shared folder: files that smtrain made there for finished runs, and no others."""
+"""Clean the shared folder: remove files that smtrain made there for finished runs, and no others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KINDS = {
     "inputs": "models and texts that were copied here, code and configs",
     "caches": "copies of S3 objects, compiled graphs, parts of copies that broke off",
 }
-_YOUNG_S = 3600  # what is younger may be of a launch that has not submitted its job yet
-# Links are files here, never followed: a node's /opt/ml leads to data of others.
+_YOUNG_S = 3600  # younger files may belong to a launch that has not submitted its job yet
+# Links count as files and are never followed: a node's /opt/ml leads to data of others.
 _FILES = r"""id -un; [ -d "$1" ] || exit 0; cd "$1" && find . -xdev \( -type f -o -type l \) -printf '%u %s %T@ %P\0'"""
 _REQUESTS = f"""cd "$1" || exit 0
 for f in */jobs/*/{REQUEST}; do
@@ -28,7 +28,7 @@ for f in */jobs/*/{REQUEST}; do
   printf '%s\\0' "$f"; cat "$f" | tr -d '\\0'; printf '\\0'
 done
 """
-# A folder that holds no file any more goes with the last one that it held.
+# A folder is removed together with the last file in it.
 _REMOVE = r"""cd "$1" || exit 1
 xargs -0 sh -c '
 for p; do
@@ -41,7 +41,7 @@ done' sh
 
 @dataclass
 class Unit:
-    """A folder that goes as a whole."""
+    """A folder that is removed as a whole."""
 
     path: str
     """Relative to the shared folder."""
@@ -96,8 +96,8 @@ def plan(
     shared: Shared, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
     run: str | None = None,
 ) -> tuple[Going, list[Unit]]:  # fmt: skip
-    """Choose what may go, as for the home of this machine (plane/server/clean.py). `everything`: what no other job
-    needs of inputs and caches as well. Raises `JobError` for a run that is not known or must stay."""
+    """Choose what to remove, as for the home of this machine (plane/server/clean.py). `everything`: also inputs and
+    caches that no other job needs. Raises `JobError` for a run that is unknown or must stay."""
     chosen = going(shared.records, jobs=jobs, older_than=older_than, everything=everything, run=run)
     needed, theirs = chosen.needed(shared.records), chosen.theirs()
     in_s3 = any(uri.startswith("s3://") for uri in needed)
@@ -113,7 +113,7 @@ def plan(
 
 
 def remove(place: SlurmPlace, chosen: Going, units: Iterable[Unit]) -> int:
-    """Remove them; gives the bytes that they held. Raises `HeadError` if one cannot be removed."""
+    """Remove them; returns the freed bytes. Raises `HeadError` if one cannot be removed."""
     units = list(units)
     if units:
         names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
@@ -124,7 +124,7 @@ def remove(place: SlurmPlace, chosen: Going, units: Iterable[Unit]) -> int:
 
 
 def _unit(path: str, runs: set[str]) -> tuple[str, str] | None:
-    """The folder that a file goes with, and its kind; None for what smtrain has not made."""
+    """The folder that a file belongs to, and its kind; None for a file that smtrain did not make."""
     parts = path.split("/")
     first, second = parts[0], parts[1] if len(parts) > 2 else ""
     if first in runs and second in ("jobs", "prepare") and len(parts) > 3:
@@ -145,7 +145,7 @@ def _hashed(name: str) -> bool:
 
 
 def _requests(place: SlurmPlace) -> Iterator[tuple[str, Any]]:
-    """The request of every job by its path; None for one that cannot be read."""
+    """The request of every job by its path; None for an unreadable one."""
     parts = place.head.sh(_REQUESTS, place.shared, seconds=None).decode(errors="replace").split("\0")
     for path, text in zip(parts[::2], parts[1::2], strict=False):
         try:
@@ -190,7 +190,7 @@ def _below(uri: str, prefixes: Iterable[str]) -> bool:
 
 
 def _touches(uri: str, prefixes: Iterable[str]) -> bool:
-    """True if one is below the other."""
+    """True if one of the prefixes is above or below the URI."""
     return any(f"{path_of(prefix).rstrip('/')}/".startswith(path_of(uri)) for prefix in prefixes) or _below(
         uri, prefixes
     )

@@ -1,4 +1,4 @@
-"""Files to and from the shared folder, and whatever outlasts a connection that breaks: a copy goes on where it was."""
+"""Copy files to and from the shared folder, resuming after a broken connection."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from smtrain.core.interrupts import pause
 from smtrain.core.text import Say
 
 PATIENCE_S = 300.0
-"""So long a copy tries to get its connection back."""
-_STEADY_S = 60.0  # a connection that held so long is a new one's first try
-_BROKEN = (10, 12, 20, 30, 35, ssh.LOST)  # rsync's statuses where its connection broke
+"""A copy tries for so long to get its connection back."""
+_STEADY_S = 60.0  # after a connection that held so long, the backoff starts again
+_BROKEN = (10, 12, 20, 30, 35, ssh.LOST)  # rsync's exit statuses for a broken connection
 _PARTS = ".partial"
 
 Files = Sequence[tuple[str, Body]]
 
 
 def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
-    """Copy files into a folder, each whole or not at all; those there with their size are left, as their folder is
-    named by content. rsync keeps what it has of a file that was broken off below `shared`. Raises `HeadError`."""
+    """Copy files into a folder, each atomically; files of the same size are kept, as their folder is named by content.
+    rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`."""
     told: list[str] = []
 
     def attempt() -> None:
@@ -44,7 +44,7 @@ def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
             if why := _without_rsync(head):
                 say(
                     f"{why}, so a file whose copy breaks off is copied again from its beginning; with rsync on both "
-                    "machines it would go on"
+                    "machines it would resume"
                 )
             else:
                 _rsync(head, shared, folder, large)
@@ -65,7 +65,7 @@ def fetch(head: Head, path: str, destination: Path, say: Say) -> None:
 
 
 def outlasting(attempt: Callable[[], None], say: Say) -> None:
-    """Do something that may be done again, over a connection that may break. Raises `HeadError`."""
+    """Call a repeatable `attempt` until its connection holds. Raises `HeadError`."""
     backoff = Backoff(PATIENCE_S, 1.0, 20.0)
     while True:
         began = time.monotonic()
@@ -82,7 +82,7 @@ def outlasting(attempt: Callable[[], None], say: Say) -> None:
 
 
 def _without_rsync(head: Head) -> str | None:
-    """Where rsync is lacking, as the beginning of a sentence."""
+    """Say which side lacks rsync, as the beginning of a sentence; None if both have it."""
     if shutil.which("rsync") is None:
         return "there is no rsync on this machine"
     return None if head.sh("command -v rsync; :") else f"there is no rsync on {head.name}"
@@ -118,5 +118,5 @@ def _root(named: tuple[str, Path]) -> str:
 
 
 def _of_ssh(said: str) -> list[str]:
-    """What rsync's transport said, without what rsync makes of it."""
+    """The lines of ssh in rsync's output."""
     return [line for line in said.splitlines() if not line.startswith("rsync")]

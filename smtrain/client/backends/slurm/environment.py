@@ -1,6 +1,6 @@
-"""The variables of the head node's shell that travel with a job; all others stay there, as secrets may be among them.
+"""The variables of the head node's shell that a job gets; all others stay there, as they may contain secrets.
 
-Variables that Slurm gets go into the state folder of slurmctld and into the processes of the job.
+Slurm writes a job's variables into slurmctld's state folder and passes them to the job's processes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ _KEPT = (
     "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG",
     "LMOD_ROOT",
 )  # fmt: skip
-# Variables of sbatch override the script, so one that stands for a key is kept only if the config has no value.
+# sbatch's variables override the script, so a variable for a key is kept only if the config has no value for it.
 _DEFAULTS = ("account", "qos", "reservation", "constraint")
 
 
 def kept(cluster: Cluster) -> tuple[str, ...]:
-    """Names of the variables that travel with a job: what Slurm needs, and what `--export` in the config names."""
+    """Names of the variables that a job gets: those that Slurm needs, and those that `--export` in the config names."""
     defaults = [name.upper() for name in _DEFAULTS if not getattr(cluster, name)]
     of_slurm = [f"{program}_{name}" for name in defaults for program in ("SBATCH", "SLURM")]
     return tuple(dict.fromkeys([*_KEPT, *of_slurm, *Exported.of(cluster.sbatch).names]))
 
 
 def bare(cluster: Cluster) -> str:
-    """Lines of sh that define `bare COMMAND...`, which runs a command with these variables alone."""
+    """sh code that defines `bare COMMAND...`, which runs a command with only these variables."""
     stays = "[!S]*|S[!B]*" if Exported.of(cluster.sbatch).everything else "''"
     return f"""keep={" ".join(kept(cluster))!r}
 bare() (

@@ -1,4 +1,4 @@
-"""Which cluster a job is on, for commands that name a job alone: a file for each job that was submitted from here."""
+"""Remember which cluster each job was submitted to, for commands that only name a job: one file a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATEST = "latest"
 
 
 def remember(section: Cluster, job: str) -> None:
-    """Note where a job was submitted; that cluster is the one meant from now on where none is named."""
+    """Note the cluster of a job; it is also the default cluster from now on."""
     for name in (job, _LATEST):
         path = _file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,19 +26,19 @@ def remember(section: Cluster, job: str) -> None:
 
 
 def forget(job: str) -> None:
-    """Remove the note about a job that is no more."""
+    """Remove the note about a job that was deleted."""
     _file(job).unlink(missing_ok=True)
 
 
 def knows(job: str) -> bool:
-    """Whether a job, or one of a run of this name, was submitted to a cluster from here."""
+    """True if a job, or a job of a run of this name, was submitted to a cluster from here."""
     return _noted(job) is not None
 
 
 def cluster_of(job: str | None = None) -> Cluster:
-    """The cluster of a job, else that of $SMTRAIN_CLUSTER ([HOST:]/SHARED), else the one used last.
+    """The cluster of a job, else of $SMTRAIN_CLUSTER ([HOST:]/SHARED), else the one used last.
 
-    Raises `ConfigError` where none is known.
+    Raises `ConfigError` if none is known.
     """
     named = os.environ.get(VARIABLE)
     if job and (path := _noted(job)):

@@ -1,7 +1,7 @@
-"""Lines from a job's log files: one file a node, each line behind its time, read from where the last reading ended.
+"""Read a job's log files: one a node, each line after its time, resuming at the end of the last reading.
 
-Slurm's own words have no time. Those of earlier attempts are a file of the same form; those of the last one are read
-whole, and a line has the time at which the file was written when the line was first seen.
+Slurm's own output has no times. Output of earlier attempts is in a file of the same form. That of the last attempt is
+read whole; a line gets the time at which the file was written when the line was first seen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from smtrain.client.backends.slurm.layout import WORDS, WORDS_LOG
 from smtrain.client.backends.slurm.remote_shell import Head
 
-_MOST = 262_144  # bytes of Slurm's words that are read: the first of them are nearest to a cause
+_MOST = 262_144  # bytes of Slurm's output that are read: its first lines are the nearest to a cause
 _WORDS = f"""
 words=${{folder%/*}}/{WORDS}
 if [ -s "$words" ]; then
@@ -23,8 +23,8 @@ if [ -s "$words" ]; then
   printf '{WORDS}@%s %s\\n%s' "$at" "$(printf %s "$text" | wc -c)" "$text"
 fi
 """
-# Everything that was not read yet in one call, however many nodes: "NAME BYTES\n" and so many bytes, for each file.
-# Slurm's words come last: the next attempt moves them to the log, and a line must not be in both.
+# Reads all new bytes of all nodes in one call: "NAME BYTES\n" and so many bytes, for each file.
+# Slurm's output comes last: the next attempt moves it to the log, and a line must not be in both.
 _NEW = f"""
 folder=$1
 shift
@@ -55,17 +55,17 @@ fi
 
 @dataclass
 class LogFiles:
-    """The log of one job; remembers how far each file was read, so that a following reads what is new."""
+    """The log of one job, with the position of each file after the last reading."""
 
     head: Head
     job: str
     folder: str
     _marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """By file: (newest time in ms, byte that follows) at the end of every reading."""
+    """By file: (newest time in ms, next byte) at the end of every reading."""
     _words: list[tuple[int, str]] = field(default_factory=list)
-    """Slurm's words of the last attempt, each behind the time that it was given, ms."""
+    """Lines of Slurm's output in the last attempt, each with the time it was given, ms."""
     _given: dict[str, list[int]] = field(default_factory=dict)
-    """The times that each of Slurm's words was given, in every attempt."""
+    """The times that each line of Slurm's output was given, in all attempts."""
 
     def since(self, start: int, host: str | None = None, pattern: str | None = None) -> list[dict[str, Any]]:
         """Every event from a time (ms) on, as FilterLogEvents gives them; `pattern` is a quoted word."""
@@ -94,11 +94,11 @@ class LogFiles:
         return [event for file, content in blocks for event in self._events(file, content)[0][-count:]]
 
     def _offset(self, file: str, start: int) -> int:
-        """From which byte on a file may hold events of this time."""
+        """The first byte of a file that may hold events of this time."""
         return max((at for newest, at in self._marks.get(file, ()) if newest < start), default=0)
 
     def _events(self, file: str, content: bytes) -> tuple[list[dict[str, Any]], int]:
-        """The events of whole lines, and how many bytes those are."""
+        """The events of complete lines, and the bytes of those lines."""
         whole = content.rfind(b"\n") + 1
         if file.startswith(WORDS):
             return self._of_slurm(_milliseconds(file.partition("@")[2]), content[:whole]), whole
@@ -107,7 +107,7 @@ class LogFiles:
             time, _, text = line.partition(" ")
             if found := _milliseconds(time):
                 stamp = found
-            else:  # a line without a time is of the one before
+            else:  # a line without a time belongs to the one before it
                 text = line
             if file == WORDS_LOG and (given := self._given.get(text)):  # the file has the attempt's last time for all
                 stamp = max((one for one in given if one <= stamp), default=stamp)
@@ -115,7 +115,7 @@ class LogFiles:
         return events, whole
 
     def _of_slurm(self, written: int, content: bytes) -> list[dict[str, Any]]:
-        """The events of Slurm's words; a line that was seen before keeps its time."""
+        """The events of Slurm's output; a line that was seen before keeps its time."""
         texts = content.decode(errors="replace").split("\n")[:-1]
         before = [text for _, text in self._words]
         if texts[: len(before)] != before:  # another attempt's

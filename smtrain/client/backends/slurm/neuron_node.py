@@ -1,4 +1,4 @@
-"""The script that gives a node of ParallelCluster Neuron's driver where its image has none."""
+"""The script that installs Neuron's driver on a node of ParallelCluster if its image has none."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ done
 echo "neuron: the driver is installed and shows no device; is this a machine with Neuron devices?" >&2
 exit 1
 """
-"""Sources and package names as in AWS's documentation of Neuron 2.33 (read 2026-11-23); run on no node of AWS."""
+"""Sources and package names from AWS's documentation of Neuron 2.33 (read 2026-11-23); not run on a node of AWS."""

@@ -1,4 +1,4 @@
-"""A cluster from nothing: the file that AWS ParallelCluster makes one of, from a config and what an account has.
+"""Make the file from which AWS ParallelCluster creates a cluster, from a config and the account's resources.
 
 Keys as in aws-parallelcluster 3.16's schema (read 2026-11-21); no cluster was created with it here.
 """
@@ -18,12 +18,12 @@ from smtrain.core.near import hint
 from smtrain.core.protocol.uris import split_uri
 
 OSES = ("ubuntu2204", "ubuntu2404", "alinux2023", "rhel8", "rhel9", "rocky8", "rocky9")
-"""Operating systems that ParallelCluster 3.16 makes clusters of; older ones are refused."""
+"""Operating systems that ParallelCluster 3.16 supports; it refuses older ones."""
 UNKNOWN_SUBNET = "subnet-00000000000000000"
-"""Stands for a subnet that is not given: of the right form, and nobody's."""
+"""Placeholder for a subnet that is not given: well-formed, but not real."""
 _LUSTRE_STEP = 2400  # GiB; SCRATCH_2 is 1200 or a multiple of it
 LUSTRE_DOLLARS = 0.14
-"""A GiB of SCRATCH_2 a month in us-west-2; from memory (2026-11-22), not read at its source."""
+"""Dollars a GiB of SCRATCH_2 a month in us-west-2; from memory (2026-11-22), not read at its source."""
 _QUEUE = re.compile(r"[a-z][a-z0-9-]{0,24}")
 _CLUSTER = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{0,59}")
 _IDS = {
@@ -36,20 +36,20 @@ _IDS = {
 
 @dataclass(frozen=True)
 class Site:
-    """What a config does not say: the account's network and keys, and how machines are bought."""
+    """The account's network and keys, and how machines are bought."""
 
     region: str = "us-west-2"
     head_subnet: str = UNKNOWN_SUBNET
     """A public subnet."""
     compute_subnet: str = UNKNOWN_SUBNET
-    """A private subnet with a way out (NAT)."""
+    """A private subnet with a route to the internet (NAT)."""
     key_name: str | None = None
-    """An EC2 key pair; without one the head node is reached through SSM."""
+    """An EC2 key pair; without one, connect to the head node through SSM."""
     os: str = "ubuntu2204"
     ami: str | None = None
-    """A Neuron image built for this release of ParallelCluster; without one the nodes have no driver."""
+    """A Neuron image built for this release of ParallelCluster; without one the nodes lack the driver."""
     post_install: str | None = None
-    """URI of a script that every node of the train stage runs as it starts."""
+    """URI of a script that every node of the train stage runs at its start."""
     head_type: str = "m5.4xlarge"
     capacity_block: str | None = None
     """ID of a capacity reservation of a capacity block."""
@@ -108,7 +108,7 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
 
 
 def queues(config: JobConfig) -> tuple[str, str]:
-    """The queues of the train stage and of the stages that need no accelerator; one where the config names one."""
+    """The queues of the train stage and of the CPU stages; the same one if the config only names one."""
     cluster = config.cluster
     training = cluster.partition or "train"
     return training, cluster.cpu_partition or (training if cluster.partition else "cpu")
@@ -122,7 +122,7 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
         resource["Efa"] = {"Enabled": True}
     networking: dict[str, Any] = {"SubnetIds": [site.compute_subnet]}
     if site.capacity_block:
-        resource["MinCount"] = resource["MaxCount"]  # its nodes are there for as long as the block is
+        resource["MinCount"] = resource["MaxCount"]  # the nodes exist for as long as the block
         resource["CapacityReservationTarget"] = {"CapacityReservationId": site.capacity_block}
     else:
         networking["PlacementGroup"] = {"Enabled": True}
@@ -139,7 +139,7 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
 
 
 def _buckets(config: JobConfig) -> list[str]:
-    """Buckets that the config's inputs lie in, which nodes must be allowed to read."""
+    """Buckets of the config's inputs, which nodes must be allowed to read."""
     held_out = config.train.validation.path if config.train.validation else None
     given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
     given += [source.path for source in config.data.all_sources]
@@ -189,8 +189,8 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
 
 
 def dollars_per_hour(config: JobConfig, site: Site) -> tuple[float | None, float | None]:
-    """Of the idle cluster (head node and storage), and of the train stage's nodes while they run; None where no price
-    is known, and of a capacity block, which is paid for ahead."""
+    """Dollars an hour of the idle cluster (head node and storage), and of the running train nodes; None if no price is
+    known, and for the nodes of a capacity block, which is paid in advance."""
     prices = Prices(own_prices())
     head = prices.find(f"ml.{site.head_type}", "on_demand", site.region)
     node = prices.find(config.compute.instance_type, "spot" if site.spot else "on_demand", site.region)

@@ -1,4 +1,4 @@
-"""A Slurm cluster as a place that jobs run in: submit, describe, list, stop, lines, files."""
+"""A Slurm cluster as a backend: submit, describe, list and stop jobs, read their lines and files."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.text import Say, say
 
 _Some = TypeVar("_Some")
-_LAST_LINES = 200  # of a job's log: the totals of a stage are among its last
-# What Slurm said of an attempt that is the cause of its end: not that tasks ended, and that the others were told to.
+_LAST_LINES = 200  # of a job's log: the totals of a stage are among them
+# Finds the line of Slurm's output that explains an attempt's end; skips reports that tasks ended or were signalled.
 _CAUSE = r"""
 /[Ee]xited with exit code|Terminating StepId|Job step aborted|Force Terminated/ { next }
 /tasks? [0-9,-]+: (Terminated|Killed)/ { next }
 /CANCELLED AT [^ ]+ \*\*\*/ { next }
 /[Ee]rror|fatal|oom|OOM|[Oo]ut [Oo]f [Mm]emory|DUE TO|[Cc]annot|denied|not found|No such/ { print; exit }
 """
-# The queue first: what has ended since then has written its end before it left.
-# NUL is what stands between the parts of an answer; a pipe would be waited for, and a line may be of any length.
+# squeue runs first: a job that ends after that has written its end before it left the queue.
+# NUL separates the parts of an answer: lines may be of any length.
 _ROW = f"""for f in nodes/*/output/failure; do [ -f "$f" ] && break; done
   {{ if [ -f "$f" ]; then head -c 1024 "$f"
   elif why=$(head -c 65536 {WORDS} 2>/dev/null | awk '{_CAUSE}') && [ -n "$why" ]; then printf '%s\\n' "$why"
@@ -51,7 +51,7 @@ for d in "$1"/*/jobs/$2/; do
   printf '\\0'
 done
 """
-# A folder is made by one of two who try at once; the other joins.
+# Two launches may try at once: one makes the folder, the other joins.
 _SUBMIT = f"""
 job=$1; request=$2; at=$3; size=$4; shift 4
 mkdir -p "$(dirname "$job")" || exit 1
@@ -83,7 +83,7 @@ exit 0
 
 @dataclass(frozen=True)
 class SlurmPlace:
-    """One cluster, as the section `cluster` names it."""
+    """One cluster, as the section `cluster` describes it."""
 
     section: Cluster
     name: Literal["slurm"] = "slurm"
@@ -104,20 +104,20 @@ class SlurmPlace:
 
     # ---- what a request is filled in with
     queues = True
-    """Slurm itself starts a stage after another, so that all are submitted at once."""
+    """Slurm starts each stage after the previous one, so all are submitted at once."""
 
     def region_name(self) -> str:
-        return "us-east-1"  # whose prices stand for what the machines cost elsewhere
+        return "us-east-1"  # its prices are the estimate for machines elsewhere
 
     def role(self, _role: str | None) -> str:
         return ""
 
     def base(self, _given: str | None) -> str:
-        """Everything lies on the shared folder."""
+        """Everything is on the shared folder."""
         return uri_of(self.shared)
 
     def in_place(self, path: Path | str) -> str | None:
-        """The URI of a folder or file that nodes see where it lies; None for what must be copied to them."""
+        """The URI of a folder or file that the nodes can see; None if it must be copied to them."""
         if str(path).startswith(SCHEME):
             return str(path)
         if self.section.host is not None:
@@ -130,13 +130,13 @@ class SlurmPlace:
 
     # ---- submit
     def put(self, uri: str, files: copying.Files, say: Say) -> None:
-        """Copy files below a URI; those there with their size are left, as their folder is named by content."""
+        """Copy files below a URI; files of the same size are kept, as their folder is named by content."""
         copying.send(self.head, self.shared, path_of(uri).rstrip("/"), files, say)
 
     def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
-        """Queue a request behind jobs of these Slurm IDs; gives its own ID, None where there is such a job already.
+        """Queue a request after jobs with these Slurm IDs; returns its own ID, or None if the job exists already.
 
-        Raises `JobError` with Slurm's own words where it is refused; nothing of it stays then.
+        Raises `JobError` with Slurm's message if it is refused; nothing of it stays then.
         """
         name = request["TrainingJobName"]
         options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
@@ -150,7 +150,7 @@ class SlurmPlace:
             told = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
 
         try:
-            copying.outlasting(attempt, say)  # one whose answer was lost is found by the next
+            copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
         remember(self.section, name)
@@ -158,13 +158,13 @@ class SlurmPlace:
         return None if answer == "taken" else answer.partition(";")[0]
 
     def queued_id(self, name: str) -> str | None:
-        """The Slurm ID of a job that waits or runs."""
+        """The Slurm ID of a waiting or running job."""
         row = queue_rows(self.head.run("squeue", "-h", "-o", QUEUE, "-n", name).decode()).get(name)
         return row.id if row and not row.over else None
 
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
-        """As DescribeTrainingJob. Raises `JobError` where there is no such job."""
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         for told in self._look(name, patience, one=name):
             if told["TrainingJobStatus"] == "Completed" and (defined := definitions(told)):
                 told["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
@@ -175,7 +175,7 @@ class SlurmPlace:
         )
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        """As ListTrainingJobs, newest first."""
+        """ListTrainingJobs' summaries, newest first."""
         found = self._look(f"*{contains or ''}*", None)
         keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
         rows = [
@@ -185,7 +185,7 @@ class SlurmPlace:
         yield rows
 
     def stop(self, name: str) -> None:
-        """Ask a job to save and end; one that waits is taken off the queue."""
+        """Ask a job to save and end; a waiting job is removed from the queue."""
         self.head.sh(_STOP, self._folder(name))
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
@@ -207,12 +207,12 @@ class SlurmPlace:
 
     # ---- files
     def listing(self, uri: str) -> list[dict[str, Any]]:
-        """Files below a URI, as S3 lists objects."""
+        """Files below a URI, in the form of S3's listing."""
         folder = path_of(uri).rstrip("/")
         return [{"Key": f"{folder}/{path}", "Size": size} for path, size in sorted(self.head.sizes(folder).items())]
 
     def read(self, uri: str) -> bytes:
-        """A file. Raises `JobError` where there is none."""
+        """A file. Raises `JobError` if it does not exist."""
         content = self.head.read(path_of(uri))
         if content is None:
             raise JobError(f"{path_of(uri)} does not exist on {self.head.name}; check the path")
@@ -256,8 +256,8 @@ class SlurmPlace:
             folder, asked, history, request, failure = parts[at : at + 5]
             name = folder.rstrip("/").rpartition("/")[2]
             events, row = events_of(history), rows.get(name)
-            # Without events and not in the queue: a folder that a launch is making, or has left. A script submitted by
-            # hand is in the queue before its first event, which it writes itself when it starts.
+            # Without events and not in the queue: a folder that a launch is making, or has abandoned. A script that was
+            # submitted by hand is in the queue before its first event, which it writes when it starts.
             if not events and not row:
                 continue
             state = state_of(events, row, asked=bool(asked), failure=failure.strip(), reachable=queue != "unreachable")
@@ -267,12 +267,12 @@ class SlurmPlace:
 
 
 def _unread(name: str, base: str) -> dict[str, Any]:
-    """What is known of a request that was not read."""
+    """A request of which only the name and folder are known."""
     return {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
 
 
 def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
-    """A look that outlasts a head node which is away for a while, where somebody has patience."""
+    """Call `look` again while the head node is away, for as long as `patience` allows."""
     deadline = time.monotonic() + (patience.limit_s if patience else 0.0)
     pause = 0.5
     while True:

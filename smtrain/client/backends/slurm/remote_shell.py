@@ -1,6 +1,6 @@
-"""The head node: commands that run on it, here or through the user's own ssh, and files of the shared folder.
+"""Run commands on the head node, locally or through the user's own ssh, and copy files of the shared folder.
 
-Everything is `sh` and what POSIX has beside it; nothing is installed there.
+Only `sh` and POSIX tools are used; nothing is installed there.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from smtrain.client.backends.slurm import ssh
 from smtrain.core.errors import JobError
 
 SECONDS = 60.0
-"""After so long without an answer a command is given up; copies take as long as they take."""
-# A file whole or not at all: where a connection breaks, `cat` sees an end like any other.
+"""A command without an answer for so long is given up; copies have no limit."""
+# Writes a file atomically: if the connection breaks, `cat` sees a normal end of its input.
 _WRITE = """
 mkdir -p "$(dirname "$1")" || exit 1
 cat >"$1.part.$$" && [ "$(wc -c <"$1.part.$$")" -eq "$2" ] && mv "$1.part.$$" "$1" || { rm -f "$1.part.$$"; exit 1; }
@@ -28,24 +28,24 @@ class HeadError(JobError):
 
 
 class HeadLostError(HeadError):
-    """The connection broke, or cannot be made now; the same call may go well a little later."""
+    """The connection broke, or cannot be made now; the same call may succeed a little later."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where Slurm's commands run. `host` None: this machine."""
+    """The machine on which Slurm's commands run. `host` None: this machine."""
 
     host: str | None = None
 
     def run(self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS) -> bytes:
-        """What a command prints. Raises `HeadError` with its own words where it fails."""
+        """Run a command; returns its output. Raises `HeadError` with its error output if it fails."""
         with tempfile.TemporaryFile() as given:
             given.write(feed or b"")
             given.seek(0)
             return self._call(command, given, subprocess.PIPE, seconds)
 
     def sh(self, script: str, *arguments: str, seconds: float | None = SECONDS) -> bytes:
-        """What a shell script prints; its arguments are $1, $2..."""
+        """Run a shell script, with the arguments as $1, $2...; returns its output."""
         return self.run("sh", "-c", script, "sh", *arguments, seconds=seconds)
 
     @property
@@ -53,28 +53,28 @@ class Head:
         return self.host or "this machine"
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file whole or not at all, with its folder."""
+        """Write a file atomically, and make its folder."""
         self.run("sh", "-c", _WRITE, "sh", path, str(len(content)), feed=content, seconds=None)
 
     def copy(self, source: Path, path: str) -> None:
-        """Copy a file of this machine, whole or not at all."""
+        """Copy a file of this machine, atomically."""
         with source.open("rb") as content:
             size = str(source.stat().st_size)
             self._call(("sh", "-c", _WRITE, "sh", path, size), content, subprocess.PIPE, None)
 
     def fetch(self, path: str, destination: Path) -> None:
-        """Copy a file of the shared folder to this machine, from behind what of it the destination holds."""
+        """Copy a file of the shared folder to this machine, appending to the bytes that the destination has."""
         with destination.open("ab") as out:
             self._call(("tail", "-c", f"+{out.tell() + 1}", path), subprocess.DEVNULL, out, None)
 
     def read(self, path: str, offset: int = 0) -> bytes | None:
-        """A file from a byte on; None where there is none."""
+        """A file from a byte on; None if it does not exist."""
         script = 'if [ -e "$1" ]; then printf y; tail -c "+$2" "$1"; fi'
         found = self.sh(script, path, str(offset + 1), seconds=None)
         return found[1:] if found else None
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of every file below a folder by its relative path; empty where there is no such folder."""
+        """Bytes of every file below a folder by its relative path; empty if there is no such folder."""
         found = self.sh(
             'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %P\\0"; fi', folder, seconds=None
         )
@@ -85,7 +85,7 @@ class Head:
         self, words: tuple[str, ...], given: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
     ) -> bytes:
         argv = list(words) if self.host is None else ssh.command(self.host, list(words))
-        # What it complains of goes to a file: a connection that is kept open may hold a pipe open as well.
+        # Errors go to a file: a connection that is kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
                 done = subprocess.run(argv, stdin=given, stdout=out, stderr=complaint, timeout=seconds)

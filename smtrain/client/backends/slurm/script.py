@@ -1,8 +1,8 @@
-"""A stage as one sbatch script: a pure function of its request and of the section `cluster`.
+"""Make a stage's sbatch script, a pure function of its request and of the section `cluster`.
 
-It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and the inputs lie on the
-shared folder. The batch shell does four things: it unpacks the code, starts one runner a node, hands a signal on, and
-writes down how it ended, since accounting may be off. Runs on bash 4 and on Slurm from 22.05 on.
+It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and the inputs are on the
+shared folder. The batch shell unpacks the code, starts one runner a node, forwards signals, and records how it ended,
+since accounting may be off. It needs bash 4 and Slurm 22.05 or later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smtrain.stages import stage_named
 
 
 def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
-    """The script of a request whose URIs are paths on the shared folder (file://)."""
+    """The script for a request whose URIs are paths on the shared folder (file://)."""
     name, stage = request["TrainingJobName"], request["HyperParameters"]["stage"]
     job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
     channels = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
@@ -60,7 +60,7 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
 
 
 def minutes(request: Mapping[str, Any], cluster: Cluster) -> int:
-    """The time limit of one attempt, in whole minutes as Slurm counts them."""
+    """The time limit of one attempt in whole minutes, Slurm's unit."""
     return -(-int(cluster.time or request["StoppingCondition"]["MaxRuntimeInSeconds"]) // 60)
 
 
@@ -73,7 +73,7 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
         f"--time={minutes(request, cluster)}",
         f"--signal=B:USR1@{cluster.save_before}",
         "--requeue",
-        "--open-mode=append",  # a requeued job goes on with its file
+        "--open-mode=append",  # a requeued job continues its file
         f"--output={base}/{name}/{WORDS}",
         *asked_for(request["HyperParameters"]["stage"], cluster),
     ]
@@ -85,7 +85,7 @@ def on_cpus(stage: str) -> bool:
 
 
 def asked_for(stage: str, cluster: Cluster) -> list[str]:
-    """The options of sbatch that say which nodes a stage gets and how; both the script and `smtrain check` use them."""
+    """sbatch's options that select the nodes of a stage; used by the script and by `smtrain check`."""
     partition = (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
     named = {
         "partition": partition,
@@ -98,9 +98,9 @@ def asked_for(stage: str, cluster: Cluster) -> list[str]:
     part = list(options_of(cluster.cpu_sbatch)) if on_cpus(stage) else []
     everything = Exported.of(cluster.sbatch).everything
     return [
-        f"--export={'ALL' if everything else ','.join(kept(cluster))}",  # a launch sends just these as ALL
+        f"--export={'ALL' if everything else ','.join(kept(cluster))}",  # a launch sends only these
         *([] if part else ["--exclusive"]),
-        # --exclusive gives a job all CPUs of its nodes, but only the partition's default of memory.
+        # --exclusive gives a job all CPUs of its nodes, but only the partition's default memory.
         *([] if part or any(option.startswith("--mem") for option in own) else ["--mem=0"]),
         *(f"--{option}={value}" for option, value in named.items() if value),
         *part,
@@ -109,7 +109,7 @@ def asked_for(stage: str, cluster: Cluster) -> list[str]:
 
 
 def directive(option: str) -> str:
-    """An option of sbatch as a line of a script: sbatch reads quotes, backslashes and # there in its own way."""
+    """An option of sbatch as a line of a script: sbatch parses quotes, backslashes and # there in its own way."""
     if re.fullmatch(r"[\w@%+=:,./-]+", option, re.ASCII):
         return f"#SBATCH {option}"
     quoted = re.sub(r"([\\\"'#])", r"\\\1", option)
@@ -117,7 +117,7 @@ def directive(option: str) -> str:
 
 
 def environment_lines(cluster: Cluster) -> list[str]:
-    """Lines of the shell that make a node's Python the one that the section names."""
+    """Shell code that selects the Python of a node as the section `cluster` says."""
     lines = [_MODULES] if cluster.modules else []
     lines += [f"module load {shlex.quote(module)}" for module in cluster.modules]
     if cluster.venv:
@@ -126,7 +126,7 @@ def environment_lines(cluster: Cluster) -> list[str]:
 
 
 def _inputs_of_s3(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
-    """Lines that copy inputs in S3 to the shared folder, by one node, once."""
+    """Shell code that copies inputs from S3 to the shared folder, once, on one node."""
     uris = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in request["InputDataConfig"]]
     if not any(uri.startswith("s3://") for uri in uris):
         return []
@@ -142,7 +142,7 @@ def _srun(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
 
 
 def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
-    """The beginning of a command that runs once on each of so many nodes, in the container where there is one."""
+    """The beginning of a command that runs once on each node, in the container if there is one."""
     options = [f"--nodes={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", *more]
     before: list[str] = []
     shared = shlex.quote(cluster.shared or "/")
@@ -153,7 +153,7 @@ def _on_nodes(nodes: int, cluster: Cluster, *more: str) -> list[str]:
     return ["srun", *options, *map(shlex.quote, options_of(cluster.srun)), *before]
 
 
-# A shell's function `module` does not travel with a job; these are where its packages define it.
+# The shell function `module` is not passed to a job; these files define it.
 _MODULES = """\
 if ! type module >/dev/null 2>&1; then
   for init in "$MODULESHOME/init/bash" "$LMOD_PKG/init/bash" /etc/profile.d/{modules,lmod,z00_lmod}.sh \\
@@ -165,7 +165,7 @@ fi"""
 
 _BEGIN = """\
 note() {{
-  [ "$1" = start ] || rm -f "$job/{reserve}"  # an end is written also where the disk is full
+  [ "$1" = start ] || rm -f "$job/{reserve}"  # so that an end can be written to a full disk
   printf '{{"at": %s, "event": "%s", "id": "%s"%s}}\\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${{2:-}}" >>"$job/{history}"
 }}
 lost() {{
@@ -193,9 +193,9 @@ ulimit -n 65535 2>/dev/null
 ulimit -l unlimited 2>/dev/null
 export SMTRAIN_MASTER_PORT=${{SMTRAIN_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}}"""
 
-# USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM where Slurm itself ends or
-# requeues the job. A shell runs a trap only once the command in front of it has ended, so srun stays behind and is
-# waited for. It is the tasks that are told: srun itself takes SIGTERM as an order to kill them (22.05, seen).
+# USR1 comes from Slurm before the time limit, USR2 from `smtrain stop`, TERM if Slurm itself ends or requeues the job.
+# A shell runs a trap only after the foreground command has ended, so srun runs in the background and is waited for.
+# The tasks get the signal: srun itself would kill them on SIGTERM (seen with 22.05).
 _STEP = """\
 why=
 shell_told=
@@ -230,7 +230,7 @@ failures=$(grep -c '"event": "again".*"why": "failed"' "$job/history.jsonl")
 again() {
   note again ", \"why\": \"$1\", \"status\": $status, \"step\": \"$reached\""
   heard=
-  for _ in $(seq 60); do  # slurmctld may be away; where a node was lost, it requeues the job by itself
+  for _ in $(seq 60); do  # slurmctld may be away; after the loss of a node, it requeues the job by itself
     if scontrol requeue "$SLURM_JOB_ID"; then sleep 300 & wait $!; exit 0; fi
     sleep 5 & wait $!
     [ -z "$heard" ] || exit 0
@@ -241,7 +241,7 @@ again() {
 # Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
 if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
 # Told while Slurm has the job as running: it was not cancelled. The notice of a preemption, a signal by hand, one whose
-# sender was not found (seen on 22.05, some time after a lost node was back): it goes on.
+# sender was not found (seen on 22.05, some time after a lost node was back): it resumes.
 if [ "$why" = slurm ] && [ -z "$shell_told" ] && [ -n "$goes_on" ] && [ "$reached" != "$(step_at told)" ] &&
   [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ]; then again told; fi
 if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi

@@ -1,7 +1,7 @@
-"""The user's own ssh: how it is called, and what its failures mean.
+"""Call the user's own ssh, and explain its failures.
 
-One connection is kept open for all calls (ControlMaster), with the user's agent, config and jump hosts. A connection
-that has died is noticed within a minute, so that nothing hangs on it.
+One connection is kept open for all calls (ControlMaster), with the user's agent, config and jump hosts. A dead
+connection is noticed within a minute, so that nothing hangs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from smtrain.core.files import home
 
 LOST = 255
-"""ssh's own exit status, where it is not that of the command."""
+"""Exit status of ssh itself, as opposed to the command's."""
 _LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
-# What ssh says, what that means, and what helps; these do not pass by waiting.
+# ssh's message, its meaning and the remedy; waiting does not help against these.
 _LASTING = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another one than your ssh knows",
-     "if the head node was made anew, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
+     "if the head node was created again, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
     ("Host key verification failed", "your ssh does not know its host key yet",
      "connect once by hand and confirm it: `ssh {host}`"),
     ("Permission denied", "it refused your key",
@@ -34,7 +34,7 @@ _LASTING = (
 
 
 def options() -> list[str]:
-    """ssh's options: one connection for all calls, kept for a minute, and given up when it is dead."""
+    """ssh's options: one connection for all calls, kept for a minute, and closed when it is dead."""
     folder = home() / "ssh"
     if len(str(folder)) > _LONGEST_SOCKET - 42:  # %C has 40 characters
         folder = Path(tempfile.gettempdir()) / f"smtrain-ssh-{os.getuid()}"
@@ -47,12 +47,12 @@ def options() -> list[str]:
 
 
 def command(host: str, words: list[str]) -> list[str]:
-    """A command of the head node as one of this machine."""
+    """The local command that runs a command on the head node."""
     return ["ssh", *options(), host, shlex.join(words)]
 
 
 def meaning(host: str, said: str) -> tuple[str, bool]:
-    """A sentence for what ssh itself said as it ended, and whether it stays so however long one waits."""
+    """Explain the last message of ssh, and say whether the failure is permanent."""
     for words, what, remedy in _LASTING:
         if words in said:
             return f"{host}: {what}; {remedy.format(host=host)}", True

@@ -1,7 +1,7 @@
-"""What a job's own history and Slurm's queue together say: a job described as DescribeTrainingJob does.
+"""Derive a job's description, in DescribeTrainingJob's form, from its history and Slurm's queue.
 
-The history is the truth about an end, since Slurm forgets a job after MinJobAge and accounting may be off; the queue is
-the truth about what has not ended. Nothing else is kept.
+The history decides for a job that has ended, since Slurm forgets a job after MinJobAge and accounting may be off. The
+queue decides for a job that has not ended. No other state is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from smtrain.client.backends.slurm.layout import uri_of
 
 QUEUE = "%i|%j|%T|%r"
-"""squeue's form of a row: the same in every release, where JSON is not."""
+"""squeue's format of a row, which is the same in all releases, unlike its JSON."""
 _OVER = frozenset(
     {
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -23,10 +23,10 @@ _OVER = frozenset(
     }
 )  # fmt: skip
 _WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
-_NEVER = "it never ran: a stage before it did not end well, or it was cancelled while it waited"
-_CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to go on"
-_PREEMPTED = "Slurm gave its nodes to another job; launch it again to go on"
-# Slurm's reasons for a job that waits, and what each means for who waits for it.
+_NEVER = "it never ran: a stage before it did not succeed, or it was cancelled while it waited"
+_CANCELLED = "it was cancelled in Slurm (scancel, or an administrator); launch it again to resume"
+_PREEMPTED = "Slurm gave its nodes to another job; launch it again to resume"
+# Slurm's reasons for a waiting job, and their meaning for the user.
 _WAITING = {
     "JobHeldUser": "it is held; `scontrol release {id}` on the head node lets it run",
     "JobHeldAdmin": "an administrator holds it, or it could not start on a node; ask them to release {id}",
@@ -34,7 +34,7 @@ _WAITING = {
     "Resources": "it waits for nodes",
     "Priority": "it waits for nodes; other jobs come first",
     "Dependency": "it waits for the stage before it",
-    "DependencyNeverSatisfied": "the stage before it did not end well; `smtrain run` again goes on with that one",
+    "DependencyNeverSatisfied": "the stage before it did not succeed; `smtrain run` again starts with that one",
     "BeginTime": "it waits for its time to begin",
     "PartitionDown": "its partition is down",
     "ReqNodeNotAvail": "nodes that it asks for are down or reserved",
@@ -44,13 +44,13 @@ _WAITING = {
 _LIMIT = "its time limit came before a step was done and saved; raise cluster.time, or cluster.save_before"
 _ENDS = {
     "limit": _LIMIT,
-    "no requeue": "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to go on",
+    "no requeue": "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to resume",
 }
 
 
 @dataclass(frozen=True)
 class QueueRow:
-    """A job as Slurm has it."""
+    """A job in squeue's answer."""
 
     id: str
     name: str
@@ -63,13 +63,13 @@ class QueueRow:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        number = self.id.partition("_")[0]  # of an array: no job of ours, but of this name
+        number = self.id.partition("_")[0]  # a job array: not ours, but of the same name
         return not self.over, int(number) if number.isdigit() else 0
 
 
 @dataclass(frozen=True)
 class JobState:
-    """Status as SageMaker spells it, with its reason."""
+    """Status in SageMaker's terms, with its reason."""
 
     status: str
     """InProgress, Stopping, Stopped, Completed or Failed."""
@@ -78,7 +78,7 @@ class JobState:
 
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
-    """squeue's answer by job name; of several jobs of a name the newest that is not over, else the newest."""
+    """squeue's rows by job name; of several jobs of a name the newest that is not over, else the newest."""
     found: dict[str, QueueRow] = {}
     for line in text.splitlines():
         id_, name, state, reason = (line.split("|", 3) + [""] * 3)[:4]
@@ -89,7 +89,7 @@ def queue_rows(text: str) -> dict[str, QueueRow]:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a history; a line that a crash or a full disk cut off is left out."""
+    """The events of a history, without lines that a crash or a full disk cut off."""
     events = []
     for line in text.splitlines():
         try:
@@ -104,7 +104,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 def state_of(
     events: list[dict[str, Any]], row: QueueRow | None, *, asked: bool, failure: str = "", reachable: bool = True
 ) -> JobState:
-    """`asked`: somebody asked it to stop. `failure`: its own words. `reachable`: squeue answered."""
+    """`asked`: the user asked it to stop. `failure`: the job's last message. `reachable`: squeue answered."""
     last = events[-1] if events else {"event": "submitted"}
     started = any(event["event"] == "start" for event in events)
     if last["event"] == "stopped":
@@ -120,18 +120,18 @@ def state_of(
     if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
         why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if asked else _CANCELLED
         return JobState("Stopped", "Stopped", why if started else _NEVER)
-    said = f"; the last that it said: {failure}" if failure else ""  # which need not be why
+    said = f"; the last that it said: {failure}" if failure else ""  # this need not be the cause
     if row:
         told = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
         return JobState("Failed", "Failed", told)
     if not started:
         return JobState("Stopped", "Stopped", _NEVER)
     return JobState("Failed", "Failed", "Slurm has it no more, and it did not write its end: a node was lost, or it "
-                    f"was killed; launch it again to go on from its last checkpoint{said}")  # fmt: skip
+                    f"was killed; launch it again to resume from its last checkpoint{said}")  # fmt: skip
 
 
 def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
-    """Of a job that has not ended."""
+    """The state of a job that has not ended."""
     if asked:
         return JobState("Stopping", "Stopping")
     if row is None:
@@ -142,7 +142,7 @@ def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
 
 
 def _waits(row: QueueRow) -> str:
-    """Slurm's state and reason of a job that waits, and what they mean."""
+    """Slurm's state and reason of a waiting job, and their meaning."""
     reason = row.reason.strip("()").replace("_", " ")
     meaning = _WAITING.get(reason.partition(",")[0], "").format(id=row.id)
     return f"{row.state}: {row.reason}" + (f"; {meaning}" if meaning else "")
@@ -160,7 +160,7 @@ def _status(last: Mapping[str, Any], failure: str) -> str:
 def description(
     request: Mapping[str, Any], events: list[dict[str, Any]], state: JobState, row: QueueRow | None
 ) -> dict[str, Any]:
-    """What DescribeTrainingJob answers about such a job."""
+    """DescribeTrainingJob's answer for such a job."""
     times = [_moment(event["at"]) for event in events] or [datetime.now(timezone.utc)]
     name, ended = request["TrainingJobName"], state.status in ("Completed", "Failed", "Stopped")
     base = request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
@@ -202,7 +202,7 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
             why = {"limit": "its time limit came", "failed": "it failed", "told": "it was told to end"}.get(
                 str(event.get("why")), "Slurm ended it"
             )
-            change("Interrupted", at, f"{why}; it goes on from its last checkpoint")
+            change("Interrupted", at, f"{why}; it resumes from its last checkpoint")
     if state.secondary in ("Pending", "Restarting") and state.message and found:
         found[-1]["StatusMessage"] = state.message
     if state.status in ("Completed", "Failed", "Stopped"):
@@ -217,5 +217,5 @@ def _moment(at: int) -> datetime:
 
 
 def uri_in(job_folder: str, name: str) -> str:
-    """The URI of a file of a job's folder."""
+    """The URI of a file in a job's folder."""
     return uri_of(f"{job_folder}/{name}")

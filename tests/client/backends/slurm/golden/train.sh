@@ -28,7 +28,7 @@ export SMTRAIN_CHECKPOINTS=/fsx/smtrain/c/
 export SMTRAIN_JOB_FOLDER=/fsx/smtrain/llama/jobs/llama-train-1a2b3c4d
 export TRAINING_JOB_NAME=llama-train-1a2b3c4d
 note() {
-  [ "$1" = start ] || rm -f "$job/.reserve"  # an end is written also where the disk is full
+  [ "$1" = start ] || rm -f "$job/.reserve"  # so that an end can be written to a full disk
   printf '{"at": %s, "event": "%s", "id": "%s"%s}\n' "$(date +%s)" "$1" "$SLURM_JOB_ID" "${2:-}" >>"$job/history.jsonl"
 }
 lost() {
@@ -127,7 +127,7 @@ failures=$(grep -c '"event": "again".*"why": "failed"' "$job/history.jsonl")
 again() {
   note again ", \"why\": \"$1\", \"status\": $status, \"step\": \"$reached\""
   heard=
-  for _ in $(seq 60); do  # slurmctld may be away; where a node was lost, it requeues the job by itself
+  for _ in $(seq 60); do  # slurmctld may be away; after the loss of a node, it requeues the job by itself
     if scontrol requeue "$SLURM_JOB_ID"; then sleep 300 & wait $!; exit 0; fi
     sleep 5 & wait $!
     [ -z "$heard" ] || exit 0
@@ -138,7 +138,7 @@ again() {
 # Slurm tells all nodes to end when it cancels or requeues a job, and the others when the program has failed on one.
 if [ -e "$job/nodes/algo-1/told" ] && ! ls "$job"/nodes/*/failed >/dev/null 2>&1; then why=${why:-slurm}; fi
 # Told while Slurm has the job as running: it was not cancelled. The notice of a preemption, a signal by hand, one whose
-# sender was not found (seen on 22.05, some time after a lost node was back): it goes on.
+# sender was not found (seen on 22.05, some time after a lost node was back): it resumes.
 if [ "$why" = slurm ] && [ -z "$shell_told" ] && [ -n "$goes_on" ] && [ "$reached" != "$(step_at told)" ] &&
   [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T 2>/dev/null)" = RUNNING ]; then again told; fi
 if [ "$why" = asked ]; then note stopped ", \"status\": $status"; exit 3; fi
