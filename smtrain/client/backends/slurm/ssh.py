@@ -19,7 +19,7 @@ _LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
 # ssh's message, its meaning and the remedy; waiting does not help against these.
 _LASTING = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another one than your ssh knows",
-     "if the head node was created again, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
+     "if the head node was reinstalled, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
     ("Host key verification failed", "your ssh does not know its host key yet",
      "connect once by hand and confirm it: `ssh {host}`"),
     ("Permission denied", "it refused your key",
