@@ -193,7 +193,7 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
         watcher.join()
     about = job.describe()
     seen.seconds = (about["TrainingEndTime"] - about["TrainingStartTime"]).total_seconds()
-    from smtrain.client.backends.sagemaker.downloads import download
+    from smtrain.client.jobs.results import download
     from smtrain.client.launch.inputs import file_sha256
     from smtrain.worker.data.manifest import DatasetManifest
 

@@ -85,9 +85,9 @@ def template(
 @app.command("post-install")
 def print_post_install() -> None:
     """Print the script that installs Neuron's driver on a node as it starts."""
-    from smtrain.client.backends.slurm.neuron_node import SCRIPT
+    from smtrain.client.backends.slurm.parallelcluster import NEURON_SCRIPT
 
-    say(SCRIPT.rstrip(), whole=True)
+    say(NEURON_SCRIPT.rstrip(), whole=True)
 
 
 @app.command()

@@ -52,7 +52,7 @@ def compare(
     """Compare trainings with the first: loss and gradient norm, where they part, tokens per second and per dollar."""
     import json as encoder
 
-    from smtrain.client.follow.sparkline import sparkline
+    from smtrain.client.follow.curve import sparkline
     from smtrain.tools.compare.compare import compare as compared
 
     found = compared(

@@ -199,7 +199,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Describe a dataset: counts, how often tokens occur, and how it begins."""
-    from smtrain.client.follow.sparkline import sparkline
+    from smtrain.client.follow.curve import sparkline
 
     named("DATASET", dataset)
     from smtrain.worker.data import summary

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smtrain.client.follow.curve import save_curve
-from smtrain.client.follow.sparkline import sparkline
+from smtrain.client.follow.curve import save_curve, sparkline
 from smtrain.client.launch.run import Run
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError

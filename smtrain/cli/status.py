@@ -19,8 +19,8 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from datetime import datetime, timezone
     from statistics import median
 
+    from smtrain.client.follow.curve import sparkline
     from smtrain.client.follow.progress import Progress
-    from smtrain.client.follow.sparkline import sparkline
     from smtrain.client.planner import plan_tag
     from smtrain.core.config.units import spell
 

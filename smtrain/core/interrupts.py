@@ -10,9 +10,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from math import inf
+from typing import Any, TypeVar
+
+_Answer = TypeVar("_Answer")
 
 _STUCK_SECONDS = 2.0
 """A Ctrl-C so long after one that had no effect raises wherever it comes: what is shown to does not take it."""
@@ -109,3 +112,14 @@ def pause(seconds: float) -> None:
     """Sleep so long, or until Ctrl-C."""
     with interruptible():
         time.sleep(seconds)
+
+
+def poll(until: Callable[[], _Answer], every: float, limit: float = inf) -> _Answer:
+    """Call `until` every so many seconds until its answer is true, or until `limit` seconds have passed.
+
+    Returns the last answer: a false one if the time was over. The last pause ends with the time.
+    """
+    deadline = time.monotonic() + limit
+    while not (answer := until()) and (left := deadline - time.monotonic()) > 0:
+        pause(min(every, left))
+    return answer

@@ -14,8 +14,7 @@ from typing import Any
 import smtrain.client.jobs.job
 from smtrain.cli.dispatch import call
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.follow.cursor import Cursor
-from smtrain.client.follow.follower import Follower
+from smtrain.client.follow.follower import Cursor, Follower
 from smtrain.client.launch.inputs import Upload, upload_all
 from smtrain.core.errors import JobError
 

@@ -70,7 +70,7 @@ def test_a_missing_extra_is_our_error_in_python(installed: Installed) -> None:
         "import smtrain\n"
         "try: smtrain.convert\n"
         "except smtrain.SmtrainError as error: print(error)\n"
-        "from smtrain.client.follow.frame import frame\n"
+        "from smtrain.client.follow.curve import frame\n"
         "try: frame([])\n"
         "except smtrain.JobError as error: print(error)\n"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from smtrain.client.backends.sagemaker.backoff import Backoff
+from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import Upload, upload_all
 from smtrain.core.errors import JobError

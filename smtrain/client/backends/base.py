@@ -79,7 +79,7 @@ class JobPlace(Protocol):
         """Ask a job to save and end."""
         ...
 
-    def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
+    def tags(self, description: Mapping[str, Any]) -> list[dict[str, str]]:
         """The tags of a described job; empty if the caller may not read them."""
         ...
 

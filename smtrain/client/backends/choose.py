@@ -1,19 +1,21 @@
-"""Which place is meant: by a config and its target, or by the name of a job alone."""
+"""Choose the backend of a call: from a config and its target, or from a job name."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, get_args
 
 from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.sagemaker import attach
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.backends.slurm import job_registry
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import ConfigError
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.extras import install, present
 from smtrain.core.facts import table
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import hint
+from smtrain.core.protocol.requests import is_of_run
 
 if TYPE_CHECKING:
     from smtrain.client.backends.slurm.place import SlurmPlace
@@ -21,18 +23,19 @@ if TYPE_CHECKING:
 
 
 def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:
-    """The place that a call means: its own word, else the config's."""
+    """The backend of a call: its own target, else the config's."""
     name = name or config.target
     return _slurm(config.cluster) if name == "slurm" else Target(name, config.compute.region)
 
 
 def named(name: TargetName) -> JobPlace:
-    """The place of a name, for whoever has no config: of clusters the one used last."""
+    """The backend of a target's name, without a config; for `slurm` the cluster used last."""
     return _slurm(job_registry.cluster_of()) if name == "slurm" else Target(name)
 
 
 def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
-    """(job name, place) of a name or an ARN: as told, by $SMTRAIN_TARGET, where it was started from here, else AWS."""
+    """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, a cluster that it was submitted to from
+    here, else as `sagemaker_place_of`."""
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
         raise ConfigError(
@@ -40,18 +43,18 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
         )
     if word == "slurm" or (word is None and job_registry.knows(job)):
         return job, _slurm(job_registry.cluster_of(job))
-    return attach.place_of(job, name)
+    return sagemaker_place_of(job, name)
 
 
 def sagemaker(place: JobPlace) -> Target:
-    """The place as one that the SageMaker API answers for. Raises `ConfigError` for a Slurm cluster."""
+    """The backend, if it has the SageMaker API. Raises `ConfigError` for a Slurm cluster."""
     if not isinstance(place, Target):
         raise ConfigError([f"target: {place.name} has no SageMaker API, which this is about; give `--target aws`"])
     return place
 
 
 def cluster(place: JobPlace) -> SlurmPlace:
-    """The place as a Slurm cluster, which it is where it `queues`."""
+    """The backend of a Slurm cluster; callers check `queues` first."""
     from smtrain.client.backends.slurm.place import SlurmPlace
 
     assert isinstance(place, SlurmPlace)
@@ -59,7 +62,74 @@ def cluster(place: JobPlace) -> SlurmPlace:
 
 
 def _slurm(cluster: Cluster) -> SlurmPlace:
-    """A cluster's place; its modules are imported by those who have one."""
+    """A cluster's backend; imported lazily, as few users have a cluster."""
     from smtrain.client.backends.slurm.place import SlurmPlace
 
     return SlurmPlace(cluster)
+
+
+_ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")
+
+
+def sagemaker_place_of(name: str, target: TargetName | None = None) -> tuple[str, Target]:
+    """(job name, target) on SageMaker of a name or an ARN, without a network call: the argument, $SMTRAIN_TARGET, the
+    region of the ARN, this machine, else AWS.
+
+    If nothing names a target, a job is local if this machine's control plane has a job or a run of this name, or if
+    there are no AWS credentials and a control plane is installed.
+    """
+    region = None
+    if arn := _ARN.fullmatch(name):
+        region, account, name = arn.groups()
+        target = target or ("local" if account == _local_account() else "aws")
+    word = target or os.environ.get("SMTRAIN_TARGET")
+    if word not in (None, "", "local", "aws"):
+        raise ConfigError(
+            [f"SMTRAIN_TARGET is {word!r}; {hint(word, ('local', 'aws'), table('word_names')['values'])}"]
+        )
+    if not word:
+        word = "local" if _kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
+        if word == "aws" and region is None and "/" not in name and not present("moto"):
+            _refuse_unknown(name)
+    return name, Target("local") if word == "local" else Target("aws", region)
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise `JobError` for a name that is unknown here if neither this machine nor AWS can be asked for jobs."""
+    try:
+        if _has_credentials():
+            Target("aws").region_name()
+            return
+    except ConfigError:
+        pass
+    unknown = f"{name}: no run or job of this name is known on this machine; " if name else ""
+    raise JobError(
+        f"{unknown}jobs here need smtrain's extra local "
+        f"(`{install('local', 'moto')}`), and jobs on AWS need credentials and a region (`aws configure`, or "
+        "AWS_PROFILE and AWS_REGION)"
+    )
+
+
+def _local_account() -> str:
+    from smtrain.plane.client import ACCOUNT
+
+    return ACCOUNT
+
+
+def _kept_here(name: str) -> bool:
+    from smtrain.plane.client import home_folder, state_folder
+
+    jobs = state_folder(home_folder()) / "jobs"
+    if not name or "/" in name or not jobs.is_dir():
+        return False
+    return (jobs / name).is_dir() or any(is_of_run(folder.name, name) for folder in jobs.iterdir())
+
+
+def _has_credentials() -> bool:
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.Session().get_credentials() is not None
+    except BotoCoreError:
+        return False

@@ -79,17 +79,18 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanation:
+def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Explanation:
     """Explain a job from DescribeTrainingJob's answer and the (last) lines of all hosts, in the order of time."""
     lines = list(lines)
-    status, secondary, reason = told["TrainingJobStatus"], told.get("SecondaryStatus", ""), told.get("FailureReason")
+    status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
+    reason = description.get("FailureReason")
     if secondary not in (status, ""):
         status = f"{status} ({secondary})" if status in ("Stopped", "Failed") else status
-    first = first_error(blocks_of(lines)) if told["TrainingJobStatus"] == "Failed" else None
-    passed = {c["Status"] for c in told.get("SecondaryStatusTransitions", [])}
-    stopped = told["TrainingJobStatus"] == "Stopped"
+    first = first_error(blocks_of(lines)) if description["TrainingJobStatus"] == "Failed" else None
+    passed = {c["Status"] for c in description.get("SecondaryStatusTransitions", [])}
+    stopped = description["TrainingJobStatus"] == "Stopped"
     cause = None
-    if told["TrainingJobStatus"] not in NO_FAILURE:
+    if description["TrainingJobStatus"] not in NO_FAILURE:
         cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
     code = _EXIT.search(reason or "")
     return Explanation(
@@ -102,7 +103,7 @@ def explain(name: str, told: dict[str, Any], lines: Iterable[Line]) -> Explanati
         reason,
         int(code[1]) if code else first.exit_code if first else None,
         cause,
-        "Slurm" if told.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
+        "Slurm" if description.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
     )
 
 

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
+import json
 import time
+from array import array
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.follow.cursor import Cursor
-from smtrain.client.follow.dedup import MINUTE
 from smtrain.client.follow.merge import ReorderBuffer
-from smtrain.client.follow.reading import LogReading
+from smtrain.client.follow.reading import MINUTE, LogReading
 from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.files import home, write_atomically
 from smtrain.core.interrupts import pause
 from smtrain.core.protocol.log_lines import Line
+
+
+@dataclass
+class Cursor:
+    """The position: everything before `start` (ms) was printed, and after it the events of `keys`, by minute."""
+
+    start: int
+    newest: int
+    """Timestamp of the youngest line read, ms."""
+    changes: int
+    """Status transitions shown."""
+    keys: dict[int, set[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def path(target: JobPlace, job_name: str, host: str | None) -> Path:
+        """One file for each job, host filter and region."""
+        place = target.name if target.name == "local" else f"{target.name}-{target.region_name()}"
+        return home() / "follow" / place / f"{job_name}{f'.{host}' if host else ''}.json"
+
+    @classmethod
+    def load(cls, path: Path) -> Cursor | None:
+        """The cursor in a file; None if the file is missing or cannot be read."""
+        try:
+            kept = json.loads(path.read_text("utf-8"))
+            keys = {}
+            for minute, packed in kept["keys"].items():
+                values = array("Q")
+                values.frombytes(base64.b64decode(packed))
+                keys[int(minute)] = set(values)
+            return cls(int(kept["start"]), int(kept["newest"]), int(kept["changes"]), keys)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def save(self, path: Path) -> None:
+        """Write it whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        packed = {m: base64.b64encode(array("Q", sorted(keys)).tobytes()).decode() for m, keys in self.keys.items()}
+        kept = {"start": self.start, "newest": self.newest, "changes": self.changes, "keys": packed}
+        write_atomically(path, json.dumps(kept), sync=False)
+
 
 RESUME_BACK_MS = 600_000
 """A resumed follow does not show lines that arrived later than this after the first one was left."""
@@ -102,13 +144,13 @@ class Follower:
     def _live(self) -> Iterator[Event]:
         back = inf
         while True:
-            told = self.describe()
-            yield Described(told)
-            changes = told.get("SecondaryStatusTransitions", [])
+            description = self.describe()
+            yield Described(description)
+            changes = description.get("SecondaryStatusTransitions", [])
             if self._floor is None:
                 # Hosts' clocks may differ from the one that stamped the job.
-                self._floor = int(told["CreationTime"].timestamp() * 1000) - MINUTE
-            if told["TrainingJobStatus"] in ENDED:
+                self._floor = int(description["CreationTime"].timestamp() * 1000) - MINUTE
+            if description["TrainingJobStatus"] in ENDED:
                 break
             yield from self._new(changes)
             yield from self._read(back)
@@ -116,7 +158,7 @@ class Follower:
             pause(self.pace.poll)
             back = self._due()
         yield from self._new(changes[:-1])  # the end is shown after the last line
-        yield from self._drain(told)
+        yield from self._drain(description)
         yield from self._new(changes)
         yield Described(self.describe())  # the billed time is known at the end or later
 
@@ -155,10 +197,10 @@ class Follower:
     def _hold(self) -> float:
         return min(max(self.pace.hold, 1.5 * self.reading.lateness), self.pace.hold_most)
 
-    def _drain(self, told: dict[str, Any]) -> Iterator[Line]:
+    def _drain(self, description: dict[str, Any]) -> Iterator[Line]:
         """The remaining lines of a job that has ended."""
         yield from self._read(inf)
-        ended = told.get("TrainingEndTime") or told["LastModifiedTime"]
+        ended = description.get("TrainingEndTime") or description["LastModifiedTime"]
         age = (datetime.datetime.now(datetime.timezone.utc) - ended).total_seconds()
         if age < self.pace.settle_most:
             yield from self._settle()

@@ -21,7 +21,7 @@ def shown(hosts: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
     Slow network and disk rates are left out, and so is the fill of a disk that has room.
     """
-    told = []
+    shares = []
     for key, name in NAMES.items():
         values = [host[key] for host in hosts if key in host]
         if not values:
@@ -29,11 +29,11 @@ def shown(hosts: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
         mean, low, high = sum(values) / len(values), min(values), max(values)
         if rate(key):
             if high >= _SLOW:
-                told.append((name, written(key, mean)))
+                shares.append((name, written(key, mean)))
         elif key != "disk" or high > 0.8:
             apart = f" ({low:.0%} to {high:.0%})" if high - low > _APART else ""
-            told.append((name, f"{mean:.0%}{apart}"))
-    return told
+            shares.append((name, f"{mean:.0%}{apart}"))
+    return shares
 
 
 def written(key: str, value: float) -> str:

@@ -55,7 +55,7 @@ class Spent:
 
 
 def cost_of(
-    told: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
+    description: dict[str, Any], *, region: str | None, local: bool, now: datetime.datetime | None = None,
     prices: Prices | None = None,
 ) -> Spent:  # fmt: skip
     """The cost of a job, from DescribeTrainingJob's answer.
@@ -64,32 +64,32 @@ def cost_of(
     BillableTimeInSeconds. For a spot job that is the discounted time, with savings of 1 - Billable / TrainingTime, so
     the on-demand price applies; while it runs the spot price is an estimate.
     """
-    here = local and is_of_here(told)
-    owned = here or told.get("TrainingJobArn", "").startswith("slurm:")
+    here = local and is_of_here(description)
+    owned = here or description.get("TrainingJobArn", "").startswith("slurm:")
     known = prices or known_prices("slurm" if owned and not here else None)
-    groups = groups_of(told)
-    spot = bool(told.get("EnableManagedSpotTraining"))
-    billable, saved = told.get("BillableTimeInSeconds"), None
-    final = billable is not None and told.get("TrainingEndTime") is not None
+    groups = groups_of(description)
+    spot = bool(description.get("EnableManagedSpotTraining"))
+    billable, saved = description.get("BillableTimeInSeconds"), None
+    final = billable is not None and description.get("TrainingEndTime") is not None
     if final:
         seconds, option = float(billable or 0), "on_demand"
-        whole = told.get("TrainingTimeInSeconds") or 0
+        whole = description.get("TrainingTimeInSeconds") or 0
         saved = 1 - seconds / whole if spot and whole else None
     else:
-        began = told.get("TrainingStartTime")
-        end = told.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
+        began = description.get("TrainingStartTime")
+        end = description.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
         seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
-        final = owned and told.get("TrainingEndTime") is not None
+        final = owned and description.get("TrainingEndTime") is not None
     found = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
     rate = sum(price.dollars_per_hour * count for price, count in found if price)
     items = {"training": seconds / HOUR * rate}
-    if retained := (told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
+    if retained := (description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
         items["warm pool"] = retained / HOUR * rate
     return Spent(
         sum(items.values()) if all(price for price, _ in found) else None,
         items,
         seconds,
-        machines_of(told),
+        machines_of(description),
         tuple(price for price, _ in found if price),
         final,
         not local,

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from smtrain.client.follow.curve import sparkline
 from smtrain.client.follow.progress import Progress
-from smtrain.client.follow.sparkline import sparkline
 from smtrain.core.config.units import spell
 from smtrain.core.protocol.log_lines import Line
 from smtrain.core.text import clean

@@ -126,26 +126,26 @@ class Progress:
 
     def numbers(self) -> list[tuple[str, str]]:
         """(name, value) of the last step, as text."""
-        last, told = self.last, []
+        last, numbers = self.last, []
         if not last:
             return []
-        told.append(("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else "")))
+        numbers.append(("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else "")))
         for key, name, form in (
             ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
             ("mfu", "MFU", "{:.1%}"),
         ):  # fmt: skip
             if key in last:
-                told.append((name, form.format(last[key])))
+                numbers.append((name, form.format(last[key])))
         if last.get("data_wait", 0.0) >= _WORTH_SAYING:
-            told.append(("data wait", f"{last['data_wait']:.0%}"))
+            numbers.append(("data wait", f"{last['data_wait']:.0%}"))
         if self.validated:
             at, loss = self.validated[-1]
             lowest, best = min((each, step) for step, each in self.validated)
             better = f" (lowest {lowest:.4f} at step {best:.0f})" if lowest < loss else ""
-            told.append(("val loss", f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}")))
+            numbers.append(("val loss", f"{loss:.4f}{better}" + ("" if at == last["step"] else f" at step {at:.0f}")))
         if (left := self.eta_s) is not None:
-            told.append(("ETA", spell(left)))
-        return told
+            numbers.append(("ETA", spell(left)))
+        return numbers
 
     def use(self) -> list[tuple[str, str]]:
         """(name, value) of the machines' use; for several the mean, and the range if they differ much."""

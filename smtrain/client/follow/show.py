@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from smtrain.client.backends.sagemaker.calls import EXPIRED, REFRESH, expired
 from smtrain.client.follow import notebook
-from smtrain.client.follow.cursor import Cursor
-from smtrain.client.follow.follower import Change, Described, Event, Follower
+from smtrain.client.follow.follower import Change, Cursor, Described, Event, Follower
 from smtrain.client.follow.progress import Progress
 from smtrain.client.follow.tracked import Feeding, feeding
 from smtrain.core import text
@@ -142,9 +141,9 @@ def dump(job: Job, view: View, say: Say = text.say) -> None:
     for line in kept:
         tell(written(line, hosts))
     if silent and (view.host, view.since) == (None, None):
-        told = job.describe()
-        status, yet = told["TrainingJobStatus"], "" if told["TrainingJobStatus"] in ENDED else " yet"
-        text.say(f"{job.name} has written nothing{yet}: {status} ({told['SecondaryStatus']})", error=True)
+        description = job.describe()
+        status, yet = description["TrainingJobStatus"], "" if description["TrainingJobStatus"] in ENDED else " yet"
+        text.say(f"{job.name} has written nothing{yet}: {status} ({description['SecondaryStatus']})", error=True)
 
 
 def _draws() -> bool:

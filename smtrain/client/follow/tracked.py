@@ -33,13 +33,13 @@ FLUSH = 30.0
 class Feeding:
     """Feeds a job's trackers without delaying the follower; does nothing for a job without trackers."""
 
-    def __init__(self, job: Job, told: dict[str, Any], say: Say, whole: bool) -> None:
+    def __init__(self, job: Job, description: dict[str, Any], say: Say, whole: bool) -> None:
         """`whole`: the follower begins with the job's first line, so no earlier steps are missing."""
         self._job, self._say = job, say
         self._trackers: list[Buffered] = []
         self._used: dict[str, float] = {}
         self._lock: IO[str] | None = None
-        track = parse(told.get("Environment", {}).get(VARIABLE))
+        track = parse(description.get("Environment", {}).get(VARIABLE))
         if track is None or track.by != "client" or not (track.mlflow or track.wandb):
             return
         folder = home() / "tracking"
@@ -48,8 +48,8 @@ class Feeding:
         if self._lock is None:
             say(f"{job.name} is tracked by another process of this machine")
             return
-        self._began = int(told["CreationTime"].timestamp() * 1000) - 60_000
-        self._trackers = open_trackers(track, tracked_of(job, told), folder, say, self._secret)
+        self._began = int(description["CreationTime"].timestamp() * 1000) - 60_000
+        self._trackers = open_trackers(track, tracked_of(job, description), folder, say, self._secret)
         if not whole:
             self._catch_up()
 
@@ -89,28 +89,30 @@ class Feeding:
 
 
 @contextlib.contextmanager
-def feeding(job: Job, told: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
-    """The trackers of a follow; `told` is the job's description."""
-    fed = Feeding(job, told, say, whole)
+def feeding(job: Job, description: dict[str, Any], say: Say, *, whole: bool) -> Iterator[Feeding]:
+    """The trackers of a follow; `description` is the job's description."""
+    fed = Feeding(job, description, say, whole)
     try:
         yield fed
     finally:
         fed.close(job.known_status)
 
 
-def tracked_of(job: Job, told: dict[str, Any]) -> Tracked:
+def tracked_of(job: Job, description: dict[str, Any]) -> Tracked:
     """A job in the form that trackers need: its run, its config and its origin."""
-    run_uri = told["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
+    run_uri = description["OutputDataConfig"]["S3OutputPath"].removesuffix("/jobs")
     tags = {"smtrain.job": job.name, "smtrain.target": job.target.name}
     # A job that was started from Python may lack the tag; the follower's folder is the best guess then.
-    if commit := commit_of(job.target.tags(told)) or committed():
+    if commit := commit_of(job.target.tags(description)) or committed():
         tags["mlflow.source.git.commit"] = commit.partition(" ")[0]  # MLflow has no field for uncommitted changes
-    channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
+    channels = {
+        c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
+    }
     known = parameters(_config(job, channels.get("config", {}).get("S3Uri")))
     # A prefix of ours is named after its content, or after the job that made it.
     known |= {f"input.{name}": source["S3Uri"] for name, source in channels.items() if source and name != "config"}
-    known["machines"] = json.dumps(told["ResourceConfig"].get("InstanceType", "groups")).strip('"')
-    stamp = f"{told['CreationTime']:%Y%m%dT%H%M%S}"
+    known["machines"] = json.dumps(description["ResourceConfig"].get("InstanceType", "groups")).strip('"')
+    stamp = f"{description['CreationTime']:%Y%m%dT%H%M%S}"
     return Tracked(run_uri.rstrip("/").rpartition("/")[2], job.name, id_of(run_uri), stamp, known, tags)
 
 

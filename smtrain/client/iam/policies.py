@@ -1,19 +1,234 @@
-"""`policies(config)`: the three documents, from the config's requests; only STS is asked."""
+"""IAM policies from a config's own requests: only the buckets, prefixes, keys and secrets in them.
+
+Sources: "SageMaker AI Roles: CreateTrainingJob API, execution role permissions" of the SageMaker guide for the
+platform's use of the role; the service authorization reference for the resources of each action.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
-from smtrain.client.iam.policy import caller_policy, role_policy, trust_policy
-from smtrain.client.iam.services import Beside
+from smtrain.client.iam.statements import (
+    Arns,
+    OtherCommands,
+    Statement,
+    other_caller_statements,
+    other_role_statements,
+    serving_images,
+)
+from smtrain.client.launch.graphs import cache_root
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
+from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
+from smtrain.core.facts.images import EcrImage, ecr_image
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.protocol.owner import owner_uri
+from smtrain.core.protocol.uris import split_uri
 from smtrain.core.public import public
 from smtrain.stages import stages_of
+from smtrain.stages.base import checkpoint_uri, run_uri
+
+Requests = Mapping[Stage, dict[str, Any]]
+NO_OTHERS = OtherCommands()
+
+
+def trust_policy(others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+    """The services that may assume the role: SageMaker, and the scheduler for an endpoint with a time limit."""
+    services = others.services
+    principal = {"Service": services[0] if len(services) == 1 else services}
+    return _policy({"Effect": "Allow", "Principal": principal, "Action": "sts:AssumeRole"})
+
+
+def role_policy(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+    """The actions of these requests' jobs with their role."""
+    return _policy(*(statement.to_dict() for statement in role_statements(config, requests, others)))
+
+
+def caller_policy(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> dict[str, Any]:
+    """The actions of the user who checks, starts, follows and stops these jobs."""
+    return _policy(*(statement.to_dict() for statement in caller_statements(config, requests, others)))
+
+
+def _policy(*statements: dict[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def role_statements(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> list[Statement]:
+    """The execution role's permissions. `config` is resolved: it has role, region and URIs."""
+    a = Arns.of(config)
+    read, written = _read(config, requests), _written(config, requests)
+    out = [
+        Statement("ReadInputs", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        Statement(
+            "WriteResults", ("s3:PutObject", "s3:AbortMultipartUpload"), tuple(_shortest(map(a.objects, written)))
+        ),
+        # The platform's sync deletes in S3 what a job deletes of its checkpoints, or a prepare job of its parts.
+        Statement(
+            "PruneCheckpoints", ("s3:DeleteObject",),
+            tuple(a.objects(uri) for uri in (checkpoint_uri(config), f"{run_uri(config)}prepare/")),
+        ),
+        *_listing(a, [*read, *written]),
+        Statement(
+            "WriteLogs",
+            ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"),
+            (a.logs, f"{a.logs}:*"),
+        ),
+        Statement(
+            "WriteMetrics", ("cloudwatch:PutMetricData",), ("*",),
+            {"StringLike": {"cloudwatch:namespace": ["/aws/sagemaker/*"]}},
+        ),
+    ]  # fmt: skip
+    if "train" in requests:
+        # A request sent without smtrain's own launch asks whether the job that owns the checkpoints has ended.
+        out.append(Statement("AskForOwner", ("sagemaker:DescribeTrainingJob",), (a.jobs(config.name),)))
+    if images := _images(a, requests, serving_images(config, others)):
+        out += [
+            Statement("SignInToEcr", ("ecr:GetAuthorizationToken",), ("*",)),
+            Statement(
+                "PullImage",
+                ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"),
+                images,
+            ),
+        ]
+    if config.network.subnets:
+        out += [
+            # These actions apply to interfaces that do not exist yet.
+            Statement(
+                "AttachToVpc",
+                (
+                    "ec2:CreateNetworkInterface", "ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterface",
+                    "ec2:DeleteNetworkInterfacePermission", "ec2:DescribeDhcpOptions", "ec2:DescribeNetworkInterfaces",
+                    "ec2:DescribeSecurityGroups", "ec2:DescribeSubnets", "ec2:DescribeVpcs",
+                ),
+                ("*",),
+            ),
+        ]  # fmt: skip
+    if _keys(config):
+        actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey")
+        out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+    if config.model.token:
+        out.append(a.secret("ReadToken", config.model.token))
+    return [*out, *other_role_statements(config, a, others)]
+
+
+def caller_statements(config: JobConfig, requests: Requests, others: OtherCommands = NO_OTHERS) -> list[Statement]:
+    """The permissions of the user who runs smtrain with this config."""
+    a = Arns.of(config)
+    jobs = a.jobs(config.name)
+    base = str(config.output.s3_uri).rstrip("/") + "/"
+    own = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")]
+    read = [run_uri(config), checkpoint_uri(config), *(u for u in _read(config, requests) if not u.startswith(base))]
+    if config.train.engine == "nxd":
+        read.append(cache_root(config))  # a launch says whether it holds the graphs
+    control = ["sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob"]
+    control += ["sagemaker:ListTags", "sagemaker:StopTrainingJob"]
+    if config.compute.keep_alive:
+        control.append("sagemaker:UpdateTrainingJob")  # releasing a warm pool
+    quotas = ("servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas")
+    logs = ("logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents")
+    role = str(config.compute.role)
+    out = [
+        Statement("RunJobs", tuple(sorted(control)), (jobs,)),
+        Statement("FindJobs", ("sagemaker:ListTrainingJobs",), ("*",)),
+        Statement("PassRole", ("iam:PassRole",), (role,), {"StringEquals": {"iam:PassedToService": others.services}}),
+        Statement("CheckRole", ("iam:GetRole", "iam:SimulatePrincipalPolicy"), (role,)),
+        Statement("CheckQuotas", quotas, ("*",)),
+        Statement(
+            "Upload", ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+            tuple(a.objects(uri) for uri in own),
+        ),
+        Statement("ContinueUploads", ("s3:ListBucketMultipartUploads",), (a.bucket(own[0]),)),
+        *_owning(config, a, requests),
+        Statement("ReadResults", ("s3:GetObject",), tuple(_shortest(map(a.objects, read)))),
+        *_listing(a, [*own, *read], bucket_too=True),
+        Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
+    ]  # fmt: skip
+    if images := _images(a, requests):
+        out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))
+    token = config.model.token
+    if token and token.ssm:
+        out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))
+    elif token:
+        out.append(Statement("CheckToken", ("secretsmanager:DescribeSecret",), a.secret("", token).resources))
+    if config.notify.sns:
+        rules = ("events:PutRule", "events:PutTargets", "events:TagResource")
+        out.append(Statement("TellOfTheEnd", rules, (a.rule(config.name),)))
+    actions = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKey")
+    out += [a.key(f"UseKey{number or ''}", key, actions) for number, key in enumerate(_keys(config))]
+    return [*out, *other_caller_statements(config, a, others)]
+
+
+def _read(config: JobConfig, requests: Requests) -> list[str]:
+    """Prefixes that the jobs read; prefixes in the run's own folders are replaced by those folders."""
+    base = str(config.output.s3_uri).rstrip("/") + "/"
+    folders = [f"{base}{folder}/" for folder in ("inputs", "code", "configs")] + [
+        run_uri(config),
+        checkpoint_uri(config),
+    ]
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for request in requests.values()
+        for channel in request["InputDataConfig"]
+        if "S3DataSource" in channel["DataSource"]
+    ]
+    used = [next((folder for folder in folders if uri.startswith(folder)), uri) for uri in uris]
+    return sorted({*used, *_written(config, requests)})
+
+
+def _written(config: JobConfig, requests: Requests) -> list[str]:
+    """The run's folder, its checkpoints, and the compile cache if it is in S3."""
+    caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
+    root = cache_root(config)  # of all shapes, or a policy would only fit one config
+    cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
+    owner = owner_uri(checkpoint_uri(config))  # in the run's folder if the checkpoints are the run's own
+    owned = [] if owner.startswith(run_uri(config)) else [owner]
+    return list(dict.fromkeys([run_uri(config), checkpoint_uri(config), *owned, *cached]))
+
+
+def _listing(a: Arns, uris: list[str], *, bucket_too: bool = False) -> Iterator[Statement]:
+    """ListBucket of each bucket, only below the prefixes; with `bucket_too` also HeadBucket, which has no prefix."""
+    test = "StringLikeIfExists" if bucket_too else "StringLike"
+    by_bucket: dict[str, set[str]] = {}
+    for uri in uris:
+        bucket, prefix = split_uri(uri)
+        by_bucket.setdefault(bucket, set()).add(f"{prefix}*")
+    for number, (bucket, prefixes) in enumerate(sorted(by_bucket.items())):
+        yield Statement(
+            f"List{number or ''}", ("s3:ListBucket",), (f"arn:{a.partition}:s3:::{bucket}",),
+            {test: {"s3:prefix": _shortest(prefixes)}},
+        )  # fmt: skip
+
+
+def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statement]:
+    """Own the run's checkpoints for a train job, by a record next to them."""
+    if "train" in requests:
+        record = a.objects(owner_uri(checkpoint_uri(config))).removesuffix("*")
+        yield Statement("OwnCheckpoints", ("s3:GetObject", "s3:PutObject"), (record,))
+
+
+def _shortest(patterns: Iterable[str]) -> list[str]:
+    """Patterns that end in a wildcard, without those that another pattern covers."""
+    found: list[str] = []
+    for pattern in sorted(set(patterns)):
+        if not found or not pattern.startswith(found[-1][:-1]):
+            found.append(pattern)
+    return found
+
+
+def _keys(config: JobConfig) -> list[str]:
+    return list(dict.fromkeys(filter(None, [config.output.kms_key, config.output.volume_kms_key])))
+
+
+def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
+    found = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    found += more
+    return tuple(
+        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in found if m})
+    )
+
 
 ROLE_NAME = "smtrain-training"
 
@@ -22,7 +237,7 @@ def trust_policy_of(
     *, tune: bool = False, endpoint: str | None = None, group: str | None = None, pipeline: str | None = None
 ) -> dict[str, Any]:
     """The role's trust policy, which names no account, so AWS is not asked."""
-    return trust_policy(Beside(tune, endpoint, group, pipeline))
+    return trust_policy(OtherCommands(tune, endpoint, group, pipeline))
 
 
 @public
@@ -38,7 +253,7 @@ def policies(
     model package group (`smtrain register`), with `pipeline` a pipeline of this name (`smtrain pipeline`). Raises
     `ConfigError` as loading does, and `JobError` if the account or the region is unknown.
     """
-    beside = Beside(tune, endpoint, group, pipeline)
+    others = OtherCommands(tune, endpoint, group, pipeline)
     config = load_config(source, set_=set_, target=target, **sections)
     place = sagemaker(target_of(config, target))
     name = config.compute.role or ROLE_NAME
@@ -48,7 +263,7 @@ def policies(
     chain = Chain(config, place, look=False)
     requests = {stage: chain.plan(stage).request for stage in stages_of(chain.config, place.name)}
     return {
-        "caller": caller_policy(chain.config, requests, beside),
-        "role": role_policy(chain.config, requests, beside),
-        "trust": trust_policy(beside),
+        "caller": caller_policy(chain.config, requests, others),
+        "role": role_policy(chain.config, requests, others),
+        "trust": trust_policy(others),
     }

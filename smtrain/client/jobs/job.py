@@ -1,21 +1,22 @@
-"""A job: its lines, losses, cost and files, and how to stop it. Its state is in described.py."""
+"""A job: its description, lines, losses, cost and files, and how to stop it."""
 
 from __future__ import annotations
 
 import html
 import re
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.base import JobPlace
-from smtrain.client.jobs.described import DescribedJob
+from smtrain.client.backends.choose import place_of
+from smtrain.client.jobs.checkpoints import saved_steps
 from smtrain.client.jobs.results import What, fetch
 from smtrain.core import text
 from smtrain.core.errors import JobError
-from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.facts.sagemaker import ENDED, TargetName
+from smtrain.core.interrupts import poll
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, step_records
 from smtrain.core.public import public_class
 
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from smtrain.client.follow.money import Spent
 
 
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")  # CreateTrainingJob's TrainingJobName
+
+
 @public_class
-class Job(DescribedJob):
+class Job:
     """A training job of a target, by name, attached from any machine.
 
     Args:
@@ -48,6 +52,17 @@ class Job(DescribedJob):
         llama-train-1a2b3c4d: Completed...
     """
 
+    def __init__(self, name: str, target: TargetName | JobPlace | None = None) -> None:
+        """A name or an ARN. Without `target` the job is looked up as `client.backends.choose.place_of` describes."""
+        self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
+        if not _NAME.fullmatch(self.name):
+            raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
+        self.known_status: str | None = None
+        """Its status when last described; None before that."""
+        self.summary: dict[str, Any] = {}
+        self.shown_in: int | None = None
+        """The notebook cell that shows the job's panel."""
+
     @classmethod
     def from_summary(cls, target: JobPlace, row: dict[str, Any]) -> Job:
         """From a row of ListTrainingJobs, without another request."""
@@ -57,6 +72,59 @@ class Job(DescribedJob):
 
     def __repr__(self) -> str:
         return f"<smtrain.Job {self.name} on {self.target.name}: {self.known_status or 'not asked yet'}>"
+
+    # ---- its description
+    @property
+    def known_done(self) -> bool:
+        """True if the job had completed when last described."""
+        return self.known_status == "Completed"
+
+    @property
+    def known_running(self) -> bool:
+        """True if the job was still running when last described."""
+        return self.known_status is not None and self.known_status not in ENDED
+
+    def describe(self) -> dict[str, Any]:
+        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
+        from smtrain.client.backends.sagemaker.retry import impatient
+
+        return self.note(self.target.describe(self.name, impatient(self.target.name)))
+
+    def look(self) -> dict[str, Any]:
+        """`describe` for waiting: retries for as long as a follow does if the network is away."""
+        from smtrain.client.backends.sagemaker.retry import Patience
+        from smtrain.client.follow.follower import PACES
+
+        return self.note(self.target.describe(self.name, Patience(PACES[self.target.name].limit)))
+
+    def note(self, description: dict[str, Any]) -> dict[str, Any]:
+        """Remember the status of a description; returns it."""
+        self.known_status = description["TrainingJobStatus"]
+        return description
+
+    @property
+    def status(self) -> str:
+        """InProgress, Completed, Failed, Stopping or Stopped, as of now."""
+        self.describe()
+        return self.known_status or ""
+
+    @property
+    def hosts(self) -> int:
+        """The number of its instances."""
+        from smtrain.core.protocol.requests import groups_of
+
+        return sum(count for _, count in groups_of(self.describe()))
+
+    @property
+    def began(self) -> int:
+        """Earliest time of its lines: its creation in ms since 1970, minus a minute for hosts whose clocks differ."""
+        return int(self.describe()["CreationTime"].timestamp() * 1000) - 60_000
+
+    @property
+    def failure(self) -> str | None:
+        """SageMaker's reason for the failure."""
+        reason: str | None = self.describe().get("FailureReason")
+        return reason
 
     # ---- its lines
     def lines(self, host: str | None = None) -> list[Line]:
@@ -135,16 +203,15 @@ class Job(DescribedJob):
         from smtrain.client.follow.failure import NO_FAILURE, explain
         from smtrain.client.follow.reading import last_lines
 
-        told = self.describe()
-        ended_well = told["TrainingJobStatus"] in NO_FAILURE
-        return explain(self.name, told, [] if ended_well else last_lines(self.target, self.name))
+        description = self.describe()
+        ended_well = description["TrainingJobStatus"] in NO_FAILURE
+        return explain(self.name, description, [] if ended_well else last_lines(self.target, self.name))
 
     def wait(self) -> Job:
         """Wait until the job has completed. Raises `JobError` with the reason if it ends otherwise."""
         from smtrain.client.follow.follower import PACES
 
-        while self.look()["TrainingJobStatus"] not in ENDED:
-            time.sleep(PACES[self.target.name].poll)
+        poll(lambda: self.look()["TrainingJobStatus"] in ENDED, PACES[self.target.name].poll)
         return self.check()
 
     def check(self) -> Job:
@@ -159,7 +226,7 @@ class Job(DescribedJob):
     # ---- numbers
     def metrics(self) -> DataFrame:
         """A pandas DataFrame by step: loss, grad_norm, lr, tokens_per_s, mfu. `records` needs no pandas."""
-        from smtrain.client.follow.frame import frame
+        from smtrain.client.follow.curve import frame
 
         return frame(self.records)
 
@@ -192,6 +259,30 @@ class Job(DescribedJob):
             return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
 
     # ---- its results
+    @property
+    def output(self) -> str:
+        """s3:// prefix of the job's /opt/ml/model."""
+        description = self.describe()
+        artifacts = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+        base = description["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+        return f"{(artifacts or f'{base}/{self.name}/output/model').rstrip('/')}/"
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """s3:// prefixes of the complete checkpoints of the job's lineage, oldest first, with those it resumed from.
+
+        For a job that has not begun to write: those of its run's newest lineage. A checkpoint is complete if its
+        manifest exists, and every file in the manifest, with its size.
+        """
+        return self.saved(self.describe())
+
+    def saved(self, description: dict[str, Any]) -> list[str]:
+        """`checkpoints` from a description; the intermediate parts of a prepare job do not count."""
+        checkpointing = description.get("CheckpointConfig")
+        if not checkpointing:
+            return []
+        return [step.uri for step in saved_steps(self.target, checkpointing["S3Uri"], self.name) if step.whole]
+
     def read(self, name: str) -> bytes:
         """One file of the job's /opt/ml/model. Raises `JobError` if it does not exist."""
         output = self.output

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import filecmp
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.client.backends.base import JobPlace
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
+from smtrain.core.protocol.uris import split_uri
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job
@@ -31,14 +36,18 @@ class ResultPart:
     folder: str = ""
 
 
-def parts(job: Job, what: What, told: dict[str, Any] | None = None) -> list[ResultPart]:
-    """The existing results of one kind. `told` is the job's last description."""
-    told = told or job.describe()
+def parts(job: Job, what: What, description: dict[str, Any] | None = None) -> list[ResultPart]:
+    """The existing results of one kind. `description` is the job's last description."""
+    description = description or job.describe()
     if what == "all":
-        return [ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/")) for kind in _KINDS for p in parts(job, kind, told)]
+        return [
+            ResultPart(p.uri, f"{kind}/{p.folder}".rstrip("/"))
+            for kind in _KINDS
+            for p in parts(job, kind, description)
+        ]
     if what == "checkpoints":
-        return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(told)]
-    base = f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
+        return [ResultPart(uri, uri.rstrip("/").rpartition("/")[2]) for uri in job.saved(description)]
+    base = f"{description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/output"
     folder, archive = ("model", "model.tar.gz") if what == "model" else ("data", "output.tar.gz")
     return [ResultPart(uri) for uri in (f"{base}/{folder}/", f"{base}/{archive}") if job.target.listing(uri)]
 
@@ -53,17 +62,17 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
         raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
     if what not in get_args(What):
         raise ConfigError([f"what: got {what!r}; {hint(str(what), get_args(What))}"])
-    told = job.describe()
-    found = parts(job, what, told)
+    description = job.describe()
+    found = parts(job, what, description)
     if not found:
-        raise JobError(_nothing(job, what, told))
+        raise JobError(_nothing(job, what, description))
     download(job.target, [(part.uri, Path(folder, part.folder)) for part in found], overwrite=overwrite)
     return Path(folder)
 
 
-def exported(job: Job, told: dict[str, Any]) -> str | None:
+def exported(job: Job, description: dict[str, Any]) -> str | None:
     """The name of the job that exported the model of an ended train job; None if it was not exported yet."""
-    ours, ended = stage_of(job.name), told.get("TrainingEndTime")
+    ours, ended = stage_of(job.name), description.get("TrainingEndTime")
     if ours is None or ours[1] != "train" or ended is None:
         return None
     rows = (row for page in job.target.rows(f"{ours[0]}-export-", 1000) for row in page)
@@ -71,14 +80,160 @@ def exported(job: Job, told: dict[str, Any]) -> str | None:
     return next((name for row in done if stage_of(name := row["TrainingJobName"]) == (ours[0], "export")), None)
 
 
-def _nothing(job: Job, what: What, told: dict[str, Any]) -> str:
+def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
     if what == "all":
         return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows where it stands"
     sentence = f"{job.name} has not left {_HELD[what]}"
-    if what == "model" and (export := exported(job, told)):
+    if what == "model" and (export := exported(job, description)):
         return f"{sentence}; {export} exported what it trained: `smtrain download {export} FOLDER`"
-    if others := [kind for kind in _KINDS if kind != what and parts(job, kind, told)]:
+    if others := [kind for kind in _KINDS if kind != what and parts(job, kind, description)]:
         sentence += f"; it has left {' and '.join(others)}: `smtrain download {job.name} FOLDER --what {others[0]}`"
     if what == "model" and (ours := stage_of(job.name)) and ours[1] == "train":
         sentence += "; `smtrain run CONFIG` exports the model"
     return sentence
+
+
+@dataclass(frozen=True)
+class _Item:
+    """An object, and the file that it is copied to."""
+
+    uri: str
+    """The prefix that it was listed under."""
+    bucket: str
+    key: str
+    size: int
+    etag: str
+    folder: Path
+    path: Path
+
+    @property
+    def part(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.part")
+
+
+class _Fetching:
+    """Copies objects, some of which may be deleted meanwhile."""
+
+    def __init__(self, target: JobPlace) -> None:
+        self._target = target
+        self._left: dict[str, set[str]] = {}
+        """Prefix -> the keys that were there when it was listed last."""
+
+    def __call__(self, item: _Item) -> bool:
+        """Copy it to its temporary file; False if it was deleted after it was listed."""
+        try:
+            self._target.fetch(item.bucket, item.key, item.part)
+        except Exception:
+            if not self._is_gone(item):
+                raise
+            item.part.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _is_gone(self, item: _Item) -> bool:
+        if item.uri not in self._left or item.key in self._left[item.uri]:  # the last listing still had it: list again
+            self._left[item.uri] = {found["Key"] for found in self._target.listing(item.uri)}
+        return item.key not in self._left[item.uri]
+
+
+def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite: bool = False) -> int:
+    """Copy the objects under each prefix into its folder, each atomically; returns how many there are.
+
+    Existing files with the same content are kept, so a second call resumes the first. Objects that a running job
+    deletes meanwhile, such as old checkpoints, are skipped, together with what this call has copied of their folder.
+    Raises `JobError` if there are no objects, if a key would leave its folder, and, unless `overwrite`, if other files
+    have the same names; that is checked before anything is written.
+    """
+    fetch = _Fetching(target)
+    items = [item for uri, folder in places for item in _items(target, uri, folder)]
+    _refuse_what_is_in_the_way(items)
+    there = [item for item in items if item.path.exists()]
+    same = {item for item in there if _is_same(item)}
+    if not overwrite:
+        other = [item for item in there if item not in same]
+        _refuse_others([item for item in other if item.path.stat().st_size != item.size])
+        different = []
+        for item in other:  # of the same size: S3 has no hash of an object that was sent in parts
+            if not fetch(item):
+                continue
+            if filecmp.cmp(item.part, item.path, shallow=False):
+                same.add(item)
+            else:
+                different.append(item)
+            item.part.unlink()
+        _refuse_others(different)
+    new = [item for item in items if item not in same]
+    complete = True
+    for item in new:
+        item.path.parent.mkdir(parents=True, exist_ok=True)
+        if fetch(item):
+            item.part.replace(item.path)
+        else:
+            complete = False
+    return len(items) if complete else len(items) - _drop_deleted(target, places, new)
+
+
+def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
+    """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many."""
+    left = {found["Key"] for uri, _ in places for found in target.listing(uri)}
+    deleted = [item for item in new if item.key not in left]
+    for item in deleted:
+        item.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds more
+            item.path.parent.rmdir()
+    if not left:
+        raise JobError(f"{places[0][0]} was deleted while it was being copied; there is nothing to download")
+    return len(deleted)
+
+
+def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
+    bucket, prefix = split_uri(uri)
+    items = []
+    for found in target.listing(uri):
+        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the prefix is an object
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
+        items.append(
+            _Item(uri, bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path)
+        )
+    if not items:
+        raise JobError(f"{uri} is empty; there is nothing to download")
+    return items
+
+
+def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
+    """Raise `JobError` for a folder in place of a file, or the reverse: no option replaces those."""
+    for item in items:
+        if item.folder.exists() and not item.folder.is_dir():
+            raise JobError(f"{item.folder} is a file; name a folder to download into")
+        if item.path.is_dir():
+            raise JobError(f"{item.path} is a folder where a file is to go; name another folder to download into")
+        for parent in item.path.parents:
+            if parent == item.folder:
+                break
+            if parent.exists() and not parent.is_dir():
+                raise JobError(f"{parent} is a file where a folder is to go; name another folder to download into")
+
+
+def _refuse_others(different: Sequence[_Item]) -> None:
+    if not different:
+        return
+    folder = different[0].folder
+    names = ", ".join(item.path.relative_to(item.folder).as_posix() for item in different[:3])
+    more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+    raise JobError(
+        f"{folder} holds other files of the same names ({names}{more}); name another folder, or replace them with "
+        "--overwrite (overwrite=True)"
+    )
+
+
+def _is_same(item: _Item) -> bool:
+    """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
+    if item.path.stat().st_size != item.size or len(item.etag) != 32:
+        return False
+    found = hashlib.md5(usedforsecurity=False)
+    with item.path.open("rb") as content:
+        while block := content.read(1 << 20):
+            found.update(block)
+    return found.hexdigest() == item.etag

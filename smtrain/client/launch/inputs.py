@@ -17,9 +17,8 @@ from smtrain.client.backends.base import Body, JobPlace, size_of
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
-from smtrain.client.backends.sagemaker.s3 import listed
+from smtrain.client.backends.sagemaker.s3 import listed, send
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.sagemaker.uploads import send
 from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.choose import cluster, sagemaker
-from smtrain.client.backends.sagemaker.backoff import Backoff
 from smtrain.client.backends.sagemaker.quotas import Refusal
+from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import pools
@@ -22,7 +22,7 @@ from smtrain.client.launch.ownership import claim
 from smtrain.client.launch.pools import LOOK, waiting
 from smtrain.client.launch.stages import Chain, StagePlan
 from smtrain.client.launch.wheels import travelling
-from smtrain.client.sdk.lost_answer import answer_was_lost
+from smtrain.client.sdk.session import answer_was_lost
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
@@ -231,10 +231,10 @@ def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
     Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
     quota error from a fault of the request.
     """
-    from smtrain.client.sdk import chosen, submit
+    from smtrain.client import sdk  # either SageMaker SDK takes a second to import
 
-    if generation := chosen(target, config):
-        submit(generation, target, request)
+    if generation := sdk.chosen(target, config):
+        sdk.submit(generation, target, request)
     else:
         target.sagemaker.create_training_job(**request)
 

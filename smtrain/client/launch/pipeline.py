@@ -13,7 +13,6 @@ from typing import Any
 
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.backends.sagemaker.calls import unnamed
-from smtrain.client.backends.sagemaker.role import role_arn
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import checked
@@ -151,7 +150,7 @@ def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any
     body = json.dumps(definition, sort_keys=True)
     if len(body) > _LARGEST:
         raise ConfigError([f"the pipeline's definition has {len(body)} characters, and SageMaker takes {_LARGEST}"])
-    role = role_arn(config.compute.role or "", place)
+    role = place.role(config.compute.role)
     asked = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
     client = place.sagemaker
     tags = [{"Key": key, "Value": value} for key, value in {**config.tags, "smtrain:run": config.name}.items()]

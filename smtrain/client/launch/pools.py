@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from smtrain.client.backends.sagemaker.backoff import Backoff
+from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.config.units import spell
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.facts.warm_pools import agreement, first_difference
+from smtrain.core.interrupts import poll
 from smtrain.core.text import Say
 
 
@@ -91,11 +93,14 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
             say(f"will reuse the warm pool of {match.job} ({match.instance_count} x {match.instance_type})")
             return
         busy = _with_status(target, "InUse")
-        users = [told["TrainingJobName"] for told in busy if first_difference(request, told) is None]
+        users = [
+            description["TrainingJobName"] for description in busy if first_difference(request, description) is None
+        ]
         if not users or time.monotonic() >= deadline:
             break
-        say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(deadline - time.monotonic())} more")
-        _await_end(target, users[0], deadline)
+        left = deadline - time.monotonic()
+        say(f"waiting for the warm pool of {users[0]}, which still runs, for {spell(left)} more")
+        poll(partial(_is_free, target, users[0]), LOOK[target.name], left)
     if users:
         say(f"will not wait for {users[0]}, whose warm pool would match once it ends; set compute.pool_wait to wait")
     elif pools:
@@ -103,12 +108,9 @@ def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float 
         say(f"will miss the warm pool of {nearest.job}: {first_difference(request, nearest.request)}")
 
 
-def _await_end(target: Target, job: str, deadline: float) -> None:
-    while time.monotonic() < deadline:
-        description = target.sagemaker.describe_training_job(TrainingJobName=job)
-        if description.get("WarmPoolStatus", {}).get("Status") != "InUse":
-            return
-        time.sleep(min(LOOK[target.name], max(0.0, deadline - time.monotonic())))
+def _is_free(target: Target, job: str) -> bool:
+    description = target.sagemaker.describe_training_job(TrainingJobName=job)
+    return bool(description.get("WarmPoolStatus", {}).get("Status") != "InUse")
 
 
 def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:

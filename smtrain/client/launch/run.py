@@ -61,7 +61,7 @@ class Run:
 
     def metrics(self) -> DataFrame:
         """`records` as a pandas DataFrame by step."""
-        from smtrain.client.follow.frame import frame
+        from smtrain.client.follow.curve import frame
 
         return frame(self.records)
 

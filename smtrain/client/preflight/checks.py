@@ -8,12 +8,11 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import target_of
-from smtrain.client.iam.services import Beside
+from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.preflight import (  # fmt: skip
-    caller,
     cluster,
     cost,
     dataset,
@@ -24,11 +23,10 @@ from smtrain.client.preflight import (  # fmt: skip
     quotas,
     resume,
     role,
+    services,
     stages,
     storage,
     this_machine,
-    token,
-    tracker,
 )
 from smtrain.client.preflight.context import Check, Context, Unplanned, Unreached, Unread
 from smtrain.client.preflight.findings import Finding, Report
@@ -53,10 +51,10 @@ CHECKS: dict[str, Check] = {
     "limits": limits.limits,
     "role": role.role,
     "permissions": role.permissions,
-    "caller": caller.caller,
+    "caller": role.caller,
     "buckets": storage.buckets,
-    "token": token.token,
-    "tracker": tracker.tracker,
+    "token": services.token,
+    "tracker": services.tracker,
     "quotas": quotas.quotas,
     "hosts": hosts.hosts,
     "machine": this_machine.machine,
@@ -116,23 +114,23 @@ def check(
         []
     """
     try:
-        beside = Beside(tune, endpoint, group, pipeline)
+        others = OtherCommands(tune, endpoint, group, pipeline)
         config = load_config(source, set_=set_, target=target, **sections)
         place = target_of(config, target)
     except ConfigError as error:
         return Report(_of_config(error))
     if place.queues:
         return _of_cluster(config, place, [stage] if stage else stages_of(config, place.name))
-    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), beside)
+    return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others)
 
 
-def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], beside: Beside) -> Report:
+def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], others: OtherCommands) -> Report:
     """Make all checks; if a required setting is missing, report it and use a stand-in."""
-    told: list[Finding] = []
+    findings: list[Finding] = []
     without: set[str] = set()
     while True:
         try:
-            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), beside)
+            rest = look(Chain(config, target_of(config, target)), stages, sorted(without), others)
             break
         except ConfigError as error:
             found, lacking = _of_config(error), _lacking(error.faults, config)
@@ -140,14 +138,14 @@ def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], beside:
             if config.output.s3_uri:  # else AWS was asked for its account, to find a bucket
                 raise
             found, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
-        told += found
+        findings += found
         if lacking is None:
-            return Report(tuple(told))
+            return Report(tuple(findings))
         stand_in, skipped = _STAND_INS[lacking]
         section, _, field = lacking.partition(".")
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={field: stand_in})})
         without |= set(skipped)
-    return Report((*told, *(finding for finding in rest if not told or finding.check != "config")))
+    return Report((*findings, *(finding for finding in rest if not findings or finding.check != "config")))
 
 
 def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
@@ -178,12 +176,14 @@ def _of_config(error: ConfigError) -> tuple[Finding, ...]:
     return tuple(Finding("config", "fault", fault) for fault in error.faults)
 
 
-def look(chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), beside: Beside | None = None) -> Report:
+def look(
+    chain: Chain, stages: Sequence[Stage], without: Sequence[str] = (), others: OtherCommands | None = None
+) -> Report:
     """All checks of these stages except those in `without`."""
     # Imported before the threads start: botocore's circular imports can deadlock them (importlib's _DeadlockError).
     import boto3  # noqa: F401
 
-    context = Context(chain, stages, beside or Beside())
+    context = Context(chain, stages, others or OtherCommands())
     context.requests, context.plan  # noqa: B018 - computed before the threads share them
     skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
     chosen = [name for name in CHECKS if name not in skipped]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from smtrain.client.backends.choose import cluster
-from smtrain.client.backends.slurm.environment import bare
-from smtrain.client.backends.slurm.layout import SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import asked_for, directive, on_cpus
+from smtrain.client.backends.slurm.script import SCHEME, bare, directive, node_options, on_cpus, path_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.client.preflight.nodes import asked_nodes
@@ -40,7 +38,7 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:
     try:
-        told = place.head.sh(
+        output = place.head.sh(
             'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; '
             '[ -d "$d" ] || { echo "$d"; exit; }; [ -w "$d" ] && echo yes || echo no; df -Pk "$d" | tail -n 1',
             place.shared,
@@ -48,7 +46,7 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
     except HeadError as error:
         yield Finding("shared", "fault", str(error))
         return
-    writable, _, row = told.decode().strip().partition("\n")
+    writable, _, row = output.decode().strip().partition("\n")
     if not row:
         yield Finding("shared", "fault", f"{writable} is no folder on {place.head.name}", "correct cluster.shared")
         return
@@ -72,11 +70,11 @@ def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
     paths = inputs_in_place(chain)
     if not paths:
         return
-    told = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
+    output = place.head.sh('for p; do [ -e "$p" ] || printf "%s\\n" "$p"; done', *paths).decode(errors="replace")
     here = "" if place.section.host is None else ", nor on this machine"
-    for path in told.splitlines():
+    for path in output.splitlines():
         yield Finding("inputs", "fault", f"{path} is not on {place.head.name}{here}", "correct the path in the config")
-    if not told:
+    if not output:
         yield Finding("inputs", "ok", f"{', '.join(paths)}: used in place")
 
 
@@ -132,7 +130,7 @@ def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> 
 def _account(place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
     """Test the options of the stages with sbatch, as their scripts have them; nothing is submitted."""
     section = place.section
-    kinds = dict.fromkeys(tuple(asked_for(stage, section)) for stage in stages)
+    kinds = dict.fromkeys(tuple(node_options(stage, section)) for stage in stages)
     for options in kinds:
         lines = ["#!/bin/sh", *map(directive, ["--time=1", "--output=/dev/null", *options]), "true", ""]
         try:

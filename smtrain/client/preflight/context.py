@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.calls import spell
-from smtrain.client.iam.services import Beside
+from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
@@ -56,7 +56,7 @@ class Context:
 
     chain: Chain
     stages: Sequence[Stage]
-    beside: Beside = field(default_factory=Beside)
+    others: OtherCommands = field(default_factory=OtherCommands)
     """Commands that are used with the config, in addition to running its stages."""
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class Context:
         if not hasattr(client, operation):
             raise Unread(f"the installed boto3 does not know {operation}", "pip install --upgrade boto3")
         try:
-            told: dict[str, Any] = getattr(client, operation)(**arguments)
+            answer: dict[str, Any] = getattr(client, operation)(**arguments)
         except ClientError as error:
             self.answered = True
             code = str(error.response.get("Error", {}).get("Code"))
@@ -139,7 +139,7 @@ class Context:
         except (BotoCoreError, ResponseParserError) as error:
             raise self.unreached(service, error) from None
         self.answered = True
-        return told
+        return answer
 
     def unreached(self, service: str, error: Exception) -> Unreached:
         """Note that a service gave no answer; it is not asked again, nor are others until one has answered."""
@@ -162,9 +162,9 @@ def json_of(context: Context, uri: str, name: str) -> dict[str, Any] | None:
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     try:
         body = context.ask("s3", "get_object", absent=["NoSuchKey", "NoSuchBucket"], Bucket=bucket, Key=prefix + name)
-        told: dict[str, Any] = json.loads(body["Body"].read())
+        answer: dict[str, Any] = json.loads(body["Body"].read())
     except Absent:
         return None
     except ValueError:
         raise Unread(f"{uri.rstrip('/')}/{name} is not JSON") from None
-    return told
+    return answer

@@ -91,9 +91,9 @@ def stop(context: Context) -> Iterator[Finding]:
     if not plan.step_s or plan.save is None:
         return
     step, save = plan.step_s["total"], plan.save.save_s
-    if (told := slow_stop(step, save)) is not None:
+    if (problem := slow_stop(step, save)) is not None:
         yield Finding(
-            "stop", "warning", told,
+            "stop", "warning", problem,
             "make steps shorter (train.global_batch_size, more machines), or save more often (train.save_interval)",
         )  # fmt: skip
     else:
@@ -140,7 +140,7 @@ def price(context: Context) -> Iterator[Finding]:
         if limit is None:
             raise
         dollars = None
-    told = "an unknown price" if dollars is None else f"${dollars:,.2f}"
+    amount = "an unknown price" if dollars is None else f"${dollars:,.2f}"
     if limit is not None and dollars is None:
         yield Finding(
             "price", "fault", f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be "
@@ -149,8 +149,8 @@ def price(context: Context) -> Iterator[Finding]:
         )  # fmt: skip
     elif limit is not None and dollars is not None and dollars > limit:
         yield Finding(
-            "price", "fault", f"{told}, above compute.price_limit = ${limit:,.2f}",
+            "price", "fault", f"{amount}, above compute.price_limit = ${limit:,.2f}",
             "raise the limit, or agree when `smtrain launch` asks (-y agrees at once)",
         )  # fmt: skip
     else:
-        yield Finding("price", "ok", f"{told} expected" + (f", of ${limit:,.2f}" if limit is not None else ""))
+        yield Finding("price", "ok", f"{amount} expected" + (f", of ${limit:,.2f}" if limit is not None else ""))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smtrain.client.backends.sagemaker.s3 import objects
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
@@ -26,14 +28,14 @@ def model(context: Context) -> Iterator[Finding]:
         return
     described = described_in(context, uri)
     if described is None:
-        fault, _, remedy = (folder_misfit(names_in(context, uri), uri) or "").partition("; ")
+        fault, _, remedy = (folder_misfit(set(_sizes_in(context, uri)), uri) or "").partition("; ")
         yield Finding(
             "model", "fault", fault or f"{uri} holds no config.json",
             remedy or "give the prefix of a Hugging Face model folder",
         )  # fmt: skip
         return
     faults = [text for _, text in shape_faults(context.config, described)]
-    names = names_in(context, uri)
+    names = set(_sizes_in(context, uri))
     here = context.config.model.init == "weights" and context.config.model.weights is None
     numbered = missing_shards(names)[0]
     if here and weights_in(names) is None and not numbered and not checkpoint_in(names):
@@ -83,7 +85,7 @@ def data(context: Context) -> Iterator[Finding]:
         )
         return
     faults = list(_mismatches(context, manifest))
-    sizes = sizes_in(context, uri)
+    sizes = _sizes_in(context, uri)
     for name, row in manifest.get("files", {}).items():
         if sizes.get(name) != row["bytes"]:
             faults.append(f"{uri} is not whole: {name} has {sizes.get(name, 'no')} bytes, not {row['bytes']}")
@@ -123,15 +125,11 @@ def tasks(context: Context) -> Iterator[Finding]:
             )
 
 
-def names_in(context: Context, uri: str) -> set[str]:
-    """Names of the objects below a prefix, relative to it."""
-    return set(sizes_in(context, uri))
-
-
-def sizes_in(context: Context, uri: str) -> dict[str, int]:
-    bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    page = context.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
-    return {item["Key"][len(prefix) :]: item["Size"] for item in page.get("Contents", [])}
+def _sizes_in(context: Context, uri: str) -> dict[str, int]:
+    """Bytes of the objects below a prefix by their names relative to it."""
+    prefix = split_uri(uri.rstrip("/") + "/")[1]
+    found = objects(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
+    return {item["Key"][len(prefix) :]: item["Size"] for item in found}
 
 
 def text(context: Context) -> Iterator[Finding]:

@@ -104,11 +104,11 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
     row = gpu_row(uri)
     if row is not None:
         ended = unpatched(uri)
-        told = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
+        about = f"the image has torch {row['torch']} with CUDA {row['cuda']}; AWS's patches of it "
         if ended is None:
-            yield Finding("image", "ok", f"{told}end on {row['patched_until']}")
+            yield Finding("image", "ok", f"{about}end on {row['patched_until']}")
         else:
-            yield Finding("image", "warning", f"{told}ended on {row['patched_until']}", ended.partition("; ")[2])
+            yield Finding("image", "warning", f"{about}ended on {row['patched_until']}", ended.partition("; ")[2])
 
 
 def _contents(uri: str) -> Finding:
@@ -157,7 +157,7 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
         return
     try:
         # Pulling needs this right too; the registries of AWS's own images allow it, but rarely DescribeImages.
-        told = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
+        answer = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
     except Absent:
         yield Finding(
             "image", "fault",
@@ -165,8 +165,8 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
             "choose a region that has it (compute.region), or set compute.image to a copy in your own registry",
         )  # fmt: skip
         return
-    if told.get("failures"):
-        failure = told["failures"][0]
+    if answer.get("failures"):
+        failure = answer["failures"][0]
         if failure.get("failureCode") not in ("ImageNotFound", "ImageTagDoesNotMatchDigest", "InvalidImageTag"):
             raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
         yield Finding(

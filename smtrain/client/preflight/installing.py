@@ -58,11 +58,11 @@ def travelling(contents: Contents, stages: Sequence[Stage]) -> list[str]:
 def last_time(context: Context) -> Iterator[Finding]:
     """The installation time of the newest job of the run that installed something; nothing if no log has it."""
     try:
-        told = _newest(context)
+        newest = _newest(context)
     except Unread:
         return  # this is only a figure, not a condition of the run
-    if told:
-        job, what, seconds = told
+    if newest:
+        job, what, seconds = newest
         yield Finding("image", "ok", f"{job} installed {what} when it started, in {seconds:.1f} s")
 
 
@@ -84,8 +84,8 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
             )  # fmt: skip
         except Absent:
             return None
-        told = [found for event in page["events"] if (found := log_lines.installed(event["message"].strip()))]
-        if told:
+        installations = [found for event in page["events"] if (found := log_lines.installed(event["message"].strip()))]
+        if installations:
             # The slowest host delays the run.
-            return (job["TrainingJobName"], *max(told, key=lambda one: one[1]))
+            return (job["TrainingJobName"], *max(installations, key=lambda one: one[1]))
     return None

@@ -19,19 +19,19 @@ KEEP_ALIVE = 3600
 
 def limits(context: Context) -> Iterator[Finding]:
     """Each stage's request against the API: types, enumerations, lengths, counts and patterns, all faults at once."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for stage, request in context.requests.items():
         for fault in (*violations(request), *_documented(request)):
-            if fault not in told:
+            if fault not in reported:
                 yield Finding("limits", "fault", f"{stage}: {fault}", "shorten, remove or correct it in the config")
-            told.add(fault)
+            reported.add(fault)
     keep = context.config.compute.keep_alive
     if keep > KEEP_ALIVE:
         yield Finding(
             "limits", "warning", f"compute.keep_alive is {keep} s, and warm pools are documented up to {KEEP_ALIVE} s",
             f"set it to {KEEP_ALIVE} or less",
         )  # fmt: skip
-    if not told:
+    if not reported:
         yield Finding("limits", "ok", f"the requests of {', '.join(context.stages)} are within the API's limits")
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from smtrain.client.backends.slurm.environment import bare
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import environment_lines
+from smtrain.client.backends.slurm.script import bare, environment_lines
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig
 from smtrain.core.config.slurm_options import options_of
@@ -92,7 +91,7 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
         [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
     )
     try:
-        told = place.head.sh(
+        output = place.head.sh(
             f'{bare(section)}bare "$@"',
             "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
             "--job-name=smtrain-check", *options, *options_of(section.srun),
@@ -108,7 +107,7 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
     finally:
         with suppress(HeadError):
             place.head.run("rm", "-f", token)
-    yield from judged(config, answers(told), count)
+    yield from judged(config, answers(output), count)
 
 
 def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
@@ -176,11 +175,11 @@ def _of_data(config: JobConfig) -> list[str]:
 def _written(place: SlurmPlace) -> tuple[str, str]:
     """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
     node that does not share the folder may have one of the same path."""
-    told = place.head.sh(
+    output = place.head.sh(
         'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
         place.shared,
     )
-    shared, _, token = told.decode().strip().partition("\n")
+    shared, _, token = output.decode().strip().partition("\n")
     return shared, token
 
 

@@ -1,14 +1,14 @@
-"""Check the execution role: it exists, trusts SageMaker, and has the rights that a job needs."""
+"""Check rights: the execution role's trust and permissions, and the caller's permissions for its commands."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from smtrain.client.iam.policy import role_statements
-from smtrain.client.iam.services import SCHEDULER, SERVICE
-from smtrain.client.iam.statement import Statement
+from smtrain.client.iam.policies import role_statements
+from smtrain.client.iam.statements import SCHEDULER, SERVICE, Arns, Statement, command_statements
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
 
@@ -18,21 +18,21 @@ def role(context: Context) -> Iterator[Finding]:
     arn = str(context.config.compute.role)
     name = arn.rpartition("/")[2]
     try:
-        told = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
+        known = context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=name)["Role"]
     except Absent:
         yield Finding(
             "role", "fault", f"there is no role {name}",
             "create it with what `smtrain iam policy CONFIG --role` prints, or correct compute.role",
         )  # fmt: skip
         return
-    if told["Arn"] != arn:
-        yield Finding("role", "fault", f"the role {name} is {told['Arn']}", f"compute.role says {arn}; correct it")
-    if context.on_aws and context.beside.endpoint and not _trusted(told["AssumeRolePolicyDocument"], SCHEDULER):
+    if known["Arn"] != arn:
+        yield Finding("role", "fault", f"the role {name} is {known['Arn']}", f"compute.role says {arn}; correct it")
+    if context.on_aws and context.others.endpoint and not _trusted(known["AssumeRolePolicyDocument"], SCHEDULER):
         yield Finding(
             "role", "warning", f"{name} does not trust {SCHEDULER}, so `smtrain deploy --for` could not delete by it",
             "give it the trust policy of `smtrain iam policy CONFIG --endpoint NAME`, or deploy with --schedule-role",
         )  # fmt: skip
-    if _trusted(told["AssumeRolePolicyDocument"]):
+    if _trusted(known["AssumeRolePolicyDocument"]):
         yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
     else:
         yield Finding(
@@ -48,13 +48,13 @@ def permissions(context: Context) -> Iterator[Finding]:
         return
     arn = str(context.config.compute.role)
     lacking: list[str] = []
-    for statement in role_statements(context.config, context.requests, context.beside):
+    for statement in role_statements(context.config, context.requests, context.others):
         lacking += denied(context, arn, statement)
     if lacking:
         yield Finding(
             "permissions", "fault", f"the role may not {', '.join(sorted(set(lacking)))}",
             "give it the policy that `smtrain iam policy CONFIG --role` prints"
-            + (" with the same options" if context.beside.commands else ""),
+            + (" with the same options" if context.others.commands else ""),
         )  # fmt: skip
     else:
         yield Finding("permissions", "ok", "the role may do all that its jobs need")
@@ -71,13 +71,13 @@ def denied(context: Context, arn: str, statement: Statement) -> Iterator[str]:
     ]
     arguments: dict[str, Any] = {"ContextEntries": entries} if entries else {}
     try:
-        told = context.ask(
+        answer = context.ask(
             "iam", "simulate_principal_policy", absent=["NoSuchEntity"], PolicySourceArn=arn,
             ActionNames=list(statement.actions), ResourceArns=resources, **arguments,
         )  # fmt: skip
     except Absent:
         raise Unread(f"there is no {arn.rpartition(':')[2]}") from None
-    for result in told["EvaluationResults"]:
+    for result in answer["EvaluationResults"]:
         if result["EvalDecision"] != "allowed":
             yield f"{result['EvalActionName']} on {result.get('EvalResourceName', resources[0])}"
 
@@ -97,3 +97,29 @@ def _trusted(document: str | dict[str, Any], service: str = SERVICE) -> bool:
 
 def _list(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
+
+
+_SESSION = re.compile(r"arn:[^:]+:sts::\d+:assumed-role/([^/]+)/.*")
+
+
+def caller(context: Context) -> Iterator[Finding]:
+    """Only if one of these commands was named: a launch reports missing rights itself."""
+    others = context.others
+    if not context.on_aws or not others.commands:
+        return
+    who = str(context.ask("sts", "get_caller_identity").get("Arn", ""))
+    if session := _SESSION.fullmatch(who):
+        try:  # a session does not contain the path of its role, and roles of the Identity Center have one
+            who = str(context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])["Role"]["Arn"])
+        except Absent:
+            raise Unread(f"IAM knows no role {session[1]}, which you are") from None
+    if who.endswith(":root"):
+        raise Unread("IAM simulates no root user", "call as a user or a role")
+    wanted = list(command_statements(context.config, Arns.of(context.config), others))
+    if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
+        yield Finding(
+            "caller", "fault", f"you may not {', '.join(sorted(set(lacking)))}",
+            "get the rights that `smtrain iam policy CONFIG --caller` prints with the same options",
+        )  # fmt: skip
+    else:
+        yield Finding("caller", "ok", f"you may do what {' and '.join(others.commands)} need")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 
+from smtrain.client.backends.sagemaker.s3 import objects
 from smtrain.client.preflight.context import Absent, Context
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.protocol.uris import split_uri
@@ -21,11 +24,11 @@ def buckets(context: Context) -> Iterator[Finding]:
     region = context.chain.target.region_name()
     for bucket in sorted(_buckets(context)):
         try:
-            told = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
+            answer = context.ask("s3", "head_bucket", absent=["404", "NoSuchBucket"], Bucket=bucket)
         except Absent:
             yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
             continue
-        found = told.get("BucketRegion") or region
+        found = answer.get("BucketRegion") or region
         if found != region:
             yield Finding(
                 "buckets", "fault", f"{bucket} is in {found}, and the job runs in {region}",
@@ -77,19 +80,9 @@ def _buckets(context: Context) -> set[str]:
 
 
 def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
-    """Bytes of the objects under a prefix by their keys, up to LISTED."""
-    bucket, prefix = split_uri(uri)
-    sizes: dict[str, int] = {}
-    token: dict[str, str] = {}
-    looked = 0
-    while looked < LISTED:
-        try:
-            page = context.ask("s3", "list_objects_v2", absent=["NoSuchBucket"], Bucket=bucket, Prefix=prefix, **token)
-        except Absent:
-            return {}
-        looked += max(1, len(page.get("Contents", [])))
-        sizes |= {item["Key"]: item["Size"] for item in page.get("Contents", [])}
-        if not page.get("IsTruncated"):
-            break
-        token = {"ContinuationToken": page["NextContinuationToken"]}
-    return sizes
+    """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not exist."""
+    found = objects(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
+    try:
+        return {item["Key"]: item["Size"] for item in islice(found, LISTED)}
+    except Absent:
+        return {}

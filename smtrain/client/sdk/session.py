@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
-from typing import Any
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.job import Job
-from smtrain.client.sdk.lost_answer import answer_was_lost
 from smtrain.core.config.secrets import is_secret
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import split_uri
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
 
 # Replaces a session's defaults after it was made: the defaults file has been read
 # (client/backends/sagemaker/defaults.py), so the SDK has nothing to add, and its telemetry, which sends the text of
@@ -102,3 +106,27 @@ def watch(target: Target, name: str, *, lines: bool) -> None:
     job = Job(name, target).follow(lines=lines)
     if not job.known_running:  # still running: the user has left it with Ctrl-C
         job.check()
+
+
+# A job of our own unanswered call is at most this old by AWS's clock, in seconds.
+OURS = 300.0
+
+
+def answer_was_lost(error: ClientError, description: dict[str, Any]) -> bool:
+    """True if a name is refused because a first call, whose answer was lost, has created this very job.
+
+    `description` is DescribeTrainingJob's answer. This can only happen to a call that botocore has repeated.
+    """
+    response = error.response
+    refused = response.get("Error", {}).get("Code") == "ResourceInUse"
+    repeated = bool(response.get("ResponseMetadata", {}).get("RetryAttempts"))
+    return refused and repeated and bool(description["CreationTime"].timestamp() > _aws_time(dict(response)) - OURS)
+
+
+def _aws_time(response: dict[str, Any]) -> float:
+    """The time of AWS's answer by AWS's clock, as the local one may be wrong; seconds since 1970."""
+    date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        return time.time()

@@ -137,10 +137,10 @@ def _estimator(
     )
 
 
-def _curves(told: dict[str, str] | None) -> Any:
+def _curves(curves: dict[str, str] | None) -> Any:
     from sagemaker.debugger import TensorBoardOutputConfig
 
-    return TensorBoardOutputConfig(told["S3OutputPath"], told["LocalPath"]) if told else None
+    return TensorBoardOutputConfig(curves["S3OutputPath"], curves["LocalPath"]) if curves else None
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class FoundModel:
         """The folder, with everything in it; what is there from before is not fetched again."""
         if self.far is None:
             return self.folder
-        from smtrain.client.backends.sagemaker.downloads import download
+        from smtrain.client.jobs.results import download
 
         free = shutil.disk_usage(home()).free
         held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())

@@ -32,7 +32,9 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
     Raises DataError where matplotlib is not installed.
     """
     try:
-        from smtrain.client.follow.figure import Picture
+        from smtrain.client.follow.curve import figure_class
+
+        Picture = figure_class()
     except ImportError:
         raise DataError(missing("matplotlib")) from None
     norms = all(pair.grad_norm for pair in comparison.pairs)

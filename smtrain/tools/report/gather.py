@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.client.backends.sagemaker.attach import place_of
+from smtrain.client.backends.choose import sagemaker_place_of
 from smtrain.client.backends.sagemaker.target import Target, near_run
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
@@ -108,7 +108,7 @@ class RunAccount:
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
     """The run of this name, or that a job of this name or ARN is one of. Raises `JobError` where there is none."""
-    job, place = place_of(name, target)
+    job, place = sagemaker_place_of(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):

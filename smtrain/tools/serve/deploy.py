@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.role import role_arn
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
@@ -98,7 +97,7 @@ def deploy(
     until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds) if seconds else None
     say(_announced(spec, hourly, price, until))
     if until is not None:
-        _schedule(place, spec.name, until, role_arn(schedule_role, place) if schedule_role else spec.role)
+        _schedule(place, spec.name, until, place.role(schedule_role) if schedule_role else spec.role)
     _create(place, spec, until is not None)
     status = _follow(place, spec.name, say) if wait else "Creating"
     say(_how(place, spec, status))
@@ -166,9 +165,9 @@ def described(place: Target, name: str) -> dict[str, Any] | None:
 
 
 def _place(target: TargetName | None) -> Target:
-    from smtrain.client.backends.sagemaker.attach import place_of
+    from smtrain.client.backends.choose import sagemaker_place_of
 
-    return place_of("", target)[1]
+    return sagemaker_place_of("", target)[1]
 
 
 def spec_of(
@@ -192,7 +191,7 @@ def spec_of(
     region = place.region_name()
     return EndpointSpec(
         named, base, image or serving_image(region), instance_type, count,
-        tensor_parallel(named, weights, body, instance_type), role_arn(given, place),
+        tensor_parallel(named, weights, body, instance_type), place.role(given),
         adapter=uri if found.is_adapter else None,
         rank=max(8, int(found.described.get("r") or 8)) if found.is_adapter else 0,
         max_length=max_length, tags={"smtrain:run": found.name} if told else {},

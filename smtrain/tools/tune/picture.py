@@ -18,7 +18,9 @@ _FINISHED, _OTHER, _BEST = "#1f77b4", "#999999", "#d95f02"
 def draw(tuning: Tuning) -> Figure:
     """One panel a key, and one with the curves where they are known. Raises `ConfigError` without matplotlib."""
     try:
-        from smtrain.client.follow.figure import Picture
+        from smtrain.client.follow.curve import figure_class
+
+        Picture = figure_class()
     except ImportError:
         raise ConfigError([missing("matplotlib")]) from None
     curves = [trial for trial in tuning.trials if len(trial.curve) > 1]

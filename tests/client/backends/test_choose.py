@@ -60,7 +60,7 @@ def test_without_a_word_or_credentials_a_job_is_here_if_it_can_be(monkeypatch: p
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert place_of("a-train-00000001")[1].name == "local"
-    monkeypatch.setattr("smtrain.client.backends.sagemaker.attach.present", lambda package: package != "moto")
+    monkeypatch.setattr("smtrain.client.backends.choose.present", lambda package: package != "moto")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_REGION", "us-west-2")
@@ -78,7 +78,7 @@ def test_what_is_sagemakers_alone_says_so() -> None:
 def nothing_to_ask(nothing_known: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither smtrain's extra local, nor credentials of AWS."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("smtrain.client.backends.sagemaker.attach.present", lambda module: module != "moto")
+    monkeypatch.setattr("smtrain.client.backends.choose.present", lambda module: module != "moto")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from smtrain.client.follow.curve import draw
-from smtrain.client.follow.frame import frame
+from smtrain.client.follow.curve import draw, frame
 from smtrain.core.errors import JobError
 from smtrain.core.pages.charts import curve
 
@@ -43,9 +42,6 @@ def test_a_missing_library_is_one_sentence(library: str, call: object, monkeypat
     for name in [name for name in sys.modules if name == library or name.startswith(f"{library}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(
-        sys.modules, "smtrain.client.follow.figure", raising=False
-    )  # it is imported when a figure is drawn
     sentence = rf"the package {library}, which is not installed; run `pip install .*'{library}"
     with pytest.raises(JobError, match=sentence):
         call(RECORDS)  # type: ignore[operator]

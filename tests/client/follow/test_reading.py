@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from smtrain.client.backends.sagemaker import retry as patience_module
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.follow.cursor import Cursor
-from smtrain.client.follow.dedup import MINUTE, SeenEvents
-from smtrain.client.follow.follower import Change, Follower, Pace
+from smtrain.client.follow.follower import Change, Cursor, Follower, Pace
 from smtrain.client.follow.merge import ReorderBuffer
-from smtrain.client.follow.reading import LogReading, last_lines
+from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_lines
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.log_lines import Line
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smtrain.client.follow.curve import draw, save_curve
-from smtrain.client.follow.sparkline import sparkline
+from smtrain.client.follow.curve import draw, save_curve, sparkline
 
 
 def test_a_falling_loss_falls() -> None:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.iam import policies
-from smtrain.client.iam.services import Beside, asked_for, tracking
+from smtrain.client.iam.statements import OtherCommands, command_statements, tracking
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError
 from smtrain.tools.tune.managed import create, follow
@@ -50,7 +50,7 @@ def test_an_endpoint_uses_what_is_granted_and_nothing_else(on_aws: dict[str, Any
     with recorded() as calls:
         smtrain.deploy(model, "ml.g6e.xlarge", name="Served-1", seconds=7200, target="local", say=lambda _: None)
         smtrain.undeploy("Served-1", target="local", say=lambda _: None)
-    statements = list(asked_for(load_config(on_aws), HERE, Beside(endpoint="Served-1")))
+    statements = list(command_statements(load_config(on_aws), HERE, OtherCommands(endpoint="Served-1")))
     beyond = {
         "sagemaker:AddTags",  # checked by SageMaker when something is created with tags
         "sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream",  # by who talks to it
@@ -65,14 +65,16 @@ def test_a_tuning_job_uses_what_is_granted_and_nothing_else(on_aws: dict[str, An
         name = create(Target("local"), request, lambda _: None)
         with pytest.raises(ClientError, match="NotImplemented"):  # trials: the plane takes the request alone
             follow(Target("local"), name, ["train.lr"], lambda _: None)
-    statements = list(asked_for(load_config(on_aws), HERE, Beside(tune=True)))
+    statements = list(command_statements(load_config(on_aws), HERE, OtherCommands(tune=True)))
     trials = statements.pop()
     # the second ends it early, by the command that is said
     held(statements, told(calls, "sagemaker"), {"sagemaker:AddTags", "sagemaker:StopHyperParameterTuningJob"})
     trial = Call("sagemaker:DescribeTrainingJob", HERE.arn("sagemaker", f"training-job/{name.lower()}-001-1a2b3c4d"))
     assert allows(trials.to_dict(), trial)
     short = load_config({**on_aws, "name": "short"})
-    assert len(list(asked_for(short, HERE, Beside(tune=True)))) == 1, "a run's own statements have its trials"
+    assert len(list(command_statements(short, HERE, OtherCommands(tune=True)))) == 1, (
+        "a run's own statements have its trials"
+    )
 
 
 def test_the_role_of_an_endpoint_may_be_taken_by_the_scheduler_to_delete_it_alone(on_aws: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from botocore.httpsession import URLLib3Session
 
-from smtrain.client.iam.statement import Arns, Statement
+from smtrain.client.iam.statements import Arns, Statement
 
 ACCOUNT = "123456789012"
 HERE = Arns("aws", "us-east-1", ACCOUNT)

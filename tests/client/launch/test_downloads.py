@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.sagemaker.downloads import download
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.jobs.results import download
 from smtrain.core.errors import JobError
 
 FILES = {"config.json": b"{}", "sub/weights.bin": b"w" * 5000, "in-parts.bin": b"p" * (6 << 20)}

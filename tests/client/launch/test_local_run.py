@@ -154,7 +154,7 @@ def test_the_export_is_an_ordinary_model(whole: smtrain.Run, tmp_path: Path) -> 
 def test_the_demo_shows_all_but_the_curve_without_matplotlib(
     whole: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "smtrain.client.follow.figure"))]:
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     console = Console(record=True, width=200, file=io.StringIO())

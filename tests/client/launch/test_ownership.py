@@ -16,9 +16,9 @@ import yaml
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 import smtrain
-from smtrain.client.backends.sagemaker.downloads import download
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import jobs_of
+from smtrain.client.jobs.results import download
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.run import StageResult
 from smtrain.client.launch.stages import Chain

@@ -12,7 +12,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.iam.services import Beside, asked_for, of_the_role
+from smtrain.client.iam.statements import OtherCommands, command_statements, other_role_statements
 from smtrain.client.jobs.job import Job
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
@@ -89,7 +89,7 @@ def test_the_policy_of_a_pipeline_grants_what_making_it_does_and_nothing_else(co
     with recorded() as calls:
         for steps in (2, 3):
             made(config | {"train": config["train"] | {"steps": steps}}, name="Piped-1", upsert=True)
-    statements = list(asked_for(load_config(config), HERE, Beside(pipeline="Piped-1")))
+    statements = list(command_statements(load_config(config), HERE, OtherCommands(pipeline="Piped-1")))
     following = statements.pop()
     unseen = {"sagemaker:AddTags", "sagemaker:StartPipelineExecution"}  # with the creation; the plane runs none
     held(statements, {call for call in told(calls, "sagemaker") if "Pipeline" in call.action}, unseen)
@@ -97,7 +97,7 @@ def test_the_policy_of_a_pipeline_grants_what_making_it_does_and_nothing_else(co
     role = config | {
         "compute": {**config["compute"], "role": f"arn:aws:iam::{ACCOUNT}:role/train", "region": "us-east-1"}
     }
-    of_role = {s.sid: s for s in of_the_role(load_config(role), HERE, Beside(pipeline="Piped-1"))}
+    of_role = {s.sid: s for s in other_role_statements(load_config(role), HERE, OtherCommands(pipeline="Piped-1"))}
     assert allows(following.to_dict(), step)
     assert allows(of_role["RunSteps"].to_dict(), step), "the pipeline describes its own jobs"
     assert of_role["PassItself"].resources == (f"arn:aws:iam::{ACCOUNT}:role/train",)

@@ -14,7 +14,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.client.jobs.results import download
 from smtrain.stages.base import parts_uri
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare

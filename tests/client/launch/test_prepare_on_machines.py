@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.client.jobs.results import download
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions

@@ -144,7 +144,7 @@ def test_a_role_may_be_a_name_and_studio_has_one(raw: dict[str, Any], tmp_path: 
     assert request(raw, target="local", compute={"role": "mine"})["RoleArn"].endswith(":role/mine")
     metadata = tmp_path / "resource-metadata.json"
     metadata.write_text(json.dumps({"ExecutionRoleArn": ROLE}))
-    monkeypatch.setattr("smtrain.client.backends.sagemaker.role.STUDIO", metadata)
+    monkeypatch.setattr("smtrain.client.backends.sagemaker.clients.STUDIO", metadata)
     assert smtrain.request(raw, compute={"region": "us-east-1"}, **AWS)["RoleArn"] == ROLE
 
 

@@ -22,7 +22,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.jobs.listing import list_jobs
 from smtrain.client.launch import one_job as submit
 from smtrain.client.launch.pools import PACE, waiting
-from smtrain.client.sdk.lost_answer import answer_was_lost
+from smtrain.client.sdk.session import answer_was_lost
 from testing.plane import Plane
 
 KIND, OTHER = "ml.trn1.2xlarge", "ml.trn1.32xlarge"
@@ -129,7 +129,7 @@ def test_a_lost_answer_makes_no_second_job(
 def test_a_lost_answer_is_known_by_the_clock_of_aws(monkeypatch: pytest.MonkeyPatch, skew_s: float) -> None:
     """This machine's clock may be an hour off: a job of a minute ago is ours, one of ten minutes ago is not."""
     there = datetime.now(timezone.utc)
-    monkeypatch.setattr("smtrain.client.sdk.lost_answer.time.time", lambda: there.timestamp() + skew_s)
+    monkeypatch.setattr("smtrain.client.sdk.session.time.time", lambda: there.timestamp() + skew_s)
     response: Any = {
         "Error": {"Code": "ResourceInUse", "Message": "Job name must be unique"},
         "ResponseMetadata": {"RetryAttempts": 1, "HTTPHeaders": {"date": format_datetime(there, usegmt=True)}},

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from smtrain.client.backends.sagemaker import uploads
+from smtrain.client.backends.sagemaker import s3
+from smtrain.client.backends.sagemaker.s3 import owner, send
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.sagemaker.uploads import owner, send
 from smtrain.client.launch.inputs import Upload, _content_addressed, described_uploads, is_model_file, upload_all
 from smtrain.core.errors import JobError
 from tests.typed import typed
@@ -28,7 +28,7 @@ BUCKET = "smtrain-local"
 
 @pytest.fixture
 def target(local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
-    monkeypatch.setattr(uploads, "PART", PART)
+    monkeypatch.setattr(s3, "PART", PART)
     return Target("local")
 
 
@@ -95,14 +95,14 @@ def test_a_killed_upload_is_gone_on_with(
     program = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from smtrain.client.backends.sagemaker import uploads\n"
+        "from smtrain.client.backends.sagemaker import s3\n"
         "from smtrain.client.backends.sagemaker.target import Target\n"
-        f"uploads.PART, uploads.SENDERS, target = {PART}, 1, Target('local')\n"
+        f"s3.PART, s3.SENDERS, target = {PART}, 1, Target('local')\n"
         "def die(params, **_):\n"
         "    if params['PartNumber'] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "target.s3.meta.events.register('provide-client-params.s3.UploadPart', die)\n"
-        f"uploads.send(target, {BUCKET!r}, {key!r}, Path(sys.argv[1]), None)\n"
+        f"s3.send(target, {BUCKET!r}, {key!r}, Path(sys.argv[1]), None)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(file)], check=False)
     assert done.returncode == -9

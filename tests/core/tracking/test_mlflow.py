@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from smtrain.client.iam.services import tracking
+from smtrain.client.iam.statements import tracking
 from smtrain.core.config import JobConfig
 from smtrain.core.tracking.buffer import Buffered, TrackedStep
 from smtrain.core.tracking.mlflow import MlflowTracker

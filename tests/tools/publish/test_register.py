@@ -10,7 +10,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.iam.services import Beside, asked_for
+from smtrain.client.iam.statements import OtherCommands, command_statements
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
@@ -77,7 +77,7 @@ def test_the_policy_of_a_group_grants_what_registering_does_and_nothing_else(run
     with recorded() as calls:
         registered(run, group="Group-1")
         registered(run, group="Group-1")
-    statements = list(asked_for(load_config(raw), HERE, Beside(group="Group-1")))
+    statements = list(command_statements(load_config(raw), HERE, OtherCommands(group="Group-1")))
     held(statements, {call for call in told(calls, "sagemaker", everywhere=True) if "Model" in call.action}, set())
 
 

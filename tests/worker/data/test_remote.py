@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.client.backends.sagemaker.downloads import download
+from smtrain.client.jobs.results import download
 from smtrain.core.errors import DataError
 from smtrain.plane.client import ensure_running
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates

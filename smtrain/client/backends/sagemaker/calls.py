@@ -7,10 +7,10 @@ outlast a lost network repeats the call itself (`smtrain.client.backends.sagemak
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.sagemaker.circuit_breaker import SILENCE
-from smtrain.client.backends.sagemaker.region import VARIABLES, region_of
 from smtrain.core.botocore_models import share_models
 from smtrain.core.errors import Code, JobError, Sentence
 from smtrain.core.near import hint
@@ -20,6 +20,32 @@ from smtrain.core.text import clean_values
 if TYPE_CHECKING:
     import boto3
     from botocore.exceptions import ClientError
+
+# Replaces botocore's row, which only knows AWS_DEFAULT_REGION; the AWS CLI and all other SDKs use AWS_REGION.
+_VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
+NO_REGION = (
+    "compute.region: is not set, nor are AWS_REGION, AWS_DEFAULT_REGION or a region of the AWS profile, and this "
+    "machine is no instance of AWS; set one"
+)
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
+_SETTINGS = ("ec2_metadata_service_endpoint", "ec2_metadata_service_endpoint_mode", "ec2_metadata_v1_disabled")
+
+
+def _region_of(session: Any) -> str | None:
+    """The region of a botocore session that was made with `_VARIABLES`: AWS_REGION, else AWS_DEFAULT_REGION, else the
+    profile (AWS_PROFILE, SSO or not), else that of the EC2 or notebook instance.
+
+    Looking for an instance takes two seconds if this machine is none.
+    """
+    from botocore.utils import InstanceMetadataRegionFetcher
+
+    if known := session.get_config_variable("region"):
+        return str(known)
+    settings = {name: session.get_config_variable(name) for name in _SETTINGS}
+    fetcher: Any = InstanceMetadataRegionFetcher
+    own = fetcher(timeout=1, num_attempts=1, config=settings).retrieve_region()
+    return own if own and _REGION.fullmatch(own) else None
+
 
 CONNECT_S = 5.0
 READ_S = 10.0
@@ -60,13 +86,13 @@ def aws_session(region: str | None) -> boto3.Session:
     import botocore.session
     from botocore.config import Config
 
-    inner: Any = botocore.session.Session(session_vars=VARIABLES)
+    inner: Any = botocore.session.Session(session_vars=_VARIABLES)
     inner.set_default_client_config(
         Config(connect_timeout=CONNECT_S, read_timeout=READ_S, retries={"mode": "standard", "total_max_attempts": 3})
     )
     share_models(inner)
     SILENCE.watch(inner)
-    return checked(boto3.Session(region_name=region or region_of(inner), botocore_session=inner))
+    return checked(boto3.Session(region_name=region or _region_of(inner), botocore_session=inner))
 
 
 def checked(session: boto3.Session) -> boto3.Session:
@@ -100,9 +126,9 @@ def _cut_off(answer: Any, has_body: bool) -> bool:
 
     `has_body`: an answer of this operation is never empty.
     """
-    told = answer.headers.get("Content-Length")
-    if told is not None and "Content-Encoding" not in answer.headers:
-        return len(answer.content) < int(told)
+    length = answer.headers.get("Content-Length")
+    if length is not None and "Content-Encoding" not in answer.headers:
+        return len(answer.content) < int(length)
     return bool(has_body and answer.status_code == 200 and not answer.content)
 
 
@@ -128,11 +154,11 @@ def spell(error: Exception) -> str | None:
     if full := _full(error):
         return Sentence(full, "disk.full")
     if isinstance(error, ClientError):
-        told = error.response.get("Error", {})
-        if str(told.get("Code")).isdigit() and not told.get("Message"):  # AWS explains a refusal in the body
-            return f"what answered {error.operation_name} ({told['Code']}, without a word) is not AWS; {_WHOSE}"
-        code: Code = "aws.quota" if told.get("Code") in _QUOTA else "aws.refused"
-        return Sentence(f"AWS refused {error.operation_name} ({told.get('Code')}): {told.get('Message')}", code)
+        details = error.response.get("Error", {})
+        if str(details.get("Code")).isdigit() and not details.get("Message"):  # AWS explains a refusal in the body
+            return f"what answered {error.operation_name} ({details['Code']}, without a word) is not AWS; {_WHOSE}"
+        code: Code = "aws.quota" if details.get("Code") in _QUOTA else "aws.refused"
+        return Sentence(f"AWS refused {error.operation_name} ({details.get('Code')}): {details.get('Message')}", code)
     if isinstance(error, HTTPClientError | NoConnection):
         text = f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
         return Sentence(text, "aws.unreachable")
@@ -144,9 +170,9 @@ def spell(error: Exception) -> str | None:
 def _full(error: BaseException | None) -> str | None:
     """The local control plane's sentence about its full disk; transfers wrap it in an error of their own."""
     while error is not None:
-        told = getattr(error, "response", None) or {}
-        if told.get("Error", {}).get("Code") == FULL:
-            return str(told["Error"]["Message"])
+        response = getattr(error, "response", None) or {}
+        if response.get("Error", {}).get("Code") == FULL:
+            return str(response["Error"]["Message"])
         error = error.__cause__ or error.__context__
     return None
 

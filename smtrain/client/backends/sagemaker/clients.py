@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from smtrain.client.backends.sagemaker.calls import aws_session, checked, retrying, spell, transferring
-from smtrain.client.backends.sagemaker.region import UNKNOWN
+from smtrain.client.backends.sagemaker.calls import NO_REGION, aws_session, checked, retrying, spell, transferring
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
+
+# The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
+STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 if TYPE_CHECKING:
     import boto3
@@ -47,7 +51,7 @@ class Clients:
             with collector_paused():
                 return session.client(service, config=retrying(service))
         except NoRegionError:
-            raise ConfigError([UNKNOWN]) from None
+            raise ConfigError([NO_REGION]) from None
 
     @cached_property
     def sagemaker(self) -> Any:
@@ -73,7 +77,7 @@ class Clients:
             return str(_plane().REGION)
         region = self.region or self.session.region_name
         if not region:
-            raise ConfigError([UNKNOWN])
+            raise ConfigError([NO_REGION])
         return region
 
     def default_bucket(self) -> str:
@@ -85,6 +89,36 @@ class Clients:
     def default_role(self) -> str | None:
         """The role if the config names none; only the local control plane has one."""
         return str(_plane().ROLE) if self.name == "local" else None
+
+    def role(self, role: str | None) -> str:
+        """The ARN of a role given by ARN or name; by default Studio's role, or the local control plane's.
+
+        Raises `ConfigError` if there is no role, or if IAM does not return it.
+        """
+        role = role or self.default_role() or _studio_role()
+        if not role:
+            raise ConfigError(["compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution role"])
+        if role.startswith("arn:"):
+            return role
+        if self.name == "local":
+            return f"{str(self.default_role()).rpartition('/')[0]}/{role}"
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return str(self.client("iam").get_role(RoleName=role)["Role"]["Arn"])
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            raise ConfigError(
+                [f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN"]
+            ) from None
+        except BotoCoreError as error:
+            why = str(error).rstrip(".")
+            raise ConfigError(
+                [
+                    f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws "
+                    "configure` or `aws sso login`), or give the role's ARN"
+                ]
+            ) from None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:
         """The AWS account, from STS. Raises `JobError` if that fails; `otherwise` is the alternative that it names."""
@@ -120,3 +154,11 @@ def _plane() -> Any:
     from smtrain.plane import client
 
     return client
+
+
+def _studio_role() -> str | None:
+    try:
+        metadata = json.loads(STUDIO.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return metadata.get("ExecutionRoleArn") if isinstance(metadata, dict) else None

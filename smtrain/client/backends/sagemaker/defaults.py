@@ -53,9 +53,9 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
             section = found.get("SageMaker") or {}
             merged = _merge(merged, _checked(section))
         except (YamlError, AttributeError, TypeError) as error:
-            told = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
+            reason = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
             raise ConfigError(
-                [hide(f"{path}: is not a SageMaker defaults file{told}; correct it or unset {variable}")]
+                [hide(f"{path}: is not a SageMaker defaults file{reason}; correct it or unset {variable}")]
             ) from None
     return merged
 

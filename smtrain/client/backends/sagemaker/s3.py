@@ -1,13 +1,203 @@
-"""List S3 objects by URI."""
+"""List S3 prefixes, and upload files: large ones in parts that a later call resumes, each checked by its SHA-256.
+
+A file's name in S3 contains the hash of its content, so parts of an earlier call for the same name belong to the same
+file; they are compared with the file all the same. The file is hashed again while it is sent: a file that was edited
+since its name was made is refused, and nothing of it stays.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from smtrain.client.backends.base import Body, size_of
+from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
-from smtrain.client.backends.sagemaker.uploads import owner
+from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.uris import split_uri
+
+PART = 32 << 20
+"""Bytes of a part; smaller files are sent in one call. S3 requires at least 5 MiB, and at most 10,000 parts."""
+SENDERS = 4
+"""Parts sent at a time; as many are in memory, and one more."""
+_MOST_PARTS = 10_000
+
+
+def owner(target: Clients, bucket: str) -> dict[str, str]:
+    """`ExpectedBucketOwner` if the account is known: on this machine, and for SageMaker's default bucket, whose name
+    contains it and which another account could have created before."""
+    if target.name == "local":
+        from smtrain.plane.client import ACCOUNT
+
+        return {"ExpectedBucketOwner": ACCOUNT}
+    named = re.fullmatch(r"sagemaker-[a-z0-9-]+-(\d{12})", bucket)
+    return {"ExpectedBucketOwner": named[1]} if named else {}
+
+
+def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None = None) -> int:
+    """Upload a file or bytes; returns the number of bytes that an earlier call had already sent.
+
+    Raises `JobError` if the content does not have this `sha256` (hex).
+    """
+    place = {"Bucket": bucket, "Key": key, **owner(target, bucket)}
+    size = size_of(body)
+    if isinstance(body, bytes) or size <= PART:
+        content = body if isinstance(body, bytes) else body.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise _edited(body)
+        _persist(target.transfers.put_object, **place, Body=content, ChecksumSHA256=_coded(content))
+        return 0
+    return _Parts(target, place, body, size, sha256).send()
+
+
+def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
+    """Make a call that outlasts a network that is away for some minutes, unless it is `stopped` meanwhile."""
+
+    def pause(seconds: float) -> None:
+        assert stopped
+        if stopped.wait(seconds):
+            raise JobError("the upload was stopped")
+
+    patience = Patience(PERSIST_S) if stopped is None else Patience(PERSIST_S, pause)
+    return patience.call(method, **asked)
+
+
+def _coded(content: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(content).digest()).decode()
+
+
+def _edited(body: Body) -> JobError:
+    return JobError(f"{body!s}: was changed while it was being uploaded; start again when nothing writes to it")
+
+
+@dataclass
+class _Parts:
+    """Upload of one file in parts."""
+
+    target: Clients
+    place: dict[str, str]
+    file: Path
+    size: int
+    sha256: str | None
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def send(self) -> int:
+        part = max(PART, -(-self.size // _MOST_PARTS))
+        upload, there = self._begun(part)
+        if upload is None:
+            made = _persist(self.target.s3.create_multipart_upload, **self.place, ChecksumAlgorithm="SHA256")
+            upload = str(made["UploadId"])
+        whole, kept, done = hashlib.sha256(), 0, {}
+        # An error or Ctrl-C leaves the parts that have arrived: the next call resumes with them.
+        with ThreadPoolExecutor(SENDERS) as senders:
+            sending: list[Future[dict[str, Any]]] = []
+            try:
+                for number, content in self._read(part):
+                    whole.update(content)
+                    if known := _same(there.get(number), content):
+                        done[number], kept = known, kept + len(content)
+                        continue
+                    sending.append(senders.submit(self._send_part, upload, number, content))
+                    if len(sending) >= SENDERS:
+                        _take(sending.pop(0), done)
+                for waiting in sending:
+                    _take(waiting, done)
+            except BaseException:
+                self._stopped.set()
+                senders.shutdown(wait=False, cancel_futures=True)
+                raise
+        if self.sha256 is not None and whole.hexdigest() != self.sha256:
+            self._abort(upload)
+            raise _edited(self.file)
+        self._complete(upload, [done[number] for number in sorted(done)])
+        return kept
+
+    def _read(self, part: int) -> Iterator[tuple[int, bytes]]:
+        with self.file.open("rb") as content:
+            number = 0
+            while piece := content.read(part):
+                number += 1
+                yield number, piece
+
+    def _send_part(self, upload: str, number: int, content: bytes) -> dict[str, Any]:
+        checksum = _coded(content)
+        sent = _persist(
+            self.target.transfers.upload_part, self._stopped, **self.place, UploadId=upload, PartNumber=number,
+            Body=content, ChecksumSHA256=checksum,
+        )  # fmt: skip
+        return {"PartNumber": number, "ETag": sent["ETag"], "ChecksumSHA256": checksum}
+
+    def _begun(self, part: int) -> tuple[str | None, dict[int, dict[str, Any]]]:
+        """The newest unfinished upload of this key with parts of this size, and its parts; others are aborted.
+
+        None if there is no such upload, or if the bucket's uploads may not be listed.
+        """
+        from botocore.exceptions import ClientError
+
+        s3, (bucket, key) = self.target.s3, (self.place["Bucket"], self.place["Key"])
+        try:
+            asked = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
+            pages = s3.get_paginator("list_multipart_uploads").paginate(**asked)
+            begun = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
+            for upload in sorted(begun, key=lambda upload: upload["Initiated"], reverse=True):
+                parts = self._parts_of(str(upload["UploadId"]))
+                if all(found["Size"] == min(part, self.size - (n - 1) * part) for n, found in parts.items()):
+                    return str(upload["UploadId"]), parts
+                self._abort(str(upload["UploadId"]))
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("AccessDenied", "403", "NoSuchUpload"):
+                raise
+        return None, {}
+
+    def _parts_of(self, upload: str) -> dict[int, dict[str, Any]]:
+        pages = self.target.s3.get_paginator("list_parts").paginate(**self.place, UploadId=upload)
+        return {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
+
+    def _complete(self, upload: str, parts: list[dict[str, Any]]) -> None:
+        from botocore.exceptions import ClientError
+
+        s3 = self.target.transfers
+        try:
+            _persist(s3.complete_multipart_upload, **self.place, UploadId=upload, MultipartUpload={"Parts": parts})
+        except ClientError as error:
+            if error.response["Error"].get("Code") != "NoSuchUpload":
+                raise
+            # A first call, whose answer was lost, has completed it, or another launch of the same inputs.
+            if s3.head_object(**self.place)["ContentLength"] != self.size:
+                raise
+
+    def _abort(self, upload: str) -> None:
+        from botocore.exceptions import ClientError
+
+        with suppress(ClientError):
+            self.target.s3.abort_multipart_upload(**self.place, UploadId=upload)
+
+
+def _take(sending: Future[dict[str, Any]], done: dict[int, dict[str, Any]]) -> None:
+    part = sending.result()
+    done[part["PartNumber"]] = part
+
+
+def _same(there: dict[str, Any] | None, content: bytes) -> dict[str, Any] | None:
+    """The entry of a part that has arrived, if its content is the same: by SHA-256, or by MD5 if S3 has only that."""
+    if there is None or there["Size"] != len(content):
+        return None
+    checksum = _coded(content)
+    if known := there.get("ChecksumSHA256"):
+        same = known == checksum
+    else:
+        same = there["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return {"PartNumber": there["PartNumber"], "ETag": there["ETag"], "ChecksumSHA256": checksum} if same else None
 
 
 def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
@@ -23,7 +213,16 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
 
 def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix. Raises botocore's `ClientError` if it may not be listed."""
+    return list(objects(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri))
+
+
+def objects(list_page: Callable[..., dict[str, Any]], uri: str) -> Iterator[dict[str, Any]]:
+    """The objects under a prefix, page by page; `list_page` sends ListObjectsV2."""
     bucket, prefix = split_uri(uri)
-    asked = {"Bucket": bucket, "Prefix": prefix, **owner(target, bucket)}
-    pages = target.s3.get_paginator("list_objects_v2").paginate(**asked)
-    return [item for page in pages for item in page.get("Contents", [])]
+    token: dict[str, str] = {}
+    while True:
+        page = list_page(Bucket=bucket, Prefix=prefix, **token)
+        yield from page.get("Contents", [])
+        if not page.get("IsTruncated"):
+            return
+        token = {"ContinuationToken": page["NextContinuationToken"]}

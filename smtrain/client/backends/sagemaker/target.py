@@ -12,9 +12,7 @@ from smtrain.client.backends.base import TokenExpiredError
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
-from smtrain.client.backends.sagemaker.role import role_arn
-from smtrain.client.backends.sagemaker.s3 import list_objects
-from smtrain.client.backends.sagemaker.uploads import owner
+from smtrain.client.backends.sagemaker.s3 import list_objects, owner
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.core.near import nearest
@@ -28,9 +26,6 @@ class Target(Clients):
 
     queues = False
     """SageMaker has no job dependencies: a stage is created when the previous one has ended."""
-
-    def role(self, role: str | None) -> str:
-        return role_arn(role, self)
 
     def base(self, given: str | None) -> str:
         return (given or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
@@ -47,7 +42,7 @@ class Target(Clients):
         from botocore.exceptions import ClientError
 
         try:
-            told: dict[str, Any] = patience.call(self.sagemaker.describe_training_job, TrainingJobName=name)
+            description: dict[str, Any] = patience.call(self.sagemaker.describe_training_job, TrainingJobName=name)
         except ClientError as error:
             if "not found" not in str(error).lower():
                 raise
@@ -56,7 +51,7 @@ class Target(Clients):
                 f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones",
                 code="job.not_found",
             ) from None
-        return told
+        return description
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         """Pages of ListTrainingJobs, newest first."""
@@ -77,12 +72,12 @@ class Target(Clients):
             if self.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] not in ENDED:
                 raise
 
-    def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
+    def tags(self, description: Mapping[str, Any]) -> list[dict[str, str]]:
         """A job's tags; empty if they cannot be read now, as they are optional everywhere."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            found: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=told["TrainingJobArn"])["Tags"]
+            found: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=description["TrainingJobArn"])["Tags"]
         except (ClientError, BotoCoreError):
             return []
         return found

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.client.backends.slurm.job_registry import forget
-from smtrain.client.backends.slurm.layout import REQUEST, SCHEME, path_of
 from smtrain.client.backends.slurm.place import SlurmPlace
+from smtrain.client.backends.slurm.script import REQUEST, SCHEME, path_of
 from smtrain.core.protocol.finished import Going, Record, going
 
 KINDS = {
@@ -71,8 +71,8 @@ class Shared:
 
 def look(place: SlurmPlace) -> Shared:
     """List the shared folder and its jobs. Raises `HeadError` if the head node does not answer."""
-    told = place.head.sh(_FILES, place.shared, seconds=None).decode(errors="surrogateescape")
-    me, _, listed = told.partition("\n")
+    output = place.head.sh(_FILES, place.shared, seconds=None).decode(errors="surrogateescape")
+    me, _, listed = output.partition("\n")
     requests = dict(_requests(place))
     runs = {name.partition("/")[0] for name in requests}
     units: dict[str, Unit] = {}
@@ -156,20 +156,20 @@ def _requests(place: SlurmPlace) -> Iterator[tuple[str, Any]]:
 
 def _record(folder: str, request: Any, states: dict[str, Any], owners: dict[str, set[str]], me: str) -> Record:
     name = folder.rpartition("/")[2]
-    kept, told = None, states.get(name)
+    kept, state = None, states.get(name)
     if others := owners.get(folder, set()) - {me}:
         kept = f"of {', '.join(sorted(others))}"
     elif request is None:
         kept = f"the request of {name} cannot be read"
-    elif told is None:
+    elif state is None:
         kept = f"{name} is being submitted, or was not"
-    ended = told.get("TrainingEndTime", told["LastModifiedTime"]).timestamp() if told else time.time()
-    created = told["CreationTime"].timestamp() if told else time.time()
+    ended = state.get("TrainingEndTime", state["LastModifiedTime"]).timestamp() if state else time.time()
+    created = state["CreationTime"].timestamp() if state else time.time()
     sources = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in (request or {}).get("InputDataConfig", [])]
     writes = {f"{uri.rstrip('/')}/" for uri in _written(request, folder)}
     return Record(
         name,
-        told["TrainingJobStatus"] if told else "Failed",
+        state["TrainingJobStatus"] if state else "Failed",
         created,
         ended,
         frozenset(sources),

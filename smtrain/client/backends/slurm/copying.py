@@ -12,16 +12,22 @@ from itertools import groupby
 from pathlib import Path
 
 from smtrain.client.backends.base import Body, size_of
-from smtrain.client.backends.sagemaker.backoff import Backoff
-from smtrain.client.backends.slurm import ssh
-from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
+from smtrain.client.backends.sagemaker.retry import Backoff
+from smtrain.client.backends.slurm.remote_shell import (
+    SSH_LOST,
+    Head,
+    HeadError,
+    HeadLostError,
+    explain_ssh,
+    ssh_options,
+)
 from smtrain.core.interrupts import pause
 from smtrain.core.text import Say
 
 PATIENCE_S = 300.0
 """A copy tries for so long to get its connection back."""
 _STEADY_S = 60.0  # after a connection that held so long, the backoff starts again
-_BROKEN = (10, 12, 20, 30, 35, ssh.LOST)  # rsync's exit statuses for a broken connection
+_BROKEN = (10, 12, 20, 30, 35, SSH_LOST)  # rsync's exit statuses for a broken connection
 _PARTS = ".partial"
 
 Files = Sequence[tuple[str, Body]]
@@ -30,14 +36,14 @@ Files = Sequence[tuple[str, Body]]
 def send(head: Head, shared: str, folder: str, files: Files, say: Say) -> None:
     """Copy files into a folder, each atomically; files of the same size are kept, as their folder is named by content.
     rsync keeps a partial copy of an interrupted file below `shared`. Raises `HeadError`."""
-    told: list[str] = []
+    announced: list[str] = []
 
     def attempt() -> None:
         sizes = head.sizes(folder)
         missing = [(name, body) for name, body in files if sizes.get(name) != size_of(body)]
         total = sum(size_of(body) for _, body in missing)
-        if total > 1 << 20 and not told:
-            told.append(folder)
+        if total > 1 << 20 and not announced:
+            announced.append(folder)
             say(f"copying {total / 1e6:.1f} MB to {folder}")
         large = [(name, body) for name, body in missing if isinstance(body, Path)]
         if head.host is not None and large:
@@ -96,14 +102,14 @@ def _rsync(head: Head, shared: str, folder: str, files: Sequence[tuple[str, Path
         names = "\0".join(name for name, _ in group)
         argv = [
             "rsync", "--copy-links", "--size-only", "--from0", "--files-from=-", f"--partial-dir={parts}",
-            "--chmod=D755,F644", "-e", shlex.join(["ssh", *ssh.options()]), f"{root}/", f"{head.host}:{folder}/",
+            "--chmod=D755,F644", "-e", shlex.join(["ssh", *ssh_options()]), f"{root}/", f"{head.host}:{folder}/",
         ]  # fmt: skip
         with tempfile.TemporaryFile() as complaint:
             done = subprocess.run(argv, input=names.encode(), stdout=subprocess.DEVNULL, stderr=complaint)
             complaint.seek(0)
             said = complaint.read().decode(errors="replace")
         if done.returncode in _BROKEN:
-            text, lasting = ssh.meaning(head.host, "\n".join(_of_ssh(said)))
+            text, lasting = explain_ssh(head.host, "\n".join(_of_ssh(said)))
             raise HeadError(text) if lasting else HeadLostError(text)
         if done.returncode:
             raise HeadError(f"{head.name}: {folder} could not be written: {' '.join(said.split())}")

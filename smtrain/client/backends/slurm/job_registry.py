@@ -8,7 +8,7 @@ from pathlib import Path
 
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError
-from smtrain.core.files import home
+from smtrain.core.files import home, write_atomically
 from smtrain.core.protocol.requests import is_of_run
 
 VARIABLE = "SMTRAIN_CLUSTER"
@@ -20,9 +20,7 @@ def remember(section: Cluster, job: str) -> None:
     for name in (job, _LATEST):
         path = _file(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(section.model_dump_json(exclude_defaults=True), "utf-8")
-        part.replace(path)
+        write_atomically(path, section.model_dump_json(exclude_defaults=True), sync=False)
 
 
 def forget(job: str) -> None:

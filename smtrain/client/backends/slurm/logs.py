@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from smtrain.client.backends.slurm.layout import WORDS, WORDS_LOG
 from smtrain.client.backends.slurm.remote_shell import Head
+from smtrain.client.backends.slurm.script import WORDS, WORDS_LOG
 
 _MOST = 262_144  # bytes of Slurm's output that are read: its first lines are the nearest to a cause
 _WORDS = f"""
@@ -130,13 +130,13 @@ class LogFiles:
         ]
 
 
-def _blocks(told: bytes) -> list[tuple[str, bytes]]:
+def _blocks(output: bytes) -> list[tuple[str, bytes]]:
     blocks = []
-    while told:
-        heading, _, told = told.partition(b"\n")
+    while output:
+        heading, _, output = output.partition(b"\n")
         name, _, size = heading.decode().rpartition(" ")
-        blocks.append((name, told[: int(size)]))
-        told = told[int(size) :]
+        blocks.append((name, output[: int(size)]))
+        output = output[int(size) :]
     return blocks
 
 

@@ -12,14 +12,31 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from smtrain.client.backends.slurm import copying
-from smtrain.client.backends.slurm.environment import bare
 from smtrain.client.backends.slurm.job_registry import remember
-from smtrain.client.backends.slurm.layout import HISTORY, REQUEST, SCHEME, SCRIPT, STOP, WORDS, path_of, uri_of
 from smtrain.client.backends.slurm.logs import LogFiles
-from smtrain.client.backends.slurm.metrics import definitions, final_metrics
 from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
-from smtrain.client.backends.slurm.script import sbatch_script
-from smtrain.client.backends.slurm.state import QUEUE, QueueRow, description, events_of, queue_rows, state_of
+from smtrain.client.backends.slurm.script import (
+    HISTORY,
+    REQUEST,
+    SCHEME,
+    SCRIPT,
+    STOP,
+    WORDS,
+    bare,
+    path_of,
+    sbatch_script,
+    uri_of,
+)
+from smtrain.client.backends.slurm.state import (
+    QUEUE,
+    QueueRow,
+    definitions,
+    description,
+    events_of,
+    final_metrics,
+    queue_rows,
+    state_of,
+)
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.text import Say, say
@@ -143,18 +160,18 @@ class SlurmPlace:
         job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
         script = sbatch_script(request, self.section).encode()
         given = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
-        told = b""
+        output = b""
 
         def attempt() -> None:
-            nonlocal told
-            told = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
+            nonlocal output
+            output = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
 
         try:
             copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
         remember(self.section, name)
-        answer = told.decode().strip()
+        answer = output.decode().strip()
         return None if answer == "taken" else answer.partition(";")[0]
 
     def queued_id(self, name: str) -> str | None:
@@ -165,10 +182,10 @@ class SlurmPlace:
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
         """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
-        for told in self._look(name, patience, one=name):
-            if told["TrainingJobStatus"] == "Completed" and (defined := definitions(told)):
-                told["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
-            return told
+        for job in self._look(name, patience, one=name):
+            if job["TrainingJobStatus"] == "Completed" and (defined := definitions(job)):
+                job["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
+            return job
         raise JobError(
             f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
             code="job.not_found",
@@ -179,8 +196,8 @@ class SlurmPlace:
         found = self._look(f"*{contains or ''}*", None)
         keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
         rows = [
-            {key: told[key] for key in (*keys, "TrainingEndTime") if key in told}
-            for told in sorted(found, key=lambda told: told["CreationTime"], reverse=True)
+            {key: job[key] for key in (*keys, "TrainingEndTime") if key in job}
+            for job in sorted(found, key=lambda job: job["CreationTime"], reverse=True)
         ]
         yield rows
 
@@ -192,8 +209,8 @@ class SlurmPlace:
         """The scripts that a launch submits."""
         return "\n".join(sbatch_script(request, self.section) for request in requests)
 
-    def tags(self, told: Mapping[str, Any]) -> list[dict[str, str]]:
-        return list(told.get("Tags", []))
+    def tags(self, job: Mapping[str, Any]) -> list[dict[str, str]]:
+        return list(job.get("Tags", []))
 
     # ---- lines
     def log_page(
@@ -249,8 +266,8 @@ class SlurmPlace:
         return self._folders[name]
 
     def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
-        told = _patiently(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience)
-        queue, *parts = told.decode(errors="replace").split("\0")
+        output = _patiently(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience)
+        queue, *parts = output.decode(errors="replace").split("\0")
         rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
         for at in range(0, len(parts) - 4, 5):
             folder, asked, history, request, failure = parts[at : at + 5]

@@ -5,14 +5,63 @@ Only `sh` and POSIX tools are used; nothing is installed there.
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from smtrain.client.backends.slurm import ssh
 from smtrain.core.errors import JobError
+from smtrain.core.files import home
+
+SSH_LOST = 255
+"""Exit status of ssh itself, as opposed to the command's."""
+_LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
+# ssh's message, its meaning and the remedy; waiting does not help against these.
+_LASTING = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another one than your ssh knows",
+     "if the head node is a new one, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
+    ("Host key verification failed", "your ssh does not know its host key yet",
+     "connect once by hand and confirm it: `ssh {host}`"),
+    ("Permission denied", "it refused your key",
+     "make `ssh {host} true` work by hand: ssh-add your key, or name it in ~/.ssh/config"),
+    ("Too many authentication failures", "it refused your keys",
+     "name the right one in ~/.ssh/config (IdentityFile, IdentitiesOnly yes)"),
+    ("Name or service not known", "there is no host of this name",
+     "correct cluster.host, or add it to ~/.ssh/config"),
+    ("Bad configuration option", "your ssh cannot read its config", "correct ~/.ssh/config"),
+    ("Bad owner or permissions", "your ssh refuses its config", "run `chmod 600 ~/.ssh/config`"),
+)  # fmt: skip
+
+
+def ssh_options() -> list[str]:
+    """ssh's options: one connection for all calls, kept for a minute, and closed when it is dead."""
+    folder = home() / "ssh"
+    if len(str(folder)) > _LONGEST_SOCKET - 42:  # %C has 40 characters
+        folder = Path(tempfile.gettempdir()) / f"smtrain-ssh-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kept = {
+        "ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": "60",
+        "ConnectTimeout": "20", "ServerAliveInterval": "15", "ServerAliveCountMax": "3",
+    }  # fmt: skip
+    return [word for name, value in kept.items() for word in ("-o", f"{name}={value}")]
+
+
+def _ssh_command(host: str, words: list[str]) -> list[str]:
+    """The local command that runs a command on the head node."""
+    return ["ssh", *ssh_options(), host, shlex.join(words)]
+
+
+def explain_ssh(host: str, said: str) -> tuple[str, bool]:
+    """Explain the last message of ssh, and say whether the failure is permanent."""
+    for words, what, remedy in _LASTING:
+        if words in said:
+            return f"{host}: {what}; {remedy.format(host=host)}", True
+    last = said.strip().splitlines()[-1].strip() if said.strip() else "the connection broke"
+    return f"{host} cannot be reached by ssh ({last}); check the network, and cluster.host", False
+
 
 SECONDS = 60.0
 """A command without an answer for so long is given up; copies have no limit."""
@@ -84,7 +133,7 @@ class Head:
     def _call(
         self, words: tuple[str, ...], given: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
     ) -> bytes:
-        argv = list(words) if self.host is None else ssh.command(self.host, list(words))
+        argv = list(words) if self.host is None else _ssh_command(self.host, list(words))
         # Errors go to a file: a connection that is kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
@@ -92,8 +141,8 @@ class Head:
             except FileNotFoundError:
                 raise HeadError(self._absent(argv[0])) from None
             except subprocess.TimeoutExpired:
-                told = f"{self.name}: {words[0]} has not answered for {seconds:.0f} s; try again"
-                raise HeadLostError(told) from None
+                text = f"{self.name}: {words[0]} has not answered for {seconds:.0f} s; try again"
+                raise HeadLostError(text) from None
             complaint.seek(0)
             said = complaint.read().decode(errors="replace")
         if done.returncode:
@@ -101,11 +150,11 @@ class Head:
         return done.stdout or b""
 
     def _failed(self, words: tuple[str, ...], status: int, said: str) -> HeadError:
-        if self.host is not None and status == ssh.LOST:
-            text, lasting = ssh.meaning(self.host, said)
+        if self.host is not None and status == SSH_LOST:
+            text, lasting = explain_ssh(self.host, said)
             return HeadError(text) if lasting else HeadLostError(text)
-        told = " ".join(said.split()) or f"it ended with status {status}"
-        return HeadError(f"{self.name}: {words[0]} failed: {told}")
+        reason = " ".join(said.split()) or f"it ended with status {status}"
+        return HeadError(f"{self.name}: {words[0]} failed: {reason}")
 
     def _absent(self, program: str) -> str:
         if self.host is not None and program == "ssh":

@@ -3,6 +3,22 @@
 It runs without smtrain on the head node: `sbatch FILE` does what a launch does once the code and the inputs are on the
 shared folder. The batch shell unpacks the code, starts one runner a node, forwards signals, and records how it ended,
 since accounting may be off. It needs bash 4 and Slurm 22.05 or later.
+
+The files of a job on the shared folder:
+
+    <shared>/<run>/jobs/<job>/request.json    the request, as CreateTrainingJob takes it
+                              job.sh          the sbatch script
+                              history.jsonl   what happened, one event a line
+                              id              the Slurm job ID
+                              stop            exists if the user asked the job to stop
+                              code/           the bundle, unpacked
+                              slurm.out       output of Slurm and its commands in this attempt
+                              logs/algo-1.log the lines of a node, each after its time (ISO 8601, UTC)
+                              logs/slurm-out.log  slurm.out of earlier attempts, in the same form
+                              nodes/algo-1/   the node's /opt/ml, links into the shared folder
+                              output/model/   the stage's result; output/data/: its measurements
+
+It is the layout that SageMaker uses in S3, so that one function makes both paths and URIs (client/launch/request.py).
 """
 
 from __future__ import annotations
@@ -13,11 +29,55 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from smtrain.client.backends.slurm.environment import kept
-from smtrain.client.backends.slurm.layout import HISTORY, REQUEST, RESERVE, STOP, WORDS, WORDS_LOG, path_of
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.slurm_options import Exported, is_export, options_of
 from smtrain.stages import stage_named
+
+SCHEME = "file://"
+REQUEST, SCRIPT, HISTORY, STOP = "request.json", "job.sh", "history.jsonl", "stop"
+WORDS, WORDS_LOG = "slurm.out", "slurm-out.log"
+RESERVE = ".reserve"
+"""Disk space reserved for the last event, so that it can be written to a full disk."""
+
+
+def path_of(uri: str) -> str:
+    """The absolute path of a file:// URI."""
+    return uri.removeprefix(SCHEME)
+
+
+def uri_of(path: str) -> str:
+    """The file:// URI of an absolute path."""
+    return f"{SCHEME}{path}"
+
+
+_KEPT = (
+    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ",
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_DIR", "LMOD_PKG",
+    "LMOD_ROOT",
+)  # fmt: skip
+# sbatch's variables override the script, so a variable for a key is kept only if the config has no value for it.
+_DEFAULTS = ("account", "qos", "reservation", "constraint")
+
+
+def kept(cluster: Cluster) -> tuple[str, ...]:
+    """Names of the variables that a job gets: those that Slurm needs, and those that `--export` in the config names."""
+    defaults = [name.upper() for name in _DEFAULTS if not getattr(cluster, name)]
+    of_slurm = [f"{program}_{name}" for name in defaults for program in ("SBATCH", "SLURM")]
+    return tuple(dict.fromkeys([*_KEPT, *of_slurm, *Exported.of(cluster.sbatch).names]))
+
+
+def bare(cluster: Cluster) -> str:
+    """sh code that defines `bare COMMAND...`, which runs a command with only these variables."""
+    stays = "[!S]*|S[!B]*" if Exported.of(cluster.sbatch).everything else "''"
+    return f"""keep={" ".join(kept(cluster))!r}
+bare() (
+  for n in $(awk 'BEGIN {{ for (n in ENVIRON) if (n ~ /^[A-Za-z_][A-Za-z0-9_]*$/) print n }}'); do
+    case $n in {stays}) continue ;; esac
+    case " $keep " in *" $n "*) ;; *) unset "$n" ;; esac
+  done
+  exec "$@"
+)
+"""
 
 
 def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
@@ -75,7 +135,7 @@ def _options(request: Mapping[str, Any], cluster: Cluster) -> list[str]:
         "--requeue",
         "--open-mode=append",  # a requeued job continues its file
         f"--output={base}/{name}/{WORDS}",
-        *asked_for(request["HyperParameters"]["stage"], cluster),
+        *node_options(request["HyperParameters"]["stage"], cluster),
     ]
 
 
@@ -84,7 +144,7 @@ def on_cpus(stage: str) -> bool:
     return not stage_named(stage).accelerated
 
 
-def asked_for(stage: str, cluster: Cluster) -> list[str]:
+def node_options(stage: str, cluster: Cluster) -> list[str]:
     """sbatch's options that select the nodes of a stage; used by the script and by `smtrain check`."""
     partition = (cluster.cpu_partition or cluster.partition) if on_cpus(stage) else cluster.partition
     named = {

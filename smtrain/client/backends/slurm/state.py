@@ -7,12 +7,13 @@ queue decides for a job that has not ended. No other state is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from smtrain.client.backends.slurm.layout import uri_of
+from smtrain.client.backends.slurm.script import uri_of
 
 QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
@@ -122,8 +123,8 @@ def state_of(
         return JobState("Stopped", "Stopped", why if started else _NEVER)
     said = f"; the last that it said: {failure}" if failure else ""  # this need not be the cause
     if row:
-        told = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
-        return JobState("Failed", "Failed", told)
+        reason = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
+        return JobState("Failed", "Failed", reason)
     if not started:
         return JobState("Stopped", "Stopped", _NEVER)
     return JobState("Failed", "Failed", "Slurm has it no more, and it did not write its end: a node was lost, or it "
@@ -165,7 +166,7 @@ def description(
     name, ended = request["TrainingJobName"], state.status in ("Completed", "Failed", "Stopped")
     base = request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
     id_ = next((str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else "")
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         **request,
         "TrainingJobArn": f"slurm:{id_}:{name}",
         "TrainingJobStatus": state.status,
@@ -176,12 +177,12 @@ def description(
         "SecondaryStatusTransitions": _transitions(events, state),
     }
     if started := [event for event in events if event["event"] == "start"]:
-        told["TrainingStartTime"] = _moment(started[0]["at"])
+        described["TrainingStartTime"] = _moment(started[0]["at"])
     if ended:
-        told["TrainingEndTime"] = times[-1]
+        described["TrainingEndTime"] = times[-1]
     if state.status in ("Failed", "Stopped") and state.message:
-        told["FailureReason"] = state.message
-    return told
+        described["FailureReason"] = state.message
+    return described
 
 
 def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict[str, Any]]:
@@ -219,3 +220,22 @@ def _moment(at: int) -> datetime:
 def uri_in(job_folder: str, name: str) -> str:
     """The URI of a file in a job's folder."""
     return uri_of(f"{job_folder}/{name}")
+
+
+def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
+    """(name, pattern) of a request's metrics."""
+    defined = request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+    return [(one["Name"], re.compile(one["Regex"])) for one in defined]
+
+
+def final_metrics(
+    defined: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """FinalMetricDataList of a job with these log events, oldest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for event in events:
+        for name, pattern in defined:
+            if match := pattern.search(event["message"]):
+                at = datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc)
+                found[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}
+    return list(found.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.slurm.environment import bare, kept
+from smtrain.client.backends.slurm.script import bare, kept
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.cluster import Cluster
 from tests.client.backends.slurm.conftest import Bench, wait_for

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.client.backends.slurm.neuron_node import SCRIPT
+from smtrain.client.backends.slurm.parallelcluster import NEURON_SCRIPT
 
 PROGRAMS = ("apt-get", "dnf", "rpm", "modprobe", "curl", "gpg", "sleep")
 
@@ -29,7 +29,7 @@ def node(folder: Path, system: str) -> Path:
 
 def run(root: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": f"{root}/bin:{os.environ['PATH']}", "ROOT": str(root)}
-    return subprocess.run(["bash", "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    return subprocess.run(["bash", "-c", NEURON_SCRIPT], env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

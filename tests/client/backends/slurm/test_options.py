@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from smtrain.client.backends.slurm.script import asked_for, directive
+from smtrain.client.backends.slurm.script import directive, node_options
 from smtrain.core.config.cluster import Cluster
 from tests.client.backends.slurm.conftest import Bench
 from tests.client.backends.slurm.test_jobs import counting
@@ -56,7 +56,7 @@ def test_a_stage_runs_with_an_option_of_two_words(bench: Bench) -> None:
 def test_the_check_and_the_script_are_one_answer(bench: Bench, options: list[str], taken: bool, stage: str) -> None:
     """What sbatch says to the options that the check shows it, it says to the whole script of a stage."""
     place = bench.place(sbatch=options)
-    lines = "\n".join(["#!/bin/sh", *map(directive, asked_for(stage, place.section)), "true\n"])
+    lines = "\n".join(["#!/bin/sh", *map(directive, node_options(stage, place.section)), "true\n"])
     for text in (lines, place.preview([bench.request("", stage=stage)])):
         done = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
         assert (done.returncode == 0) == taken, done.stderr
@@ -64,7 +64,7 @@ def test_the_check_and_the_script_are_one_answer(bench: Bench, options: list[str
 
 def test_memory_for_each_cpu_replaces_that_of_the_whole_node(bench: Bench) -> None:
     lines = "\n".join(
-        ["#!/bin/sh", *map(directive, asked_for("train", bench.place(sbatch=["--mem-per-cpu=1"]).section)), ""]
+        ["#!/bin/sh", *map(directive, node_options("train", bench.place(sbatch=["--mem-per-cpu=1"]).section)), ""]
     )
     done = subprocess.run(["sbatch", "--test-only"], input=lines, capture_output=True, text=True)
     assert "mutually exclusive" not in done.stderr
@@ -98,7 +98,7 @@ def test_stages_on_cpus_take_a_part_of_a_node_if_asked(bench: Bench) -> None:
 def test_whole_nodes_are_asked_for_unless_the_config_asks_for_less() -> None:
     def asked(stage: str, **more: tuple[str, ...]) -> set[str]:
         cluster = Cluster.model_validate({"shared": "/fsx", **more})
-        return set(asked_for(stage, cluster)) & {"--exclusive", "--mem=0"}
+        return set(node_options(stage, cluster)) & {"--exclusive", "--mem=0"}
 
     assert asked("train") == asked("prepare") == {"--exclusive", "--mem=0"}
     assert asked("prepare", cpu_sbatch=("--mem=4G",)) == set()

@@ -1,5 +1,4 @@
-"""Permissions for more than the stages: a managed tracker, a tuning job, an endpoint and its deletion schedule, a
-version in the model registry, a pipeline.
+"""IAM statements and ARNs, and permissions for more than the stages: trackers, tuning, endpoints, models, pipelines.
 
 Sources, read 2026-11: the service authorization reference of SageMaker, of SageMaker with MLflow (apps have only one
 action) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, execution role permissions".
@@ -7,15 +6,92 @@ action) and of EventBridge Scheduler; "SageMaker AI Roles: CreateModel API, exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from smtrain.client.iam.statement import Arns, Statement
 from smtrain.client.launch import names
 from smtrain.core.config import JobConfig
+from smtrain.core.config.section import Secret
 from smtrain.core.config.track import MLFLOW_ARN
 from smtrain.core.facts.images import EcrImage, ecr_image, serving_image
-from smtrain.core.facts.sagemaker import ENDPOINT_LOGS
+from smtrain.core.facts.sagemaker import ENDPOINT_LOGS, LOG_GROUP
+from smtrain.core.protocol.uris import split_uri
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One Allow."""
+
+    sid: str
+    actions: tuple[str, ...]
+    resources: tuple[str, ...]
+    condition: Mapping[str, Mapping[str, list[str]]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statement in IAM's form."""
+        statement = {
+            "Sid": self.sid,
+            "Effect": "Allow",
+            "Action": list(self.actions),
+            "Resource": list(self.resources),
+        }
+        return statement | ({"Condition": {k: dict(v) for k, v in self.condition.items()}} if self.condition else {})
+
+
+@dataclass(frozen=True)
+class Arns:
+    """ARNs in the account and region of a resolved config's jobs."""
+
+    partition: str
+    region: str
+    account: str
+
+    @classmethod
+    def of(cls, config: JobConfig) -> Arns:
+        _, partition, _, _, account, _ = str(config.compute.role).split(":", 5)
+        return cls(partition, str(config.compute.region), account)
+
+    def arn(self, service: str, resource: str) -> str:
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+    @property
+    def logs(self) -> str:
+        return self.arn("logs", f"log-group:{LOG_GROUP}")
+
+    def bucket(self, uri: str) -> str:
+        return f"arn:{self.partition}:s3:::{split_uri(uri)[0]}"
+
+    def jobs(self, run: str) -> str:
+        return self.arn("sagemaker", f"training-job/{run.lower()}-*")
+
+    def rule(self, run: str) -> str:
+        return self.arn("events", f"rule/smtrain-{run}")
+
+    def objects(self, uri: str) -> str:
+        return f"arn:{self.partition}:s3:::{uri.removeprefix('s3://')}*"
+
+    def key(self, sid: str, key: str, actions: tuple[str, ...]) -> Statement:
+        """Use of a key by its ARN, ID or alias; IAM can only bind to an alias by a condition."""
+        keys = self.arn("kms", "key/")
+        if "alias/" in key:
+            alias = key[key.index("alias/") :]
+            return Statement(
+                sid, actions, (f"{keys}*",), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": [alias]}}
+            )
+        return Statement(sid, actions, (key if key.startswith("arn:") else keys + key,))
+
+    def secret(self, sid: str, named: Secret) -> Statement:
+        """Reading of one secret or parameter, by its name or ARN."""
+        if named.secret:
+            # Secrets Manager appends a hyphen and six characters to the name.
+            arn = self.arn("secretsmanager", f"secret:{named.secret}-??????")
+            given = named.secret if named.secret.startswith("arn:") else arn
+            return Statement(sid, ("secretsmanager:GetSecretValue",), (given,))
+        name = str(named.ssm)
+        arn = self.arn("ssm", f"parameter/{name.lstrip('/')}")
+        return Statement(sid, ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))
+
 
 SERVICE, SCHEDULER = "sagemaker.amazonaws.com", "scheduler.amazonaws.com"
 _TRACKING = (
@@ -25,7 +101,7 @@ _TRACKING = (
 
 
 @dataclass(frozen=True)
-class Beside:
+class OtherCommands:
     """Commands that are used with a config, in addition to running its stages."""
 
     tune: bool = False
@@ -70,18 +146,18 @@ def tracker_key(config: JobConfig, a: Arns) -> Iterator[Statement]:
         yield a.secret("ReadTrackerKey", key)
 
 
-def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+def other_role_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
     """The role's permissions: trackers of a job, an endpoint's container and its deletion, a pipeline's jobs."""
     if config.track.by == "job":
         yield from tracking(config)
         yield from tracker_key(config, a)
-    if beside.endpoint:
-        logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{beside.endpoint}")
+    if others.endpoint:
+        logs = a.arn("logs", f"log-group:{ENDPOINT_LOGS}/{others.endpoint}")
         actions = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents")
         yield Statement("WriteEndpointLogs", actions, (logs, f"{logs}:*"))
-        ours = (a.arn("sagemaker", f"endpoint/{beside.endpoint.lower()}"),)
+        ours = (a.arn("sagemaker", f"endpoint/{others.endpoint.lower()}"),)
         yield Statement("DeleteEndpointInTime", ("sagemaker:DeleteEndpoint",), ours)
-    if beside.pipeline:
+    if others.pipeline:
         jobs = ("sagemaker:AddTags", "sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob",
                 "sagemaker:StopTrainingJob")  # fmt: skip
         yield Statement("RunSteps", jobs, (_steps(a),))
@@ -89,7 +165,7 @@ def of_the_role(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statemen
         yield Statement("PassItself", ("iam:PassRole",), (str(config.compute.role),), passed)
 
 
-def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+def other_caller_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
     """The caller's permissions; the caller sends results to trackers at the end, also if jobs send the steps."""
     yield from tracking(config)
     arn = config.track.mlflow
@@ -98,12 +174,12 @@ def of_the_caller(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statem
         yield Statement("CheckTracker", (f"sagemaker:DescribeMlflow{kind}",), (arn,))
     if config.track.by == "client":
         yield from tracker_key(config, a)
-    yield from asked_for(config, a, beside)
+    yield from command_statements(config, a, others)
 
 
-def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]:
+def command_statements(config: JobConfig, a: Arns, others: OtherCommands) -> Iterator[Statement]:
     """The caller's permissions for a tuning job, an endpoint, a registered version and a pipeline."""
-    if beside.tune:
+    if others.tune:
         tuning = a.arn("sagemaker", f"hyper-parameter-tuning-job/{names.tunings(config.name).lower()}")
         made = ("AddTags", "CreateHyperParameterTuningJob", "DescribeHyperParameterTuningJob")
         more = ("ListTrainingJobsForHyperParameterTuningJob", "StopHyperParameterTuningJob")
@@ -111,7 +187,7 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
         trials = a.arn("sagemaker", f"training-job/{names.tunings(config.name).lower()}")
         if trials != a.jobs(config.name):  # a long name is shortened for the tuning job
             yield Statement("FollowTrials", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (trials,))
-    if name := beside.endpoint:
+    if name := others.endpoint:
         endpoint = a.arn("sagemaker", f"endpoint/{name.lower()}")
         parts = names.parts(name).lower()
         settings, model = a.arn("sagemaker", f"endpoint-config/{parts}"), a.arn("sagemaker", f"model/{parts}")
@@ -125,7 +201,7 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
         yield Statement("AskEndpoint", asking, (endpoint,))
         schedule = a.arn("scheduler", f"schedule/default/{names.schedule_name(name)}")
         yield Statement("DeleteInTime", ("scheduler:CreateSchedule", "scheduler:DeleteSchedule"), (schedule,))
-    if group := beside.group:
+    if group := others.group:
         versions = _spelled(a, "model-package", group, "/*")
         groups = _spelled(a, "model-package-group", group)
         grouping = ("sagemaker:CreateModelPackageGroup", "sagemaker:DescribeModelPackageGroup")
@@ -133,7 +209,7 @@ def asked_for(config: JobConfig, a: Arns, beside: Beside) -> Iterator[Statement]
         yield Statement("Register", ("sagemaker:CreateModelPackage",), (*groups, *versions))
         yield Statement("LookAtVersions", ("sagemaker:DescribeModelPackage",), versions)
         yield Statement("FindVersions", ("sagemaker:ListModelPackages",), ("*",))
-    if name := beside.pipeline:
+    if name := others.pipeline:
         making = ("AddTags", "CreatePipeline", "DescribePipeline", "StartPipelineExecution", "UpdatePipeline")
         yield Statement("MakePipeline", tuple(f"sagemaker:{each}" for each in making), _spelled(a, "pipeline", name))
         yield Statement("FollowSteps", ("sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"), (_steps(a),))
@@ -149,7 +225,7 @@ def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
     return tuple(a.arn("sagemaker", f"{kind}/{each}{rest}") for each in dict.fromkeys((name.lower(), name)))
 
 
-def serving_images(config: JobConfig, beside: Beside) -> list[EcrImage]:
+def serving_images(config: JobConfig, others: OtherCommands) -> list[EcrImage]:
     """The images of an endpoint."""
-    found = ecr_image(serving_image(str(config.compute.region))) if beside.endpoint else None
+    found = ecr_image(serving_image(str(config.compute.region))) if others.endpoint else None
     return [found] if found else []

@@ -8,7 +8,7 @@ import pytest
 
 import smtrain
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.iam.services import Beside
+from smtrain.client.iam.statements import OtherCommands
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.checks import CHECKS, look
@@ -19,11 +19,11 @@ SERVER = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/team"
 APP = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-ABC"
 SESSION = "arn:aws:sts::123456789012:assumed-role/training/me"
 ASK = "sagemaker_DescribeMlflowTracking"
-BOTH = Beside(tune=True, endpoint="served")
+BOTH = OtherCommands(tune=True, endpoint="served")
 
 
 def found(
-    raw: dict[str, Any], check: str, beside: Beside = BOTH, /, **answers: Answer
+    raw: dict[str, Any], check: str, others: OtherCommands = BOTH, /, **answers: Answer
 ) -> tuple[smtrain.Report, list[tuple[str, dict[str, Any]]]]:
     """One check's report, with these answers as service__Operation, and what AWS was asked."""
     compute = {"instance_type": "ml.g5.2xlarge", "processes_per_instance": 1, "role": ROLE, "region": "us-east-1"}
@@ -35,7 +35,7 @@ def found(
     account = Account(
         "us-east-1", {name.replace("_", "."): answer for name, answer in answers.items()}, Target("local").s3
     )
-    report = look(Chain(config, account, look=False), ["train"], [name for name in CHECKS if name != check], beside)
+    report = look(Chain(config, account, look=False), ["train"], [name for name in CHECKS if name != check], others)
     return report, account.asked
 
 
@@ -98,7 +98,7 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
         assert why in report.warnings[0].text
     root = {"Account": "1" * 12, "Arn": "arn:aws:iam::123456789012:root"}
     assert "no root user" in found(raw, "caller", sts_GetCallerIdentity=root)[0].warnings[0].text
-    report, asked = found(raw, "caller", Beside(), **here)
+    report, asked = found(raw, "caller", OtherCommands(), **here)
     assert [finding.check for finding in report] == ["config"]
     assert asked == [], "only where it is asked for"
 
@@ -110,7 +110,7 @@ def test_the_role_of_an_endpoint_must_be_the_schedulers_too(raw: dict[str, Any],
     services = ["sagemaker.amazonaws.com", "scheduler.amazonaws.com"]
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": services}, "Action": "sts:AssumeRole"}]}
     assert not found(raw, "role", iam_GetRole=role(trust))[0].warnings
-    assert not found(raw, "role", Beside(tune=True), iam_GetRole=role())[0].warnings
+    assert not found(raw, "role", OtherCommands(tune=True), iam_GetRole=role())[0].warnings
     denied = "sagemaker:DeleteEndpoint"
     report, _ = found(raw, "permissions", iam_SimulatePrincipalPolicy=lambda given: allowing(given, denied))
     assert f"the role may not {denied}" in report.faults[0].text

@@ -1,4 +1,4 @@
-"""Check SageMaker's managed MLflow: it exists and runs."""
+"""Check services in the config: the hub token's secret (its value is not read), and SageMaker's managed MLflow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,39 @@ from collections.abc import Iterator
 
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
+from smtrain.core.config.checks.weights import gated_faults
 from smtrain.core.config.track import MLFLOW_ARN
+
+
+def token(context: Context) -> Iterator[Finding]:
+    """`model.token`, which the fetch stage reads."""
+    named = context.config.model.token
+    if not {"fetch", "prepare"} & set(context.stages):
+        return
+    for _, fault in gated_faults(context.config):
+        text, _, remedy = fault.partition(": accept")
+        yield Finding("token", "fault", text, f"accept{remedy}")
+    if named is None:
+        return
+    name = str(named.secret or named.ssm)
+    region = context.chain.target.region_name()
+    try:
+        if named.secret:
+            context.ask("secretsmanager", "describe_secret", absent=["ResourceNotFoundException"], SecretId=name)
+        else:
+            plain = name.partition(":parameter")[2] or name
+            only = [{"Key": "Name", "Option": "Equals", "Values": [plain]}]
+            if not context.ask("ssm", "describe_parameters", ParameterFilters=only)["Parameters"]:
+                raise Absent
+    except Absent:
+        kind = "secret" if named.secret else "SSM parameter"
+        yield Finding(
+            "token", "fault", f"there is no {kind} {name} in {region}",
+            "create it, or correct model.token", 
+        )  # fmt: skip
+    else:
+        yield Finding("token", "ok", f"{name} is there")
+
 
 _GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
 
@@ -26,8 +58,8 @@ def tracker(context: Context) -> Iterator[Finding]:
             status = str(context.ask("sagemaker", "describe_mlflow_app", absent=_GONE, Arn=arn)["Status"])
             active = not status.endswith("Failed") and not status.startswith("Delet")
         else:
-            told = context.ask("sagemaker", "describe_mlflow_tracking_server", absent=_GONE, TrackingServerName=name)
-            status, active = str(told["TrackingServerStatus"]), told.get("IsActive") == "Active"
+            server = context.ask("sagemaker", "describe_mlflow_tracking_server", absent=_GONE, TrackingServerName=name)
+            status, active = str(server["TrackingServerStatus"]), server.get("IsActive") == "Active"
     except Absent:
         yield Finding("tracker", "fault", f"there is no {kind} {name} in {region}", "correct track.mlflow")
         return
