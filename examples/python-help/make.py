@@ -1,7 +1,7 @@
 """Write questions for lm-evaluation-harness about the part that config.yaml holds out.
 
-`python examples/python-help/make.py` writes task/questions.jsonl, next to the task's own file. It has each question that
-the training never sees, its answer, and three answers to other questions. The text of a question decides if it is held
+`python examples/python-help/make.py` writes task/questions.jsonl next to the task's own file: each question that the
+training never sees, its answer, and three answers to other questions. The text of a question decides if it is held
 out, so run this again with another version of Python.
 """
 
