@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parts(container: Container) -> Parts | None:
-    """Where the job's request keeps checkpoints, what is done is kept for the next machine."""
+    """If the job's request has a checkpoint prefix, keep what is done there for the next machine."""
     from smtrain.worker.data.prepare.part_uploads import EVERY, Parts
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
@@ -34,7 +34,7 @@ def parts(container: Container) -> Parts | None:
 
 
 def holdout(config: JobConfig, container: Container) -> HoldOut | None:
-    """What is held out for validation."""
+    """The documents held out for validation."""
     from smtrain.core.config.training import parts as shares
     from smtrain.worker.data.clean.holdout import HoldOut
 
@@ -46,7 +46,7 @@ def holdout(config: JobConfig, container: Container) -> HoldOut | None:
 
 
 def machines(container: Container) -> MeetingPoint | None:
-    """Where the hosts of a job of several meet; None where this is the only one."""
+    """The meeting point of a job's hosts; None if this is the only host."""
     if len(container.hosts) == 1:
         return None
     from launch import MASTER_PORT, address
@@ -63,7 +63,7 @@ def machines(container: Container) -> MeetingPoint | None:
 
 
 def cleaning(data: Data) -> Cleaning:
-    """What is done to documents before they become tokens."""
+    """The cleaning of documents before they become tokens."""
     from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 
     near = data.near_duplicates
@@ -86,7 +86,7 @@ def stage(config: JobConfig, container: Container) -> None:
     if config.model.token and any(path.startswith(HUB) for path in named):
         from token_by_name import read
 
-        os.environ["HF_TOKEN"] = read(config.model.token)  # of this process, where datasets looks for it
+        os.environ["HF_TOKEN"] = read(config.model.token)  # datasets reads it from this process's environment
     sources = [
         path if path.startswith(HUB) else container.channel(name)
         for name, path in zip(text_channels(config), named, strict=True)

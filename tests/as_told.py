@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smtrain.plane.client import Endpoint
 
 CLIENTS = ("AWS_", "SAGEMAKER_")
-"""What the names of variables that decide for a client begin with."""
+"""Prefixes of environment variables that configure a client."""
 
 
 def variables(endpoint: Endpoint | None = None) -> dict[str, str]:

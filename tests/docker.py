@@ -13,7 +13,7 @@ IMAGE = f"smtrain-tiny:test-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:12
 
 @cache
 def missing() -> str | None:
-    """Why not, for a skip; None where a container of the image runs. Makes the image."""
+    """The reason for a skip; None if a container of the image runs. Makes the image."""
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import LENT, borrowed, connect
     from smtrain.plane.server.containers.scratch_image import make
@@ -45,7 +45,7 @@ def client() -> Any:
 
 
 def left(home: Path) -> list[str]:
-    """What the control plane of a home has in Docker."""
+    """Containers and networks that the control plane of a home has in Docker."""
     from smtrain.plane.docker import HOME
     from smtrain.plane.server.containers.leftovers import containers, networks
 

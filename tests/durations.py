@@ -105,7 +105,7 @@ def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) 
 
 
 class Durations:
-    """The pytest plugin: CPU is measured where tests run, wall time where their reports arrive."""
+    """The pytest plugin: CPU time is measured in the workers, wall time in the process that gets their reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.root = config.rootpath

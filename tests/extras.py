@@ -1,4 +1,4 @@
-"""What a file of tests needs that not every environment has."""
+"""Optional packages of a test file: skip the file if they are missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smtrain.core.extras import present
 
 
 def need(*modules: str) -> None:
-    """Skip the whole file where one of them is not installed. None is imported: each of the workers collects every
+    """Skip the whole file if one of them is not installed. They are not imported: each of the workers collects every
     file, and one of them runs it."""
     for module in modules:
         if not present(module):

@@ -1,4 +1,4 @@
-"""How an HTML page of ours behaves on a phone, as far as its text shows it."""
+"""Check from its text that an HTML page works on a phone."""
 
 from __future__ import annotations
 

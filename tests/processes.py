@@ -22,20 +22,20 @@ def commands() -> dict[int, bytes]:
 
 
 def ranks(pids: list[int]) -> list[int]:
-    """Of the processes of a job those that train: torchrun's children, which may be forks with its command line."""
+    """The training processes of a job: torchrun's children, which may be forks with its command line."""
     # A copy of a warm Python writes its command line over a longer one.
     training = {pid for pid in pids if read(pid, "cmdline").rstrip(b"\0").endswith(b"train.py")}
     return sorted(pid for pid in training if parent(pid) in training)
 
 
 def parent(pid: int) -> int:
-    """The process that started another; 0 where that is not known."""
+    """The process that started another; 0 if that is not known."""
     # The command in parentheses may hold anything; state and parent come after it.
     fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else 0
 
 
 def processes_of(job: smtrain.Job, word: bytes = b"") -> list[int]:
-    """What runs for the job (per host the launcher, torchrun and the ranks) and has `word` in its command line."""
+    """Processes of the job (per host the launcher, torchrun and the ranks) with `word` in their command line."""
     mark = f"TRAINING_JOB_NAME={job.name}".encode()
     return [pid for pid, line in commands().items() if word in line and mark in read(pid, "environ").split(b"\0")]

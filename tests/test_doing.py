@@ -1,4 +1,4 @@
-"""The line that a person at a terminal reads while something takes long; files and pipes get none of it."""
+"""The line that a person at a terminal reads while something takes long; files and pipes do not get it."""
 
 from __future__ import annotations
 

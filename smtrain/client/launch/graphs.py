@@ -87,7 +87,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
 
 
 def held(target: JobPlace, uri: str) -> dict[str, Any] | None:
-    """The marker of the job that compiled this cache; None if there is none."""
+    """The marker of the job that compiled this cache; None if the cache has no marker."""
     try:
         marker = json.loads(target.read(f"{uri}/{GRAPHS_COMPLETE}"))
     except (JobError, ValueError):

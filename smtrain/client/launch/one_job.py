@@ -40,7 +40,7 @@ def submit(chain: Chain, plan: StagePlan, say: Say, *, again: bool = False) -> J
     """The job that does a plan's work: one that runs already, or a new one, whose inputs are uploaded first.
 
     With `again` a new one is made although another runs. Returns once the request is accepted or, if
-    capacity is waited for, once the job has machines. Raises `JobError` if neither can be had. Ctrl-C names the job
+    capacity is waited for, once the job has machines. Raises `JobError` if that fails. Ctrl-C names the job
     that it leaves.
     """
     if plan.running and not again:

@@ -1,7 +1,7 @@
 """`smtrain pipeline`: the stages of a config as a SageMaker pipeline, whose steps are the requests that `run` sends.
 
 A step reads what the step before it left through a reference that the service fills in, since jobs of a pipeline get
-names of the service's own. Checkpoints and parts lie where those of `run` lie. Source of the form: the public JSON
+names of the service's own. Checkpoints and parts have the same prefixes as those of `run`. Source of the form: the public JSON
 schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 writes.
 """
 
@@ -109,7 +109,7 @@ def definition_of(config: JobConfig, plans: Sequence[StagePlan]) -> dict[str, An
             "Arguments": arguments,
             "CacheConfig": {"Enabled": True, "ExpireAfter": CACHED_FOR},
         }
-        if steps:  # even if the step reads none of its output: export reads the run's checkpoints
+        if steps:  # even if the step does not read its output: export reads the run's checkpoints
             step["DependsOn"] = [steps[-1]["Name"]]
         if config.compute.capacity_wait:
             step["RetryPolicies"] = [

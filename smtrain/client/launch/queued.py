@@ -1,6 +1,6 @@
 """Backends with a queue of their own: a whole chain is submitted at once, each stage after the one before.
 
-A stage is planned before those that it reads from have run, since a job's name says where its result will lie. Nothing
+A stage is planned before those that it reads from have run, since a job's name determines the prefix of its result. Nothing
 waits here: if there are no machines, the queue waits, and the client may be gone.
 """
 

@@ -73,7 +73,7 @@ class Run:
     def summary(self, folder: str | Path | None = None) -> str:
         """The result of the run in lines: loss, time, the model's place, and commands to use it.
 
-        `folder` is where the model was copied to, if it was.
+        `folder` is the copy of the model, if one was made.
         """
         name, run = self.config.name, [result for result in self.results if not result.skipped]
         took, before = spell(sum(result.seconds for result in run)), len(self.results) - len(run)

@@ -1,4 +1,4 @@
-"""A run that starts from Megatron's checkpoint, and a folder whose optimizer files stay where they are."""
+"""A run that starts from Megatron's checkpoint, and a folder whose optimizer files are not uploaded."""
 
 from __future__ import annotations
 
