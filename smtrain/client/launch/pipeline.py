@@ -1,8 +1,8 @@
 """`smtrain pipeline`: the stages of a config as a SageMaker pipeline, whose steps are the requests that `run` sends.
 
 A step reads what the step before it left through a reference that the service fills in, since jobs of a pipeline get
-names of the service's own. Checkpoints and parts have the same prefixes as those of `run`. Source of the form: the public JSON
-schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 writes.
+names of the service's own. Checkpoints and parts have the same prefixes as those of `run`. Source of the form: the
+public JSON schema of pipeline definitions (version 2020-12-01), and what SageMaker's SDK 2 writes.
 """
 
 from __future__ import annotations

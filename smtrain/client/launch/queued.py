@@ -1,7 +1,7 @@
 """Backends with a queue of their own: a whole chain is submitted at once, each stage after the one before.
 
-A stage is planned before those that it reads from have run, since a job's name determines the prefix of its result. Nothing
-waits here: if there are no machines, the queue waits, and the client may be gone.
+A stage is planned before those that it reads from have run, since a job's name determines the prefix of its result.
+Nothing waits here: if there are no machines, the queue waits, and the client may be gone.
 """
 
 from __future__ import annotations
