@@ -1,4 +1,1 @@
-"""From text to token batches: read sources, tokenize, write Megatron's indexed format, feed training.
-
-Only `loader` needs torch; everything else runs on a plain CPU machine with `tokenizers` and numpy.
-"""
+"""Text to token batches: read, clean, tokenize, pack, prepare, load. Only `load` needs torch."""

@@ -1,17 +1,16 @@
-"""Checksums of the blocks of prepared data: `PREFIX.sums` beside `PREFIX.bin` and `PREFIX.idx`.
+"""Checksums of the blocks of prepared data: `PREFIX.sums` next to `PREFIX.bin` and `PREFIX.idx`.
 
-A terabyte of tokens is read once, here and there, so it cannot be hashed before it is used. Each block of 64 KiB has a
-crc32 instead, which is compared when the block is first read from. Larger blocks would make the first reads of
-scattered windows slow, smaller ones the checksums large: these take 64 MB a terabyte.
+Training reads a terabyte of tokens once, in scattered windows, so it cannot be hashed before use. Each block of 64 KiB
+has a crc32 instead, which is compared when the block is first read. Larger blocks would slow down the first scattered
+reads, smaller ones would need more than these 64 MB of checksums per terabyte.
 
 Little-endian: magic `SMSUMS\\0\\1`, uint64 block size, uint64 bytes of the .bin and of the .idx, uint32 per block of
-the one and then of the other, uint32 crc32 of all that.
+the .bin and then of the .idx, uint32 crc32 of all of this.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from array import array
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
+from smtrain.core.files import write_atomically
 from smtrain.worker.checkpoint.checksum import crc32
 
 SUFFIX = ".sums"
@@ -40,7 +40,7 @@ class Rolling:
         self._open = 0
 
     def add(self, data: memoryview | bytes) -> None:
-        """What follows next in the file."""
+        """Add the next bytes of the file."""
         view = memoryview(data).cast("B")
         while view:
             part = view[: BLOCK - self.bytes % BLOCK]
@@ -52,23 +52,20 @@ class Rolling:
             view = view[len(part) :]
 
     def values(self) -> NDArray[np.uint32]:
-        """One for each block so far, the last of which may be shorter."""
+        """The checksum of each block so far; the last block may be shorter."""
         last = [self._open] if self.bytes % BLOCK else []
         return np.concatenate([np.frombuffer(self._whole, np.uint32) if self._whole else [], last]).astype("<u4")
 
 
 def write_sums(path: Path, tokens: Rolling, index: Rolling) -> None:
-    """Write the checksums of a pair, flushed to the disk."""
+    """Write the checksums of a pair, synced to the disk."""
     head = _HEADER.pack(_MAGIC, BLOCK, tokens.bytes, index.bytes)
     body = head + tokens.values().tobytes() + index.values().tobytes()
-    with path.open("wb") as out:
-        out.write(body + struct.pack("<I", crc32(body)))
-        out.flush()
-        os.fsync(out.fileno())
+    write_atomically(path, body + struct.pack("<I", crc32(body)))
 
 
 def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of a pair that is written, and of the checksums of its blocks, which are written here."""
+    """Write the checksums of a pair's blocks; return size and SHA-256 of its three files, by name."""
     tokens, index = Rolling(), Rolling()
     bin_path, idx_path, sums_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx", SUFFIX))
     about = {bin_path.name: fingerprint(bin_path, tokens), idx_path.name: fingerprint(idx_path, index)}
@@ -77,19 +74,19 @@ def fingerprints(prefix: Path) -> dict[str, dict[str, Any]]:
 
 
 def fingerprint(path: Path, sums: Rolling | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of a file, which `sums` is told of too."""
-    found = hashlib.sha256()
+    """Size and SHA-256 of a file; its bytes are added to `sums` too."""
+    whole = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
+            whole.update(block)
             if sums is not None:
                 sums.add(block)
-    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": whole.hexdigest()}
 
 
 @dataclass(frozen=True)
 class PairSums:
-    """What a .sums file says: bytes and checksums (uint32 a block) of the .bin and of the .idx."""
+    """The content of a .sums file: bytes and checksums (uint32 per block) of the .bin and of the .idx."""
 
     block: int
     token_bytes: int
@@ -99,7 +96,7 @@ class PairSums:
 
 
 def read_sums(path: Path) -> PairSums:
-    """Raises DataError where the file is missing or not what was written."""
+    """Read a .sums file. Raises DataError if it is missing or damaged."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -117,20 +114,20 @@ def read_sums(path: Path) -> PairSums:
 
 
 class Blocks:
-    """The blocks of one file, each compared with its checksum when it is first read from.
+    """The blocks of one file, each compared with its checksum the first time it is read.
 
-    Threads may share it: a block is compared twice at worst.
+    Threads may share it; at worst a block is compared twice.
     """
 
     def __init__(self, path: Path, size: int, block: int, sums: NDArray[np.uint32]) -> None:
-        """Raises DataError where the checksums are of a file of another size than `size` bytes."""
+        """Raises DataError if the checksums are for another number of bytes than `size`."""
         if len(sums) != -(-size // block):
             raise DataError(f"{path} has {size} bytes and checksums of another size; {REMEDY}.")
         self.path, self._size, self._block, self._sums = path, size, block, sums
         self._seen = bytearray(len(sums))
 
     def around(self, start: int, length: int) -> tuple[int, int] | None:
-        """Where to begin reading and how much, so that the blocks of a range are whole; None where all were seen."""
+        """Start and length to read for whole blocks around a range; None if all of them were compared before."""
         first, stop = start // self._block, -(-(start + length) // self._block)
         if self._seen.find(0, first, stop) < 0:
             return None
@@ -138,7 +135,7 @@ class Blocks:
         return begin, min(stop * self._block, self._size) - begin
 
     def check(self, begin: int, data: bytes | NDArray[np.uint8]) -> None:
-        """Compare the blocks of `data`, which lies at byte `begin` of the file. Raises DataError naming the block."""
+        """Compare the blocks of `data`, read from byte `begin` of the file. Raises DataError for a damaged block."""
         view = memoryview(data)  # type: ignore[arg-type]  # numpy's stubs do not call an array a buffer
         if begin % self._block or not len(view):
             return
@@ -149,20 +146,16 @@ class Blocks:
             at = (number - first) * self._block
             part = view[at : at + self._block]
             if crc32(part) != self._sums[number]:
-                raise DataError(damaged(self.path, number, number * self._block, len(part)))
+                start = number * self._block
+                raise DataError(
+                    f"{self.path} is damaged: block {number} (bytes {start:,} to {start + len(part):,}) is not what "
+                    f"was written, by its checksum; {REMEDY}."
+                )
             self._seen[number] = 1
 
 
-def damaged(path: Path, number: int, at: int, length: int) -> str:
-    """The sentence about a block that is not what was written."""
-    return (
-        f"{path} is damaged: block {number} (bytes {at:,} to {at + length:,}) is not what was written, by its "
-        f"checksum; {REMEDY}."
-    )
-
-
 def index_checked(path: Path, raw: NDArray[np.uint8], sums: PairSums | None) -> None:
-    """Raises DataError where a whole index is not what its checksums are of."""
+    """Compare a whole index with its checksums, if there are any. Raises DataError."""
     if sums is None:
         return
     blocks = Blocks(path, sums.index_bytes, sums.block, sums.index)
@@ -171,7 +164,7 @@ def index_checked(path: Path, raw: NDArray[np.uint8], sums: PairSums | None) -> 
     blocks.check(0, raw)
 
 
-def sums_beside(prefix: Path) -> PairSums | None:
-    """Those of a pair `PREFIX.bin/.idx`; None where nobody wrote any. Raises DataError for damaged ones."""
+def sums_of_pair(prefix: Path) -> PairSums | None:
+    """The checksums of a pair `PREFIX.bin/.idx`; None if it has none. Raises DataError if they are damaged."""
     path = prefix.with_name(prefix.name + SUFFIX)
     return read_sums(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""`manifest.json` of a prepared dataset: what the tokens are, so that training can check them. Written last."""
+"""`manifest.json` of a prepared dataset, which training checks. Written last."""
 
 from __future__ import annotations
 
@@ -21,35 +21,41 @@ VALIDATION_MASK = f"{VALIDATION}_mask"
 
 
 def refuse_others(*places: Path) -> None:
-    """Raises DataError where one of these files is there already: what was not asked to be replaced is not."""
-    found = [str(place) for place in places if place.exists()]
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    """Refuse to replace files that exist. Raises DataError."""
+    present = [str(place) for place in places if place.exists()]
+    if present:
+        more = f" and {len(present) - 1} more" if len(present) > 1 else ""
         raise DataError(
-            f"{found[0]}{more} is there already; give another place, or replace it with --overwrite (overwrite=True)."
+            f"{present[0]}{more} is there already; give another place, or replace it with --overwrite (overwrite=True)."
         )
 
 
 def files_of(folder: Path) -> list[Path]:
-    """What a dataset prepared in `folder` consists of, manifest first."""
+    """All files that a dataset prepared in `folder` may have, manifest first."""
     names = (PREFIX, MASK, VALIDATION, VALIDATION_MASK)
     return [folder / NAME, *(folder / f"{name}{end}" for name in names for end in (".bin", ".idx", SUFFIX))]
 
 
 @dataclass(frozen=True)
 class DatasetManifest:
-    """What `prepare` made. The folder is a prepared dataset once this file is in it.
+    """The description of a prepared dataset. A folder is a prepared dataset once this file is in it.
 
-    `vocab_size` is the tokenizer's largest id + 1, `model_vocab_size` that of the config.json beside the tokenizer
-    (None without one). `samples` are windows of `seq_len` + 1 tokens, one every `seq_len`. `sources` has a row
-    {name, bytes, documents} per file; `files` the size and SHA-256 of what was written; `bad_lines` the first few of
-    `bad_line_count`. `parts` has a row {prefix, documents, tokens, samples} per source, in the order of the config;
-    `left_out` says which files of the sources were not read, and why; `dropped` counts documents left out on purpose,
-    by reason; `objective` sft means that the tokens to learn are in MASK, the same documents in uint8. `validation` is
-    a row like those of `parts` for the documents that training does not see, which no other count includes. `noted`
-    counts what filters and patterns found beside what was dropped, `examples` shows some by reason, and
-    `near_duplicates` says how they were found and how many there were; the three are absent where nobody asked.
-    `unread` counts what the sources hold and nothing here reads: the records with text in a field, by its name.
+    Args:
+        vocab_size: The tokenizer's largest id + 1.
+        model_vocab_size: The vocabulary of the config.json in the tokenizer's folder; None without one.
+        samples: The number of windows of `seq_len` + 1 tokens, one every `seq_len`.
+        sources: A row {name, bytes, documents} per file.
+        files: Size and SHA-256 of each written file, by name.
+        bad_lines: The first few of the `bad_line_count` bad lines.
+        parts: A row {prefix, documents, tokens, samples} per source, in the order of the config.
+        dropped: The number of documents left out on purpose, by reason.
+        objective: If sft, MASK holds the same documents in uint8, 1 for each token to learn.
+        left_out: The files of the sources that were not read, and why.
+        validation: A row as in `parts` for the documents held out of training, which no other count includes.
+        noted: Counts of findings of filters and patterns that were not dropped; absent without any, as the next two.
+        examples: Examples of what was dropped and noted, by reason.
+        near_duplicates: Settings and counts of near duplicates.
+        unread: Counts of text in the sources that is not read: records with text in a field, by its name.
     """
 
     vocab_size: int
@@ -81,7 +87,7 @@ class DatasetManifest:
 
     @property
     def content(self) -> dict[str, dict[str, Any]]:
-        """What is trained on: `files` without what is held out, and without what follows from the others."""
+        """The files that are trained on, without those for validation and without checksums."""
         return {
             name: about
             for name, about in self.files.items()
@@ -89,7 +95,7 @@ class DatasetManifest:
         }
 
     def check_objective(self, folder: Path, objective: str) -> None:
-        """Raises DataError where the dataset was prepared for another objective."""
+        """Refuse a dataset that was prepared for another objective. Raises DataError."""
         if self.objective != objective:
             raise DataError(
                 f"{folder} was prepared for train.objective: {self.objective} and it is {objective} here; "
@@ -105,7 +111,7 @@ class DatasetManifest:
 
     @classmethod
     def load(cls, folder: Path) -> DatasetManifest:
-        """Raises DataError where `folder` is not a prepared dataset, or one of a format not known here."""
+        """Raises DataError if `folder` is not a prepared dataset, or has another format version."""
         path = folder / NAME
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))

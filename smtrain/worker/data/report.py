@@ -1,4 +1,4 @@
-"""What text is made of, before it is tokenized: lengths, duplicates, scripts, repeated lines, overlap with tests."""
+"""A report on text before it is tokenized: lengths, duplicates, scripts, repeated lines, overlap with tests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SCRIPTS = {
 }  # fmt: skip
 _PATTERNS = {name: re.compile(pattern) for name, pattern in _SCRIPTS.items()}
 LOOKED_AT = 400
-"""Characters of a document by which its script goes."""
+"""Characters of a document that decide its script."""
 LINE_LEAST, LINE_MOST = 20, 200
-"""Characters of a line that is counted, and of it that are kept."""
+"""Characters that a line must have to be counted, and characters of it that are kept."""
 
 
 @dataclass
 class SourceReport:
-    """Counts of one source. `lengths` counts documents by the power of two of their characters."""
+    """Counts of one source. `lengths` counts documents by the bit length of their number of characters."""
 
     name: str
     files: int = 0
@@ -55,8 +55,12 @@ class SourceReport:
 
 @dataclass
 class TextReport:
-    """What `report` found. `repeated` are lines of 20 characters or more with how often they come, the most frequent
-    first; `examples` holds up to EXAMPLES texts by what is told of; `tested` (texts, hit, too short to compare)."""
+    """The results of `report`.
+
+    `repeated` are lines of 20 characters or more with their counts, the most frequent first; `examples` holds up to
+    EXAMPLES texts by topic; `tested` are (texts, hit, too short to compare). `dropped` counts what the cleaning would
+    leave out of `judged` documents, by reason; `untested` counts text of the tests that was not compared.
+    """
 
     sources: list[SourceReport]
     repeated: list[tuple[str, int]]
@@ -65,11 +69,9 @@ class TextReport:
     tokenized_by: str
     whole: bool
     dropped: dict[str, int] = field(default_factory=dict)
-    """What `cleaning` would leave out, by reason, of `judged` documents."""
     noted: dict[str, int] = field(default_factory=dict)
     judged: int = 0
     untested: UnreadText = field(default_factory=UnreadText)
-    """What the files of the tests hold and nothing was compared with."""
 
 
 def report(
@@ -77,11 +79,11 @@ def report(
     text_column: str = "text", format: Format = "auto", separator: str | None = None, encoding: str | None = None,
     most_bytes: int | None = None, cleaning: Cleaning | None = None,
 ) -> TextReport:  # fmt: skip
-    """Read text through once, up to `most_bytes` of it. With a tokenizer folder tokens are counted too.
+    """Read text once, up to `most_bytes` of it, and count; with a tokenizer folder also tokens.
 
-    Duplicates are counted across all inputs, to 3 million documents; `against` are texts that a model will be tested
-    on; `cleaning` says which filters, personal data and near duplicates to look for, across all inputs too. Raises
-    DataError where something cannot be read.
+    Duplicates, and the filters, personal data and near duplicates of `cleaning`, are counted across all inputs, exact
+    duplicates up to 3 million documents. `against` are texts that a model will be tested on. Raises DataError if
+    something cannot be read.
     """
     chosen = None
     if tokenizer is not None:
@@ -94,39 +96,39 @@ def report(
         raise DataError(f"{against[0]}: none of {tested.texts} texts has 13 words; give longer ones to compare with.")
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
     cleaning = cleaning or Cleaning()
-    refine_versions(cleaning)  # which says what is not installed
+    refine_versions(cleaning)  # raises if a package is missing
     examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
     made: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
     judged = _Judged(cleaning)
-    for given in inputs:
-        files = find_files(given, format, encoding=encoding)
-        about = SourceReport(str(given), len(files))
+    for source in inputs:
+        files = find_files(source, format, encoding=encoding)
+        about = SourceReport(str(source), len(files))
         made.append(about)
         for file in files:
             for block in cut_file(file, text_column, separator):
                 if left <= 0:
                     whole = False
                     break
-                found = read_block(block, text_column, separator)
-                left -= found.texts.nbytes
-                _keep(examples["bad records"], [str(bad) for bad in found.bad])
-                about.bad += len(found.bad)
-                about.unread.count(found.unread)
-                _count(about, found, seen, lines, examples)
-                judged.add(found.texts.to_pylist() if cleaning.refines else [])
+                documents = read_block(block, text_column, separator)
+                left -= documents.texts.nbytes
+                _keep(examples["bad records"], [str(bad) for bad in documents.bad])
+                about.bad += len(documents.bad)
+                about.unread.count(documents.unread)
+                _count(about, documents, seen, lines, examples)
+                judged.add(documents.texts.to_pylist() if cleaning.refines else [])
                 if chosen is not None:
-                    about.tokens += len(chosen.encode(found.texts, block.first)[0])
+                    about.tokens += len(chosen.encode(documents.texts, block.first)[0])
                 if tested is not None:
-                    for text in found.texts.to_pylist():
+                    for text in documents.texts.to_pylist():
                         numbers, run = tested.in_text(text)
                         hit |= numbers
                         about.overlapping += bool(numbers)
                         _keep(examples["overlaps with tests"], [f"{file.name}: {run}"] if numbers else [])
     if not any(about.documents for about in made):
         why = next(iter(examples["bad records"]), "")
-        told = f": {why}" if why else "; give files with text"
-        raise DataError(f"{', '.join(map(str, inputs))} holds no document{told}.")
+        why = f": {why}" if why else "; give files with text"
+        raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(
@@ -141,16 +143,16 @@ def _texts(
     for source in sources:
         for file in find_files(source, format, encoding=encoding):
             for block in cut_file(file, text_column):
-                found = read_block(block, text_column)
-                unread.count(found.unread)
-                yield from found.texts.to_pylist()
+                documents = read_block(block, text_column)
+                unread.count(documents.unread)
+                yield from documents.texts.to_pylist()
 
 
 def _count(
-    about: SourceReport, found: Documents, seen: SeenDocuments, lines: Counter[str], examples: dict[str, list[str]]
+    about: SourceReport, documents: Documents, seen: SeenDocuments, lines: Counter[str], examples: dict[str, list[str]]
 ) -> None:
-    new = seen.new(hashes(found.texts))
-    texts: list[str] = found.texts.to_pylist()
+    new = seen.new(hashes(documents.texts))
+    texts: list[str] = documents.texts.to_pylist()
     about.documents += len(texts)
     about.duplicates += len(texts) - int(new.sum())
     _keep(examples["duplicates"], [text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text])
@@ -161,7 +163,7 @@ def _count(
         about.lengths[len(text).bit_length()] += 1
         about.scripts[_script(text)] += 1
         lines.update(line.strip()[:LINE_MOST] for line in text.splitlines() if len(line.strip()) >= LINE_LEAST)
-    if len(lines) > _LINES_KEPT:  # those that came once are the likeliest to come no more
+    if len(lines) > _LINES_KEPT:  # lines that came once are the least likely to come again
         for line in [line for line, count in lines.items() if count == 1]:
             del lines[line]
         for line, _ in lines.most_common()[: _LINES_KEPT // 2 - 1 : -1]:
@@ -177,8 +179,8 @@ def _script(text: str) -> str:
     return most if counts[most] else "none"
 
 
-def _keep(examples: list[str], found: list[str]) -> None:
-    examples.extend(islice(found, max(0, EXAMPLES - len(examples))))
+def _keep(examples: list[str], texts: list[str]) -> None:
+    examples.extend(islice(texts, max(0, EXAMPLES - len(examples))))
 
 
 class _Judged:

@@ -1,4 +1,4 @@
-"""A report on text as one HTML page that needs no other file."""
+"""A report on text as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNTS = ("files", "documents", "characters", "bytes", "tokens", "empty", "dupl
 
 
 def page(about: TextReport) -> str:
-    """The page. Markup in the text is shown as text."""
+    """The HTML page, with all text escaped."""
     whole = _sum(about.sources)
     sources = [*about.sources, *([whole] if len(about.sources) > 1 else [])]
     by_count = [sorted(counts.items(), key=lambda row: -row[1]) for counts in (about.dropped, about.noted)]
@@ -58,7 +58,7 @@ def _row(source: SourceReport, about: TextReport) -> list[str]:
 
 
 def _powers(lengths: Counter[int]) -> range:
-    """Powers of two from the shortest to the longest, also those without a document, so that a gap can be seen."""
+    """The range of bit lengths; those without documents stay, so that a gap between two bars is visible."""
     return range(min(lengths), max(lengths) + 1) if lengths else range(0)
 
 

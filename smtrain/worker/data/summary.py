@@ -1,4 +1,4 @@
-"""What is in a dataset of tokens: counts, how often each token comes, and how a piece of it reads."""
+"""A summary of a dataset of tokens: counts, the frequency of each token, and how it begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DatasetSummary:
 def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     """Read a prepared folder or a Megatron pair through once. With a tokenizer folder, tokens are shown as text.
 
-    Raises DataError where it is neither.
+    Raises DataError if it is neither.
     """
     parts = [IndexedDataset(prefix) for prefix in prefixes(path, answers=True)]
     counts = np.zeros(0, np.int64)
@@ -41,9 +41,9 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         if part.dtype.kind == "f":
             raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
         for at in range(0, len(part.tokens), _CHUNK):
-            found = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
-            found[: len(counts)] += counts
-            counts = found
+            chunk = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
+            chunk[: len(counts)] += counts
+            counts = chunk
     lengths = np.concatenate([_document_lengths(part) for part in parts])
     tokens = int(counts.sum())
     facts: dict[str, Any] = {
@@ -76,16 +76,16 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
 
 
 def ranks(counts: NDArray[np.int64], points: int = 60) -> list[float]:
-    """How often the tokens come, most frequent first, as logarithms at `points` places of logarithmic rank."""
+    """Logarithms of the tokens' frequencies, most frequent first, at `points` places of logarithmic rank."""
     ordered = np.sort(counts[counts > 0])[::-1]
     places = np.unique(np.geomspace(1, max(len(ordered), 1), points).astype(int)) - 1
     return np.log10(ordered[places]).tolist() if len(ordered) else []
 
 
 def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
-    """Frequency by rank on logarithmic axes. A picture that is there already is replaced, and nothing else is.
+    """Plot frequency by rank on logarithmic axes; a PNG at `path` is replaced, any other file is not.
 
-    Raises DataError where it would be, and where matplotlib is not installed.
+    Raises DataError for another file, or without matplotlib.
     """
     if path.exists() and not (path.is_file() and path.read_bytes()[:4] == b"\x89PNG"):
         raise DataError(f"{path} is there already and is no PNG picture; name another file.")
@@ -107,7 +107,7 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
 
 
 def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
-    """How instruction data fills its rows in an epoch, and the share of its tokens that is learned."""
+    """Rows of an epoch of instruction data, how full they are, and the number of tokens that are learned."""
     sizes = data.lengths - 1  # the last token of a sample is predicted only
     rows = Packing(0, sizes, seq_len).rows(0)
     learned = int(IndexedDataset(path / MASK).tokens.sum(dtype=np.int64))
@@ -120,5 +120,5 @@ def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
 
 def _document_lengths(data: IndexedDataset) -> NDArray[np.int64]:
     ends = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
-    found: NDArray[np.int64] = np.diff(ends[np.asarray(data.document_index)])
-    return found
+    lengths: NDArray[np.int64] = np.diff(ends[np.asarray(data.document_index)])
+    return lengths

@@ -159,7 +159,7 @@ def test_a_dataset_is_described(prepared: Path, tmp_path: Path, tokenizer_folder
     with pytest.raises(DataError, match=r"notes\.txt is there already and is no PNG picture"):
         save_picture(about, tmp_path / "notes.txt", "tokens")
     assert inspect(prepared / "tokens").facts["tokens"] == len(data.tokens)
-    with pytest.raises(DataError, match=r"nothing is neither a folder of prepared data .* holds no nothing\.idx"):
+    with pytest.raises(DataError, match=r"nothing is not a folder of prepared data .* holds no nothing\.idx"):
         inspect(tmp_path / "nothing")
 
 

@@ -110,7 +110,7 @@ def test_a_row_that_is_too_short_and_a_table_that_is_none(tmp_path: Path) -> Non
     texts, bad = read(tmp_path / "a.csv")
     assert (texts, [str(b) for b in bad]) == (
         ["one", "three"],
-        ["a.csv, line 3: 1 fields where the first line has 2"],
+        ["a.csv, line 3: 1 fields, but the first line has 2"],
     )
     (tmp_path / "b.csv").write_bytes(b"text\nfine\ncaf\xe9\n")
     with pytest.raises(DataError, match="not UTF-8 after line"):

@@ -1,6 +1,6 @@
-"""What is done to documents between reading and tokenizing, when asked for: repair, a least length, no duplicates.
+"""Cleaning between reading and tokenizing: options, repair, a minimum length, hashes for duplicates.
 
-What looks at documents one by one (filters, personal data, signatures) is in `refining`.
+Filters, personal data and signatures, which look at documents one by one, are in `refiner`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
-_FOUND = 0.9  # of the pairs of just the similarity that is asked for
+_FOUND = 0.9  # of the pairs with exactly the similarity in the options
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Which documents are near duplicates of an earlier one, and how many of those are remembered.
+    """Options of near duplicates; the first `documents` documents are remembered.
 
-    A document is the set of its runs of `words` words. Of its signature of `permutations` numbers, cut into bands, two
-    documents must agree in all numbers of one band: 1 - (1 - s^rows)^bands of the pairs of Jaccard similarity s do.
+    A document is the set of its runs of `words` words. Its signature of `permutations` numbers is cut into bands, and
+    two documents must agree in all numbers of one band. Of pairs of Jaccard similarity s, 1 - (1 - s^rows)^bands do.
     """
 
     similarity: float = 0.8
@@ -35,7 +35,7 @@ class NearDuplicates:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(bands, rows): as many rows as still find a pair of just this similarity in nine of ten cases."""
+        """(bands, rows): the most rows that still find nine of ten pairs of exactly this similarity."""
         for rows in range(self.permutations, 1, -1):
             bands = self.permutations // rows
             if 1 - (1 - self.similarity**rows) ** bands >= _FOUND:
@@ -43,21 +43,21 @@ class NearDuplicates:
         return self.permutations, 1
 
     def probability(self, similarity: float) -> float:
-        """That a pair of this similarity is found."""
+        """The probability that a pair of this similarity is found."""
         bands, rows = self.shape
         return float(1 - (1 - similarity**rows) ** bands)
 
     @property
     def bytes_a_document(self) -> int:
-        """Most memory that a remembered document takes: 8 bytes a band, in a table that is three eighths full when it
-        has just grown, beside the one before it."""
+        """Maximum memory of a remembered document: 8 bytes per band, in a table that has just grown and is three
+        eighths full, plus the table before it."""
         return self.shape[0] * 32
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates; quality
-    `filters` by name, personal data (`pii`), near duplicates."""
+    """Options of cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates,
+    quality `filters` by name, personal data (`pii`), near duplicates."""
 
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     strip_control: bool = False
@@ -74,7 +74,7 @@ class Cleaning:
         return bool(self.filters or self.pii or self.near)
 
     def apply(self, texts: Any) -> tuple[Any, int]:
-        """The texts (large_string) repaired, without those that are too short, and how many those were."""
+        """The repaired texts (large_string) that are long enough, and the number of the others."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -109,10 +109,10 @@ def hashes_of(ids: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 class SeenDocuments:
-    """The hashes met so far, in a table of fixed size: 8 bytes a slot, three quarters of which are filled at most.
+    """The hashes seen so far, in a table of fixed size: 8 bytes per slot, at most three quarters of them filled.
 
-    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those and not
-    remembered; `forgotten` counts them.
+    The default takes 256 MiB and remembers 25 million documents. Later ones are compared with those but not remembered;
+    `forgotten` counts them.
     """
 
     def __init__(self, slots: int = 1 << 25) -> None:
@@ -120,45 +120,45 @@ class SeenDocuments:
         self._room = slots * 3 // 4
         self.forgotten = 0
 
-    def new(self, found: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these were not met before, the first of equals counting as new; they are met from now on."""
-        found = np.where(found == 0, np.uint64(1), found)  # 0 is an empty slot
-        keep = np.zeros(len(found), bool)
-        _, first = np.unique(found, return_index=True)
+    def new(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """A mask of the hashes not seen before, the first of equal ones included; remembers them."""
+        hashes = np.where(hashes == 0, np.uint64(1), hashes)  # 0 is an empty slot
+        keep = np.zeros(len(hashes), bool)
+        _, first = np.unique(hashes, return_index=True)
         first.sort()
         keep[first] = True
-        pending, slots = first, (found[first] % np.uint64(len(self._table))).astype(np.int64)
+        pending, slots = first, (hashes[first] % np.uint64(len(self._table))).astype(np.int64)
         while len(pending):
             there = self._table[slots]
-            keep[pending[there == found[pending]]] = False
+            keep[pending[there == hashes[pending]]] = False
             free = np.flatnonzero(there == 0)
             if len(free) > self._room:
                 self.forgotten += len(free) - max(self._room, 0)
                 free = free[: max(self._room, 0)]
-            # two of these may want one slot: the last to write has it, the other goes on
-            self._table[slots[free]] = found[pending[free]]
+            # two of these may want one slot: the last to write gets it, the other tries the next
+            self._table[slots[free]] = hashes[pending[free]]
             placed = np.zeros(len(pending), bool)
-            placed[free] = self._table[slots[free]] == found[pending[free]]
+            placed[free] = self._table[slots[free]] == hashes[pending[free]]
             self._room -= int(placed.sum())
-            on = ~placed & (there != found[pending]) & (there != 0) | _lost(placed, free, len(pending))
+            on = ~placed & (there != hashes[pending]) & (there != 0) | _lost(placed, free, len(pending))
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
 
-    def known(self, found: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which of these were met before; they are not met by it."""
-        found = np.where(found == 0, np.uint64(1), found)
-        keep = np.zeros(len(found), bool)
-        pending = np.arange(len(found))
-        slots = (found % np.uint64(len(self._table))).astype(np.int64)
+    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """A mask of the hashes seen before; remembers none."""
+        hashes = np.where(hashes == 0, np.uint64(1), hashes)
+        keep = np.zeros(len(hashes), bool)
+        pending = np.arange(len(hashes))
+        slots = (hashes % np.uint64(len(self._table))).astype(np.int64)
         while len(pending):
             there = self._table[slots]
-            keep[pending[there == found[pending]]] = True
-            on = (there != 0) & (there != found[pending])
+            keep[pending[there == hashes[pending]]] = True
+            on = (there != 0) & (there != hashes[pending])
             pending, slots = pending[on], (slots[on] + 1) % len(self._table)
         return keep
 
     def with_room(self, count: int) -> SeenDocuments:
-        """This table, or a larger one with the same hashes, in which so many more are remembered."""
+        """This table, or a larger one with the same hashes and room for `count` more."""
         slots = len(self._table)
         used = slots * 3 // 4 - self._room
         while slots * 3 // 4 - used < count:
@@ -166,14 +166,14 @@ class SeenDocuments:
         if slots == len(self._table):
             return self
         larger = SeenDocuments(slots)
-        for start in range(0, len(self._table), 1 << 18):  # in pieces that take little memory
+        for start in range(0, len(self._table), 1 << 18):  # in pieces, to save memory
             there = self._table[start : start + (1 << 18)]
             larger.new(there[there != 0])
         return larger
 
 
 def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Which tried to take a slot and found another there."""
+    """Which tried to take a slot ."""
     lost = np.zeros(count, bool)
     lost[tried] = ~placed[tried]
     return lost

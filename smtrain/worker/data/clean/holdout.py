@@ -1,7 +1,7 @@
-"""Which documents are held out for validation: chosen from the text alone, before anything is packed.
+"""The choice of documents held out for validation, from the text only, before packing.
 
-A share is chosen by a hash of each document, so that a document falls on one side whatever its place, its source's
-weight or the machines, and its exact copies fall on the same side. Megatron's `--split` goes by the order of documents.
+A fraction is chosen by a hash of each document, so the side of a document and of its exact copies does not depend on
+its place, its source's weight or the machines. Megatron's `--split` goes by the order of documents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRAIN, HELD, TEST = 0, 1, 2
 
 @dataclass(frozen=True)
 class HoldOut:
-    """What is held out: a `fraction` of the documents, those that `split` says, or other text at `path`."""
+    """The holdout: a `fraction` of the documents, a `split` by their order, or other text at `path`."""
 
     fraction: float | None = None
     split: tuple[float, float, float] | None = None
@@ -28,12 +28,12 @@ class HoldOut:
 
     @property
     def from_sources(self) -> bool:
-        """Whether the sources of the training have the held-out documents among theirs."""
+        """Whether the held-out documents come from the sources of the training."""
         return self.fraction is not None or self.split is not None
 
     @property
     def key(self) -> str:
-        """The key of the config that says it."""
+        """The key of the config that sets it."""
         name = "fraction" if self.fraction is not None else "split" if self.split is not None else "path"
         return f"train.validation.{name}"
 
@@ -55,6 +55,6 @@ class HoldOut:
 
 
 def conversation_hash(messages: list[dict[str, Any]]) -> int:
-    """64 bits of BLAKE2 of a conversation, by which it is held out or not."""
+    """64 bits of BLAKE2 of a conversation, which decide its side."""
     text = json.dumps(messages, sort_keys=True, default=str)
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")

@@ -1,7 +1,7 @@
-"""Near duplicates by MinHash and locality-sensitive hashing: signatures of documents, and those met so far.
+"""Near duplicates by MinHash and locality-sensitive hashing: signatures of documents, and those seen so far.
 
 Documents that agree in all numbers of one band count as near duplicates (`NearDuplicates`); the first in the order of
-the text is kept. A document that was left out is remembered too: what is like it is left out as well.
+the text is kept. A document that is left out is remembered too, so its own near duplicates are left out as well.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _WORD = re.compile(rf"[{_WITHOUT_SPACES}]|[^\W{_WITHOUT_SPACES}]+")
 
 
 def lacking() -> str:
-    """What to install before signatures can be made; "" for nothing."""
+    """A sentence on packages to install for signatures; "" if there are none."""
     return "" if present("rensa") else missing("rensa")
 
 
 def version() -> str:
-    """What signatures depend on beside the text."""
+    """The version of the signatures' algorithm. Raises DataError if its package is missing."""
     if sentence := lacking():
         raise DataError(f"data.near_duplicates: {sentence}.")
     from rensa import RMinHash
@@ -39,14 +39,14 @@ def version() -> str:
 
 
 def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
-    """64 bits of each band of each document, [documents * bands], a document's bands together."""
+    """64 bits of each band of each document, [documents * bands], grouped by document."""
     from rensa import RMinHash
 
     bands, rows = near.shape
-    found: Any = RMinHash.digest_matrix_from_token_sets(
+    matrix: Any = RMinHash.digest_matrix_from_token_sets(
         [shingles(text, near.words) for text in texts], near.permutations, _SEED
     )
-    signatures = np.array(found.to_rows(), "<u4").reshape(len(texts), near.permutations)
+    signatures = np.array(matrix.to_rows(), "<u4").reshape(len(texts), near.permutations)
     names = [band.to_bytes(2, "little") for band in range(bands)]
     keys = b"".join(
         hashlib.blake2b(signature[band * rows : (band + 1) * rows].tobytes(), digest_size=8, person=name).digest()
@@ -57,15 +57,15 @@ def band_keys(texts: Sequence[str], near: NearDuplicates) -> NDArray[np.uint64]:
 
 
 def shingles(text: str, words: int) -> list[str]:
-    """The runs of `words` words of a text, in lower case; the text itself where it has no word."""
-    found = _WORD.findall(text.lower())
-    if not found:
+    """The runs of `words` words of a text, in lower case; the text itself if it has no word."""
+    every = _WORD.findall(text.lower())
+    if not every:
         return [text]
-    return [" ".join(found[i : i + words]) for i in range(max(1, len(found) - words + 1))]
+    return [" ".join(every[i : i + words]) for i in range(max(1, len(every) - words + 1))]
 
 
 class SeenSignatures:
-    """The bands of the documents met so far; of the first `near.documents`, in a table that grows with them."""
+    """The bands of the first `near.documents` documents, in a table that grows with them."""
 
     def __init__(self, near: NearDuplicates) -> None:
         self._near, self.bands = near, near.shape[0]
@@ -73,7 +73,7 @@ class SeenSignatures:
         self.documents = 0
 
     def new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which documents, whose `band_keys` these are, are like no earlier one; they are met from now on."""
+        """A mask of the documents (given by `band_keys`) unlike all earlier ones; remembers them."""
         count = len(keys) // self.bands
         met = min(count, self._near.documents - self.documents)
         self.documents += met

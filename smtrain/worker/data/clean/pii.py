@@ -33,12 +33,12 @@ MASKS = {EMAIL: "<EMAIL_ADDRESS>", IP: "<IP_ADDRESS>", CARD: "<CREDIT_CARD>", PH
 
 
 def lacking() -> str:
-    """What to install before personal data can be found; "" for nothing."""
+    """A sentence on packages to install for finding personal data; "" if there are none."""
     return "" if present("phonenumbers") else missing("phonenumbers")
 
 
 class PersonalData:
-    """Finds and masks it. Phone numbers need their country code, but for those of `region` (US, DE...)."""
+    """Finds and masks personal data. Phone numbers need a country code, except those of `region` (US, DE...)."""
 
     def __init__(self, region: str | None = None) -> None:
         if sentence := lacking():
@@ -50,7 +50,7 @@ class PersonalData:
         }  # fmt: skip
 
     def mask(self, text: str) -> tuple[str, dict[str, int]]:
-        """The text with a word in place of each, and how many there were of each kind."""
+        """The text with a word in place of each finding, and the number of findings by kind."""
         counts: dict[str, int] = {}
         for kind, find in self._finders.items():
             parts, at = [], 0
@@ -66,30 +66,29 @@ class PersonalData:
         import phonenumbers
 
         end = 0
-        for found in _PHONE.finditer(text):
-            if self._region is None and "+" not in text[max(0, found.start() - 3) : found.end()]:
+        for digits in _PHONE.finditer(text):
+            if self._region is None and "+" not in text[max(0, digits.start() - 3) : digits.end()]:
                 continue
-            # its matcher tries every beginning in what it is given: it is given the neighbourhood of digits alone
-            start = max(end, found.start() - 3)
-            matches: Any = phonenumbers.PhoneNumberMatcher(text[start : found.end() + 1], self._region)
+            # the matcher tries every start in its text, so it gets only the surroundings of the digits
+            start = max(end, digits.start() - 3)
+            matches: Any = phonenumbers.PhoneNumberMatcher(text[start : digits.end() + 1], self._region)
             for match in matches:
                 yield start + match.start, start + match.end
                 end = start + match.end
 
 
 def shown(masked: str, kind: str) -> str:
-    """Where the first of a kind was, with what is around it; what it was is not shown."""
+    """The surroundings of the first finding of a kind, which itself stays masked."""
     at = masked.find(MASKS[kind])
     return masked[max(0, at - _AROUND) : at + len(MASKS[kind]) + _AROUND]
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    found = [match.span() for pattern in (_V4, _V6) for match in pattern.finditer(text) if _public(match[0])]
-    return iter(sorted(found))
+    return iter(sorted(m.span() for pattern in (_V4, _V6) for m in pattern.finditer(text) if _public(m[0])))
 
 
 def _public(text: str) -> bool:
-    """Whether it is an address of the internet at large; others are nobody's."""
+    """Whether it is a global unicast address; private ones identify no person."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

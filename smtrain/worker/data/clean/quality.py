@@ -1,6 +1,6 @@
-"""The quality filters that papers cite, as datatrove has them: Gopher's two, C4's, FineWeb's.
+"""Quality filters of the literature, from datatrove: Gopher's two, C4's, FineWeb's.
 
-Their words are those of spaCy's blank English pipeline, which needs no download; with it they run offline.
+They split words with spaCy's blank English pipeline, which needs no download.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ FILTERS = {
 }
 PACKAGES = ("datatrove", "spacy", "regex")
 Judge = Callable[[str], tuple[str | None, str]]
-"""What a filter leaves of a text, None for nothing, and why."""
+"""Returns the text that a filter leaves, or None, and a reason."""
 
 
 def lacking() -> str:
-    """What to install before filters can run; "" for nothing."""
+    """A sentence on packages to install for filters; "" if there are none."""
     package = next((name for name in PACKAGES if not present(name)), None)
     return missing(package) if package else ""
 
 
 def judge(name: str) -> Judge:
-    """The filter of that name, with datatrove's own settings. Raises DataError where it is not installed."""
+    """The filter of that name, with datatrove's own settings. Raises DataError if it is not installed."""
     if sentence := lacking():
         raise DataError(f"data.filters: {sentence}.")
     from datatrove.data import Document
@@ -41,10 +41,10 @@ def judge(name: str) -> Judge:
     def decide(text: str) -> tuple[str | None, str]:
         document = Document(text=text, id="")
         try:
-            said = filter_.filter(document)
-        except (ZeroDivisionError, ValueError, IndexError) as error:  # of texts that its author did not think of
+            result = filter_.filter(document)
+        except (ZeroDivisionError, ValueError, IndexError) as error:  # for texts that its author did not expect
             return None, type(error).__name__
-        kept, reason = said if isinstance(said, tuple) else (said, "")
+        kept, reason = result if isinstance(result, tuple) else (result, "")
         return (document.text if kept else None), reason
 
     return decide

@@ -1,4 +1,4 @@
-"""Filters, personal data and signatures over documents, in their order, by as many processes as there are cores."""
+"""Refine documents in worker processes: quality filters, personal data, signatures for near duplicates."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from smtrain.worker.data.read.blocks import BLOCK_BYTES
 EXAMPLES = 10
 _SHOWN = 300
 _ONE_AT_A_TIME = threading.Lock()
-"""datatrove keeps one tokenizer of spaCy's a process, which threads must not share."""
+"""datatrove keeps one spaCy tokenizer per process, which threads must not share."""
 
 
 @dataclass
 class Refined:
-    """What is left of some documents: their texts, `keys` for near duplicates, what was left out and noted by reason,
-    and a few examples of it."""
+    """Refined documents: texts that stay, their `keys` for near duplicates, counts by reason and a few examples."""
 
     texts: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
@@ -41,80 +40,82 @@ Refine = Callable[[Sequence[str]], Refined]
 
 
 class Refiner:
-    """What a process needs to refine documents."""
+    """Refines documents one by one. Raises DataError if a package is missing."""
 
     def __init__(self, cleaning: Cleaning) -> None:
-        """Raises DataError where a package is missing."""
         self._cleaning = cleaning
         self._filters = [(name, quality.judge(name)) for name in cleaning.filters]
         self._pii = pii.PersonalData(cleaning.phone_region) if cleaning.pii else None
 
     def refine(self, texts: Sequence[str]) -> Refined:
-        made = Refined()
+        refined = Refined()
         for text in texts:
-            left = self._masked(self._filtered(text, made), made)
+            left = self._masked(self._filtered(text, refined), refined)
             if left is not None:
-                made.texts.append(left)
+                refined.texts.append(left)
         if self._cleaning.near is not None:
-            made.keys = near.band_keys(made.texts, self._cleaning.near)
-        return made
+            refined.keys = near.band_keys(refined.texts, self._cleaning.near)
+        return refined
 
-    def _filtered(self, text: str, made: Refined) -> str | None:
+    def _filtered(self, text: str, refined: Refined) -> str | None:
         for name, judge in self._filters:
             left, reason = judge(text)
             if left is None:
                 why = f"by {name}: {reason}" if reason else f"by {name}"
-                count(made.dropped, why)
-                keep(made.examples, why, text[:_SHOWN])
+                count(refined.dropped, why)
+                keep(refined.examples, why, text[:_SHOWN])
                 return None
             if left != text:
-                count(made.noted, f"documents that {name} took lines from")
+                count(refined.noted, f"documents that {name} took lines from")
                 text = left
         return text
 
-    def _masked(self, text: str | None, made: Refined) -> str | None:
+    def _masked(self, text: str | None, refined: Refined) -> str | None:
         if text is None or self._pii is None:
             return text
         masked, counts = self._pii.mask(text)
         for kind, number in counts.items():
-            count(made.noted, kind, number)
-            keep(made.examples, kind, pii.shown(masked, kind))
+            count(refined.noted, kind, number)
+            keep(refined.examples, kind, pii.shown(masked, kind))
         if counts and self._cleaning.pii == "drop":
-            count(made.dropped, "with personal data")
+            count(refined.dropped, "with personal data")
             return None
         return masked if self._cleaning.pii == "mask" else text
 
 
-def count(counts: dict[str, int], what: str, number: int = 1) -> None:
+def count(counts: dict[str, int], reason: str, number: int = 1) -> None:
     if number:
-        counts[what] = counts.get(what, 0) + number
+        counts[reason] = counts.get(reason, 0) + number
 
 
-def keep(examples: dict[str, list[str]], what: str, *found: str) -> None:
-    """Take examples while there are fewer than EXAMPLES of a kind."""
-    kept = examples.setdefault(what, [])
-    kept.extend(found[: EXAMPLES - len(kept)])
+def keep(examples: dict[str, list[str]], kind: str, *texts: str) -> None:
+    """Keep at most EXAMPLES examples of a kind."""
+    kept = examples.setdefault(kind, [])
+    kept.extend(texts[: EXAMPLES - len(kept)])
 
 
 def refine_versions(cleaning: Cleaning) -> list[str]:
-    """What the result depends on beside text and settings. Raises DataError where a package is missing."""
-    found: list[str] = []
+    """Versions that the result depends on besides text and settings. Raises DataError if a package is missing."""
+    versions: list[str] = []
     if cleaning.filters:
         if sentence := quality.lacking():
             raise DataError(f"data.filters: {sentence}.")
-        found += [f"{name} {metadata.version(name)}" for name in ("datatrove", "spacy")]
+        versions += [f"{name} {metadata.version(name)}" for name in ("datatrove", "spacy")]
     if cleaning.pii:
         if sentence := pii.lacking():
             raise DataError(f"data.pii: {sentence}.")
-        found.append(f"phonenumbers {metadata.version('phonenumbers')}")
+        versions.append(f"phonenumbers {metadata.version('phonenumbers')}")
     if cleaning.near is not None:
-        found.append(near.version())
-    return found
+        versions.append(near.version())
+    return versions
 
 
 @contextmanager
 def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Refine | None]:
-    """How `size` bytes of text are refined; None where nothing is asked for. It may be called from any thread."""
+    """A function that refines documents, for `size` bytes of text; None if the cleaning refines nothing.
+
+    It may be called from any thread.
+    """
     if not cleaning.refines:
         yield None
         return

@@ -24,9 +24,9 @@ from smtrain.worker.data.pack.packing import Packing
 class HeldOut:
     """The held-out rows of one data-parallel rank, in global batches; `count` of them at most.
 
-    A row is a window of text, or whole samples where `objective` is sft; where `count` takes only some, they come from
-    all over the text. With `document_mask` a row's documents are kept apart. Rows that fill the last batch up have no
-    labels. Raises DataError where the folder holds nothing out, or is damaged.
+    A row is a window of text, or whole samples of instruction data; `count` takes them from all over the text. With
+    `document_mask` a row's documents are kept apart. Rows that fill up the last batch have no labels. Raises DataError
+    if the folder has no held-out part, or is damaged.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HeldOut:
         self.batches = batches if count is None else min(count, batches)
 
     def batch(self, number: int) -> tuple[torch.Tensor, ...]:
-        """This rank's part of batch `number`, as a training loader gives one."""
+        """This rank's part of batch `number`, in the form of a training batch."""
         first = number * self._batch + self._first
         wanted = [i if i < self._rows else None for i in range(first, first + self._share)]
         if self.samples is not None:
@@ -97,8 +97,8 @@ class _Windows:
                 continue
             start = window * self._seq_len
             length = min(self._seq_len + 1, self._tokens - start)
-            found: Any = np.frombuffer(self._read(start, length), self._dtype).astype(np.int64)
-            ids[row, : length - 1], labels[row, : length - 1] = found[:-1], found[1:]
+            tokens: Any = np.frombuffer(self._read(start, length), self._dtype).astype(np.int64)
+            ids[row, : length - 1], labels[row, : length - 1] = tokens[:-1], tokens[1:]
             if self._starts is not None:
                 of_token = np.searchsorted(self._starts, np.arange(start, start + length), "right")
                 segments[row, : length - 1] = of_token[:-1] - of_token[0]

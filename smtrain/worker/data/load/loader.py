@@ -4,9 +4,9 @@ Sample i of the endless stream belongs to epoch i // samples and is the window o
 names. A global batch is `global_batch_size` consecutive samples, dealt to the data-parallel ranks in equal
 contiguous parts, so it is the same batch for every number of ranks, and (seed, samples consumed) is the whole state.
 
-Batches are read ahead by several threads with files of their own: a FastFile channel answers one read of an open file
-at a time, and each jump in it is a request to S3. Beside that, one process of a host reads such a channel once from
-its beginning to its end, which is what FastFile is fast at, so that the kernel has the pages when the jumps come.
+Several threads with their own open files read batches ahead: a FastFile channel answers one read of an open file at a
+time, and each jump is a request to S3. Also, one process per host reads such a channel once from beginning to end,
+which is fast, so that the kernel has the pages when the jumps come.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import DatasetManifest
 
 AHEAD = 4
-"""Batches read before they are asked for."""
+"""Batches read ahead."""
 READERS = 4
 """Threads that read, each with its own open files."""
 _WARM_BYTES = 4 << 20
 
 
 class TokenLoader:
-    """Batches of one data-parallel rank out of the folder that `prepare` wrote.
+    """Batches of one data-parallel rank from the folder that `prepare` wrote; `vocab_size` is the model's.
 
-    Raises DataError where the folder is no prepared dataset, is damaged, or was prepared for another seq_len or
-    vocabulary, or where `weights` are not one for each of its parts. `vocab_size` is the model's. Every block of the
-    tokens is compared with its checksum when it is first read from. Data without checksums gets them: they are kept in
-    the folder `keep`, which goes with the run.
+    Raises DataError if the folder is not a prepared dataset, is damaged, or was prepared for another seq_len or
+    vocabulary, or if there is not one weight per part.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class TokenLoader:
             files.close()
 
     def _warm(self) -> None:
-        """Read everything once, in order, as far as half of the memory that is free goes."""
+        """Read everything once, in order, up to half of the free memory."""
         left = free_memory() // 2
         for path in self._paths:
             with path.open("rb", buffering=0) as file:
@@ -125,7 +123,7 @@ class TokenLoader:
                     try:
                         read = len(file.read(_WARM_BYTES))
                     except OSError:
-                        return  # the reader of a batch will say what is wrong
+                        return  # reading a batch reports it
                     if not read:
                         break
                     left -= read
@@ -147,9 +145,9 @@ class TokenLoader:
 
 
 class _DatasetFiles:
-    """Every part's file, open for one thread.
+    """Each part's file, open for one thread.
 
-    Plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error.
+    Plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error.
     """
 
     def __init__(self, paths: list[Path]) -> None:
@@ -175,17 +173,17 @@ def on_fuse(path: Path) -> bool:
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping; 0 where the system does not tell."""
+    """Bytes available without swapping; 0 if unknown."""
     try:
         about = Path("/proc/meminfo").read_text()
     except OSError:
         return 0
-    found = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
-    return int(found[0]) * 1024 if found else 0
+    available = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
+    return int(available[0]) * 1024 if available else 0
 
 
 def check_size(path: Path, wanted: int) -> None:
-    """Raises DataError where a file cannot be read or has another number of bytes."""
+    """Refuse a file that cannot be read or has another number of bytes. Raises DataError."""
     try:
         size = path.stat().st_size
         path.open("rb").close()
@@ -196,7 +194,7 @@ def check_size(path: Path, wanted: int) -> None:
 
 
 def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:
-    """Raises DataError where a dataset was prepared for another seq_len or vocabulary."""
+    """Refuse a dataset prepared for another seq_len or vocabulary. Raises DataError."""
     if manifest.seq_len != seq_len:
         raise DataError(
             f"{folder} was prepared for seq_len {manifest.seq_len} and train.seq_len is {seq_len}; "

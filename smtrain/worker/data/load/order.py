@@ -1,8 +1,8 @@
-"""Which sample comes when: a pure function of the seed, the sizes of the data sets and their weights.
+"""The order of samples: a pure function of the seed, the sizes of the datasets and their weights.
 
 Without weights an epoch is every sample of every part once. With weights an epoch has as many samples, dealt to the
-parts by weight; each part has an endless stream of its own, one permutation after another, and every epoch takes up
-where the one before left it, so a part is never repeated before all of it has been seen.
+parts by weight. Each part has its own endless stream of permutations, which each epoch continues, so a part is never
+repeated before all of it has been seen.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
     """The order of an epoch's samples, int32 or int64 [samples].
 
-    RandomState over Philox, because numpy promises that both keep their streams for ever, and a resumed run may have
-    another numpy.
+    RandomState over Philox, because numpy guarantees that both never change, and a resumed run may have another numpy.
     """
     order = np.arange(samples, dtype=np.int32 if samples < 2**31 else np.int64)
     key = np.array([seed % 2**64, epoch], np.uint64)
@@ -27,7 +26,7 @@ def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[Any]:
 
 
 class Order:
-    """The endless stream of samples of one or several data sets of `samples` each."""
+    """The endless stream of samples of one or several datasets of `samples` each."""
 
     def __init__(self, seed: int, samples: Sequence[int], weights: Sequence[float] | None = None) -> None:
         self._seed, self._samples = seed, list(samples)
@@ -43,11 +42,11 @@ class Order:
         order = self._orders.get(epoch)
         if order is None:
             order = epoch_order(self._seed, epoch, self.epoch_samples)
-            # a global batch may reach over the end of an epoch, so the one before is still of use
+            # a global batch may span two epochs, so the one before is still needed
             self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1} | {epoch: order}
-        found = int(order[place])
-        part = int(np.searchsorted(self._starts, found, "right")) - 1
-        within = found - int(self._starts[part])
+        sample = int(order[place])
+        part = int(np.searchsorted(self._starts, sample, "right")) - 1
+        within = sample - int(self._starts[part])
         return part, self._drawn(part, epoch, within) if self._dealt else within
 
     def _drawn(self, part: int, epoch: int, within: int) -> int:
@@ -58,13 +57,13 @@ class Order:
         if order is None:
             first = (epoch - 1) * dealt // samples
             self._own = {(p, e): o for (p, e), o in self._own.items() if p != part or e >= first}
-            # a seed of its own, or parts of one size would go in step
+            # its own seed, or parts of equal size would have the same order
             order = self._own[part, own] = epoch_order(self._seed + (part + 1) * 0x9E3779B97F4A7C15, own, samples)
         return int(order[place])
 
 
 def _dealt(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` samples by weight, in whole numbers that add up to it (largest remainders)."""
+    """Deal `total` samples by weight, as integers that add up to it (largest remainders)."""
     exact = [total * weight / sum(weights) for weight in weights]
     dealt = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (dealt[i] - exact[i], i))

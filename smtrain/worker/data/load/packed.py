@@ -1,7 +1,7 @@
-"""Batches for training on samples that must not see each other: packed instruction data, and whole documents' masks.
+"""Batches of samples that must not attend to each other: packed instruction data, and text with a document mask.
 
-Either loader gives (input_ids, labels, segments): a run of equal segment numbers is one sample, whose attention and
-positions are its own, and whose last token predicts nothing.
+Both loaders return (input_ids, labels, segments): a run of equal segment numbers is one sample with its own attention
+and positions, whose last token predicts nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.model.numerics import IGNORED
-from smtrain.worker.data.checksums import sums_beside
+from smtrain.worker.data.checksums import sums_of_pair
 from smtrain.worker.data.load.loader import TokenLoader, check_fits, check_size
 from smtrain.worker.data.load.verify_on_read import VerifiedFiles
 from smtrain.worker.data.manifest import MASK, PREFIX, DatasetManifest
@@ -29,10 +29,10 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class PackedLoader:
-    """Rows of whole samples for one data-parallel rank, out of the folder that `prepare_sft` wrote.
+    """Rows of whole samples for one data-parallel rank, from the folder that `prepare_sft` wrote.
 
-    What counts as a sample in a global batch and in the position of a checkpoint is a row here. A sample of n tokens
-    takes n - 1 positions of a row: its last token is predicted only. Raises DataError like `TokenLoader`.
+    Global batches and the position of a checkpoint count rows, not samples. A sample of n tokens takes n - 1 positions
+    of a row: its last token is only predicted. Raises DataError like `TokenLoader`.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class PackedLoader:
         self._ahead: tuple[int, Future[Batch]] | None = None
 
     def batch(self, samples_consumed: int) -> Batch:
-        """This rank's part of the global batch that follows `samples_consumed` rows, and the next in the background.
+        """This rank's part of the global batch that follows `samples_consumed` rows; reads the next in the background.
 
-        Returns (input_ids, labels, segments), int64, each [global_batch_size / dp_size, seq_len]. Labels that are no
-        part of an answer are -100. What is left of a row is padding, a segment of its own without labels.
+        Returns (input_ids, labels, segments), int64, each [global_batch_size / dp_size, seq_len]. Labels outside of
+        answers are -100. The end of a row is padding, a segment of its own without labels.
         """
         began = time.perf_counter()
         if self._ahead is None or self._ahead[0] != samples_consumed:
             self._ahead = samples_consumed, self._reader.submit(self._read, samples_consumed)
-        found = self._ahead[1].result()
+        batch = self._ahead[1].result()
         self.waited += time.perf_counter() - began
         following = samples_consumed + self.global_batch_size
         self._ahead = following, self._reader.submit(self._read, following)
-        return found
+        return batch
 
     def close(self) -> None:
         """End the read-ahead and close the files."""
@@ -78,9 +78,9 @@ class PackedLoader:
 
 
 class Samples:
-    """The samples of a pair of files, tokens and the mask of what is learned, that `prepare_sft` wrote.
+    """The samples of two pairs of files, tokens and the mask of tokens to learn, that `prepare_sft` wrote.
 
-    `lengths` are their tokens. Raises DataError where the files are not what the manifest says.
+    `lengths` are their numbers of tokens. Raises DataError if the files do not match the manifest.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Samples:
         paths = [folder / f"{prefix}.bin", folder / f"{mask}.bin"]
         check_size(paths[0], tokens * self._dtype.itemsize)
         check_size(paths[1], tokens)
-        # plain reads and not a mapping: over FastFile a failed page would be SIGBUS, a failed read is an error
+        # plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error
         self._files = [os.open(path, os.O_RDONLY) for path in paths]
 
     def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
@@ -123,9 +123,9 @@ class Samples:
         return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
 
     def sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """A sample's tokens, and which of them are learned."""
+        """A sample's tokens, and a mask of those to learn."""
         start, length = int(self._starts[sample]), int(self.lengths[sample])
-        # wide at once: -100 beside uint16 would wrap
+        # widen first: -100 would wrap in uint16
         tokens = self._array(0, start, length, self._dtype).astype(np.int64)
         return tokens, self._array(1, start, length, np.dtype("u1"))
 
@@ -140,17 +140,14 @@ class Samples:
 
 
 class WithinDocuments:
-    """A TokenLoader's batches, with the documents of its windows as segments; their boundaries come from the index.
-
-    Takes 16 bytes of memory a document.
-    """
+    """A TokenLoader's batches with documents as segments; it takes 16 bytes of memory per document."""
 
     def __init__(self, loader: TokenLoader, folder: Path) -> None:
         self._loader = loader
         self._starts = []
         for part in loader.manifest.parts:
-            index = read_index(folder / f"{part['prefix']}.idx", sums_beside(folder / part["prefix"]))
-            # a document may be several sequences, or none, whose beginning is then that of the next or the very end
+            index = read_index(folder / f"{part['prefix']}.idx", sums_of_pair(folder / part["prefix"]))
+            # a document may be several sequences or none; an empty one starts where the next one does, or at the end
             firsts = index.document_index[:-1]
             self._starts.append(index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize)
 
@@ -160,7 +157,7 @@ class WithinDocuments:
         return self._loader.waited
 
     def batch(self, samples_consumed: int) -> Batch:
-        """Like the loader's; the last token of a document has the label -100."""
+        """The loader's batch with segments; the last token of a document has the label -100."""
         input_ids, labels = self._loader.batch(samples_consumed)
         windows = self._loader.sample_ids(samples_consumed)
         segments = torch.from_numpy(np.stack([self._segments(part, window) for part, window in windows]))

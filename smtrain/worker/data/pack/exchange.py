@@ -1,7 +1,7 @@
-"""Datasets of others: Arrow blocks as the public SageMaker samples make them, and Megatron pairs, in and out.
+"""Import and export: Arrow blocks as in the public SageMaker samples, and Megatron pairs.
 
-A sample's block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same ids), in a
-folder that `datasets.load_from_disk` opens. Arrow's own files, written with pyarrow alone.
+A block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and labels (the same ids), in a folder that
+`datasets.load_from_disk` opens. The files are written with pyarrow only.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.i
 
 
 def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
-    """The indexed datasets that a path means: those of a prepared folder, or the one whose prefix it is.
+    """The indexed datasets at a path: those of a prepared folder, or the one with this prefix.
 
-    Raises DataError for prepared instruction data, unless the caller knows of the `answers` marked beside it.
+    Raises DataError for prepared instruction data, unless the caller handles the mask of `answers`.
     """
     if path.is_dir():
         manifest = DatasetManifest.load(path)
@@ -48,7 +48,7 @@ def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
 
 
 def held_out_note(path: Path) -> str:
-    """A sentence on the documents that a prepared folder holds out, which `prefixes` leaves out; "" without any."""
+    """A sentence on the held-out documents of a prepared folder, which `prefixes` leaves out; "" without any."""
     row = DatasetManifest.load(path).validation if path.is_dir() else None
     if not row:
         return ""
@@ -56,9 +56,9 @@ def held_out_note(path: Path) -> str:
 
 
 def export_blocks(source: Path, output: Path, seq_len: int) -> int:
-    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; returns how many.
+    """Write a dataset as blocks of `seq_len` tokens into the new folder `output`; return their number.
 
-    What is left at the end is no block. Raises DataError where `output` is there already or there is not one block.
+    Tokens left at the end are dropped. Raises DataError if `output` exists or there is not one block.
     """
     if output.exists():
         raise DataError(f"{output} is there already; give a new folder.")
@@ -69,7 +69,7 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
     if not sum(counts):
         raise DataError(f"{source} holds fewer than {seq_len} tokens; lower --seq-len.")
     partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed export
     partial.mkdir(parents=True)
     batches = (
         np.asarray(part.read(at * seq_len, min(at + _ROWS_PER_BATCH, count) * seq_len))
@@ -120,8 +120,8 @@ def import_tokens(
 ) -> DatasetManifest:
     """Make a prepared dataset of a Megatron pair (its prefix) or of Arrow or Parquet rows with a column input_ids.
 
-    Raises DataError where ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or,
-    unless `overwrite`, `output` holds a dataset.
+    Raises DataError if ids are beyond the tokenizer's vocabulary, there is not one sample of `seq_len` + 1 or, without
+    `overwrite`, `output` holds a dataset.
     """
     facts = tokenizer_facts(tokenizer)
     if not overwrite:
@@ -130,20 +130,20 @@ def import_tokens(
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file; give a folder for the tokens.")
-    beside, created = output / f".{PREFIX}.partial", not output.exists()
+    partial, created = output / f".{PREFIX}.partial", not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        return _import(source, output, beside, facts, seq_len)
+        return _import(source, output, partial, facts, seq_len)
     finally:
         for end in (".bin", ".idx"):
-            beside.with_name(beside.name + end).unlink(missing_ok=True)
+            partial.with_name(partial.name + end).unlink(missing_ok=True)
         if created and not any(output.iterdir()):
             output.rmdir()
 
 
-def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
-    """Write beside, then rename: the manifest, which makes it a dataset, comes last."""
-    bin_path, idx_path = (beside.with_name(beside.name + end) for end in (".bin", ".idx"))
+def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, seq_len: int) -> DatasetManifest:
+    """Write under other names, then rename; the manifest, which makes it a dataset, comes last."""
+    bin_path, idx_path = (partial.with_name(partial.name + end) for end in (".bin", ".idx"))
     left_out: list[str] = []
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
@@ -159,7 +159,7 @@ def _import(source: Path, output: Path, beside: Path, facts: TokenizerFacts, seq
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
-    data = IndexedDataset(beside)
+    data = IndexedDataset(partial)
     total = len(data.tokens)
     if total < seq_len + 1:
         raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
@@ -190,7 +190,7 @@ def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tup
 
 
 def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:
-    """Tokens a row, and other things that the rows hold."""
+    """Write the tokens of all rows; return the rows' lengths and counts of what is not read."""
     unread = UnreadText()
     from smtrain.worker.data.read.cut import cut_file
 
@@ -208,13 +208,13 @@ def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> 
                 lengths.append(pa.compute.list_value_length(block.payload).to_numpy(zero_copy_only=False))
             for batch in column_batches(file, ("input_ids", "labels", "attention_mask")):
                 unread.count(_lost_labels(batch))
-    found = np.concatenate(lengths)
-    return found[found > 0], unread
+    every = np.concatenate(lengths)
+    return every[every > 0], unread
 
 
 def _lost_labels(batch: Any) -> UnreadText:
-    """Rows some of whose tokens are marked as not to be learned, or as padding: an import learns all of them."""
-    found = UnreadText()
+    """Count rows with tokens marked as not to be learned, or as padding: an import learns all tokens."""
+    unread = UnreadText()
     ids = batch["input_ids"].to_pylist()
     for name, what in (
         ("labels", "rows with other labels than input_ids"),
@@ -223,8 +223,8 @@ def _lost_labels(batch: Any) -> UnreadText:
         if name in batch.schema.names:
             wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
             lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))
-            found.count({what: lost} if lost else {})
-    return found
+            unread.count({what: lost} if lost else {})
+    return unread
 
 
 def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:

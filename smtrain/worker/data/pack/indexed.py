@@ -3,7 +3,7 @@
 Little-endian. The index is: magic `MMIDIDX\\0\\0`, uint64 version 1, uint8 dtype code, uint64 number of sequences n,
 uint64 number of document indices d, int32[n] lengths in tokens, int64[n] byte offsets into the .bin, int64[d] document
 index (sequence numbers at which documents start; first 0, last n) and, for multimodal data, int8[n] modes.
-NeMo, Megatron and NxDT read what is written here, and the reader here reads theirs.
+NeMo, Megatron and NxDT use the same format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from smtrain.core.errors import DataError, first_line
 from smtrain.core.near import near_path
-from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_beside
+from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_of_pair
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -98,7 +98,7 @@ def _parts(lengths: Path, count: int = 1 << 20) -> Iterator[NDArray[np.int32]]:
 
 @dataclass(frozen=True)
 class Index:
-    """What an .idx says: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes, `document_index`."""
+    """An .idx: `dtype` of the tokens, `lengths` int32[n], `offsets` int64[n] in bytes, `document_index` int64[d]."""
 
     dtype: np.dtype
     lengths: NDArray[np.int32]
@@ -107,9 +107,9 @@ class Index:
 
 
 def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
-    """An index in memory, by plain reads, which a FastFile channel needs; raises DataError where it is none.
+    """Read an index by plain reads, which a FastFile channel needs, and compare it with its checksums, if given.
 
-    With `sums` it is compared with its checksums.
+    Raises DataError for a file that is not a complete index.
     """
     try:
         raw = np.fromfile(idx_path, np.uint8)
@@ -133,9 +133,9 @@ def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArra
 
 
 class IndexedDataset:
-    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped; raises DataError where the two are not a whole pair.
+    """A pair `PREFIX.bin` / `PREFIX.idx`, memory-mapped. Raises DataError if the two are not a complete pair.
 
-    `tokens` is the whole .bin (flat) as it is, `read` a checked piece of it, `lengths` int32[n], `offsets`
+    `tokens` is the whole .bin (flat, unchecked), `read` a checked piece of it, `lengths` int32[n], `offsets`
     int64[n] in bytes, `document_index` int64[d], `modes` int8[n] or None.
     """
 
@@ -146,7 +146,7 @@ class IndexedDataset:
         folder = prefix.parent.absolute()
         if len(lacking) == 2:
             raise DataError(
-                f"{prefix} is neither a folder of prepared data nor the name of an indexed dataset, as {folder} holds "
+                f"{prefix} is not a folder of prepared data and not the name of an indexed dataset, as {folder} holds "
                 f"no {lacking[0]}; {near_path(prefix)}give what `smtrain data prepare` wrote, or the path of a .bin "
                 "and an .idx without their endings."
             )
@@ -168,7 +168,7 @@ class IndexedDataset:
         plain = _HEADER.size + 12 * count + 8 * documents
         if len(raw) not in (plain, plain + count):
             raise DataError(f"{self.idx_path} has {len(raw)} bytes instead of {plain}; it is cut short or damaged.")
-        sums = sums_beside(prefix)
+        sums = sums_of_pair(prefix)
         index_checked(self.idx_path, raw, sums)
         self.lengths, self.offsets, self.document_index = _columns(raw, count, documents)
         self.modes = raw[plain:].view("i1") if len(raw) > plain else None
@@ -183,9 +183,9 @@ class IndexedDataset:
         self._blocks = Blocks(self.bin_path, held, sums.block, sums.tokens) if sums else None
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Tokens `start` to `stop`, their blocks compared with the checksums beside the pair, where there are any.
+        """Tokens `start` to `stop`, their blocks compared with the pair's checksums, if it has any.
 
-        Raises DataError for a block that is damaged.
+        Raises DataError for a damaged block.
         """
         if self._blocks is not None and start < stop:
             size = self.dtype.itemsize

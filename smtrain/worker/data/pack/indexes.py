@@ -18,12 +18,11 @@ _CHUNK = 1 << 22
 
 
 def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) -> int:
-    """Append the datasets to one another as Megatron's own tool does; returns the number of documents.
+    """Append the datasets to one another as Megatron's own tool does; return the number of documents.
 
-    Raises DataError where their token types differ, some have modes and some do not or, unless `overwrite`, where a
-    dataset would be replaced.
+    Raises DataError if their token types differ, only some have modes or, without `overwrite`, the target exists.
     """
-    _look_out(target, overwrite)
+    _refuse_target(target, overwrite)
     parts = [IndexedDataset(prefix) for prefix in prefixes]
     kinds = {part.dtype.name for part in parts}
     if len(kinds) > 1:
@@ -36,13 +35,13 @@ def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) ->
         ends.append(part.document_index[1:] + before)
         before += len(part)
     modes = np.concatenate([part.modes for part in parts]) if parts[0].modes is not None else None
-    partial = _beside(target, ".bin")
+    partial = _partial(target, ".bin")
     with partial.open("wb") as out:
         for part in parts:
             for at in range(0, len(part.tokens), _CHUNK):
                 out.write(np.ascontiguousarray(part.read(at, min(at + _CHUNK, len(part.tokens)))).data)
     documents = np.concatenate(ends)
-    write_index(_beside(target, ".idx"), parts[0].dtype, lengths, documents, modes)
+    write_index(_partial(target, ".idx"), parts[0].dtype, lengths, documents, modes)
     _finish(target)
     return len(documents) - 1
 
@@ -50,15 +49,15 @@ def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) ->
 def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: bool = False) -> list[Path]:
     """Cut a dataset between documents into `TARGET_0`, `TARGET_1`..., each with its share of the tokens, in order.
 
-    Returns their prefixes. Raises DataError for shares that are not positive, where a part would have no document or,
-    unless `overwrite`, where a dataset would be replaced.
+    Returns their prefixes. Raises DataError for shares that are not positive, if a part would have no document or,
+    without `overwrite`, if a target exists.
     """
     if len(shares) < 2 or not all(0 < share < inf for share in shares):
         raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
     if not target.name:
         raise DataError(f"{target} is a folder; give the PREFIX of the files to write.")
     for number in range(len(shares)):
-        _look_out(target.with_name(f"{target.name}_{number}"), overwrite)
+        _refuse_target(target.with_name(f"{target.name}_{number}"), overwrite)
     data = IndexedDataset(prefix)
     documents = np.asarray(data.document_index)
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
@@ -67,34 +66,34 @@ def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: boo
     cuts = [0, *np.searchsorted(ends_in_tokens, wanted).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
         raise DataError(f"{prefix} has {len(documents) - 1} documents, too few for these shares; use fewer parts.")
-    made = []
+    written = []
     for number, (first, last) in enumerate(pairwise(cuts)):
         part = target.with_name(f"{target.name}_{number}")
         start, stop = int(documents[first]), int(documents[last])
-        with _beside(part, ".bin").open("wb") as out:
+        with _partial(part, ".bin").open("wb") as out:
             for at in range(int(tokens[start]), int(tokens[stop]), _CHUNK):
                 out.write(np.ascontiguousarray(data.read(at, min(at + _CHUNK, int(tokens[stop])))).data)
         modes = None if data.modes is None else data.modes[start:stop]
         index = documents[first : last + 1] - start
-        write_index(_beside(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
+        write_index(_partial(part, ".idx"), data.dtype, data.lengths[start:stop], index, modes)
         _finish(part)
-        made.append(part)
-    return made
+        written.append(part)
+    return written
 
 
-def _look_out(target: Path, overwrite: bool) -> None:
+def _refuse_target(target: Path, overwrite: bool) -> None:
     if not target.name:
         raise DataError(f"{target} is a folder; give the PREFIX of the files to write, such as {target / 'tokens'}.")
     if not overwrite:
         refuse_others(*(target.with_name(target.name + end) for end in (".bin", ".idx")))
 
 
-def _beside(prefix: Path, end: str) -> Path:
+def _partial(prefix: Path, end: str) -> Path:
     prefix.parent.mkdir(parents=True, exist_ok=True)
     return prefix.with_name(f".{prefix.name}.partial{end}")
 
 
 def _finish(prefix: Path) -> None:
-    fingerprints(_beside(prefix, ""))
+    fingerprints(_partial(prefix, ""))
     for end in (".bin", SUFFIX, ".idx"):  # the index last: without it there is no dataset
-        _beside(prefix, end).replace(prefix.with_name(prefix.name + end))
+        _partial(prefix, end).replace(prefix.with_name(prefix.name + end))

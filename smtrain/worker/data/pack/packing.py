@@ -1,8 +1,8 @@
 """Whole samples packed into rows: a pure function of the seed and the samples' lengths.
 
-An epoch is every sample once. Its samples come in the epoch's order and go into the first of a bounded number of open
-rows that has room (first fit); rows come in the order in which they were opened. How many rows an epoch has differs a
-little between epochs, so finding a row means packing the epochs before it once.
+An epoch is every sample once. Its samples come in the epoch's order and go into the first open row with room (first
+fit), of a bounded number of open rows; rows come in the order in which they were opened. The number of rows differs a
+little between epochs, so to find a row the epochs before it are packed once.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class Packing:
         return [int(sample) for sample in samples[bounds[place] : bounds[place + 1]]]
 
     def rows(self, epoch: int) -> int:
-        """How many rows an epoch has."""
+        """The number of rows of an epoch."""
         return len(self._epoch(epoch)[1]) - 1
 
     def _epoch(self, epoch: int) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
-        """Samples row after row, and where each row begins (and the last ends) among them."""
+        """The samples row by row, and the bounds of each row in them."""
         if epoch not in self._packed:
             order = epoch_order(self._seed, epoch, len(self._sizes))
             rows = first_fit(self._sizes[order], self._seq_len)
             bounds = np.concatenate([[0], np.cumsum(np.bincount(rows))])
-            # a global batch may reach over the end of an epoch, so the one before is still of use
+            # a global batch may span two epochs, so the one before is still needed
             self._packed = {e: p for e, p in self._packed.items() if e == epoch - 1}
             self._packed[epoch] = order[np.argsort(rows, kind="stable")], bounds
         return self._packed[epoch]
 
 
 def first_fit(sizes: NDArray[np.integer], seq_len: int, open_rows: int = OPEN_ROWS) -> NDArray[np.int64]:
-    """The row of each of `sizes`, int64; where none of the open rows has room, the fullest gives way to a new one."""
+    """The row of each of `sizes`, int64. If no open row has room, a new one replaces the fullest."""
     rows = np.empty(len(sizes), np.int64)
     free = np.full(open_rows, -1, np.int64)
     numbers = np.zeros(open_rows, np.int64)

@@ -1,8 +1,7 @@
-"""What a run of `prepare` has done so far, so that the next one goes on from there after a kill at any moment.
+"""The progress of a preparation, from which the next run resumes after a kill at any moment.
 
-Files grow by appending. A mark names their sizes and hashes; what was appended after the last mark is cut off again,
-and a file whose beginning is not what its mark says (a disk that lost power) ends the journal's use. So nothing needs
-to be flushed to the disk on the way.
+Files grow by appending. A mark has their sizes and hashes: bytes after the last mark are cut off, and a journal whose
+file differs from its mark (after a power cut) is not used. So nothing has to be synced to the disk on the way.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NAME = "journal.json"
 
 
 class Appender:
-    """A file that only grows, with the SHA-256 of what it holds and the checksums of its blocks."""
+    """A file that only grows, with its SHA-256 and the checksums of its blocks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,23 +32,23 @@ class Appender:
 
     @classmethod
     def restored(cls, path: Path, mark: dict[str, Any]) -> Appender | None:
-        """The file as it was at `mark`; None where it is not."""
-        made = cls.__new__(cls)
-        made.path, made._hash, made.sums, made.bytes = path, hashlib.sha256(), Rolling(), mark["bytes"]
+        """The file cut to its state at `mark`; None if it differs."""
+        file = cls.__new__(cls)
+        file.path, file._hash, file.sums, file.bytes = path, hashlib.sha256(), Rolling(), mark["bytes"]
         try:
-            made._file = path.open("r+b", buffering=0)
+            file._file = path.open("r+b", buffering=0)
         except OSError:
             return None
-        left = made.bytes
-        while left and (part := made._file.read(min(left, 1 << 20))):
-            made._hash.update(part)
-            made.sums.add(part)
+        left = file.bytes
+        while left and (part := file._file.read(min(left, 1 << 20))):
+            file._hash.update(part)
+            file.sums.add(part)
             left -= len(part)
-        if left or made._hash.hexdigest() != mark["sha256"]:
-            made._file.close()
+        if left or file._hash.hexdigest() != mark["sha256"]:
+            file._file.close()
             return None
-        made._file.truncate(made.bytes)
-        return made
+        file._file.truncate(file.bytes)
+        return file
 
     def write(self, data: memoryview | bytes) -> None:
         """Append all of it."""
@@ -70,7 +69,7 @@ class Appender:
 
 
 class Journal:
-    """The folder of unfinished files, held by one process at a time. Raises DataError where another one holds it."""
+    """The folder of unfinished files, held by one process at a time. Raises DataError if another one holds it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,16 +82,16 @@ class Journal:
             raise DataError(f"{folder.parent} is being written by another process; wait for it to end.") from None
 
     def read(self, settings: str) -> dict[str, Any] | None:
-        """What was marked last by a run of the same settings; None where there is nothing."""
+        """The last mark of a run with the same settings, or None."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / NAME).read_text("utf-8"))
+            record: dict[str, Any] = json.loads((self.folder / NAME).read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return found if found.get("settings") == settings else None
+        return record if record.get("settings") == settings else None
 
     def mark(self, record: dict[str, Any]) -> None:
-        """From here on the next run would go on from `record`."""
-        write_atomically(self.folder / NAME, json.dumps(record), sync=False)  # as the files, checked by their hashes
+        """Let the next run resume from `record`."""
+        write_atomically(self.folder / NAME, json.dumps(record), sync=False)  # the files are not synced either
 
     def clear(self) -> None:
         """Forget everything but the lock."""
@@ -101,7 +100,7 @@ class Journal:
                 path.unlink()
 
     def close(self, *, remove: bool) -> None:
-        """Let go; with `remove` there is nothing to go on from."""
+        """Release the folder; with `remove` delete it, so that the next run begins again."""
         if remove:
             self.clear()
             (self.folder / "lock").unlink(missing_ok=True)

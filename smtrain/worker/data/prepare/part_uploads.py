@@ -1,8 +1,8 @@
-"""Copies of what `prepare` has appended, in a folder that outlives the machine (a job's checkpoints).
+"""Copies of the unfinished files of a preparation, in a folder that outlives the machine (a job's checkpoints).
 
-SageMaker brings changed files of that folder to S3 whole and in any order, so a file there never changes: what was
-appended since the copy before is a new one, and a record of all that there is comes after it. The next attempt, on
-another machine, takes the newest record whose parts are all there and puts the files together again.
+SageMaker uploads changed files of that folder to S3 whole and in any order, so a file there never changes: each copy
+has only the bytes appended since the one before, and a record of all copies follows it. The next attempt, on another
+machine, takes the newest record whose copies are complete and joins them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from smtrain.core.errors import DataError, SmtrainError
 from smtrain.core.files import write_atomically
 
 _RECORD = re.compile(r"record-(\d{6})\.json")
-_KEPT = 3  # records: S3 may have a newer one without its parts
+_KEPT = 3  # records; S3 may have a newer one without its parts
 _COPY = 4 << 20
 EVERY = 1 << 30
-"""Bytes of input after which there is a new part: some ten seconds of a machine with many cores."""
+"""Bytes of input per part: some ten seconds on a machine with many cores."""
 
 
 class StoppedError(SmtrainError):
-    """The machine was asked to end; what is done is kept."""
+    """The machine was asked to end; finished work is kept."""
 
 
 class Parts:
@@ -40,9 +40,9 @@ class Parts:
         self._done = 0
 
     def marks(self, settings: str, journal: Path) -> Iterator[dict[str, Any]]:
-        """What was marked by runs of the same settings, newest first, each with its files put together in `journal`.
+        """The marks of runs with the same settings, newest first, each with its files joined in `journal`.
 
-        Whoever takes one asks for no other; with none taken, `clear`.
+        Stop at the mark that is used; if none is, call `clear`.
         """
         for number, path in sorted(self._records(), reverse=True):
             try:
@@ -52,15 +52,15 @@ class Parts:
                 files = record["files"]
                 if any((self.folder / name).stat().st_size != size for name, _, size in files):
                     continue
-                self._put_together(files, journal)
+                self._join(files, journal)
                 self._files, self._number, self._done = files, number + 1, record["mark"]["done_bytes"]
                 mark: dict[str, Any] = record["mark"]
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # half of it arrived
+                continue  # it did not arrive completely
             yield mark
 
     def add(self, mark: dict[str, Any], sizes: dict[str, int], journal: Path) -> None:
-        """Copy what the files of `journal` have gained, up to `sizes`, once there was enough input since the last."""
+        """Copy new bytes of the files of `journal`, up to `sizes`, if there was enough input since the last copy."""
         gain = mark["done_bytes"] - self._done
         if gain < self.every and not (gain and self.stop.is_set()):
             return
@@ -82,17 +82,17 @@ class Parts:
         self._number, self._done = self._number + 1, mark["done_bytes"]
 
     def clear(self) -> None:
-        """Delete everything: records first, so that none is there without its parts."""
+        """Delete everything; records first, so that none is left without its parts."""
         for pattern in ("record-*.json", "part-*", ".record-*"):
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
         self._files, self._number, self._done = [], 0, 0
 
     def _records(self) -> list[tuple[int, Path]]:
-        found = ((_RECORD.fullmatch(path.name), path) for path in self.folder.glob("record-*.json"))
-        return [(int(match[1]), path) for match, path in found if match]
+        records = ((_RECORD.fullmatch(path.name), path) for path in self.folder.glob("record-*.json"))
+        return [(int(match[1]), path) for match, path in records if match]
 
-    def _put_together(self, files: list[list[Any]], journal: Path) -> None:
+    def _join(self, files: list[list[Any]], journal: Path) -> None:
         for name in {name for _, name, _ in files}:
             if not name or "/" in name or name.startswith("."):
                 raise ValueError(name)

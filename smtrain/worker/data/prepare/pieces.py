@@ -1,4 +1,4 @@
-"""Blocks of text to pieces of tokens, by several threads, in the order of the text."""
+"""Blocks of text to pieces of tokens, in several threads, in the order of the text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts
 
 @dataclass(frozen=True)
 class TextPiece:
-    """What one block became: ids end to end, a length per document, and the block's faults.
+    """The tokens of one block: ids end to end, a length per document, and the block's bad lines.
 
-    `hashes` is there when duplicates are to be found, `near` (a row of bands of each document) when near ones are,
-    `sides` (TRAIN, HELD or TEST of each document) when some are held out. `dropped` and `noted` count by reason, with
-    `examples`. `unread` counts what else the records hold.
+    The options decide whether there are `hashes` (for duplicates), `near` (a row of bands per document) and `sides`
+    (TRAIN, HELD or TEST of each document). `dropped` and `noted` count by reason, with `examples`. `unread` counts text
+    of the records that is not read.
     """
 
     block: Block
@@ -80,13 +80,13 @@ class TokenizeSettings:
 
 
 def pieces(
-    found: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
+    todo: Iterator[Block], settings: TokenizeSettings, encoder: Encoder, pool: ThreadPoolExecutor
 ) -> Iterator[TextPiece]:
-    """Every block's tokens, in the order of the text."""
+    """The tokens of each block, in the order of the text."""
     waiting: deque[Future[list[TextPiece]]] = deque()
     ahead = settings.options.worker_count + 2
     try:
-        for task in tasks(found):
+        for task in tasks(todo):
             waiting.append(pool.submit(tokenize, task, settings, encoder))
             if len(waiting) >= ahead:
                 yield from waiting.popleft().result()
@@ -97,11 +97,11 @@ def pieces(
             future.cancel()
 
 
-def tasks(found: Iterator[Block]) -> Iterator[list[Block]]:
-    """Blocks in groups of about BLOCK_BYTES, so that many small files do not make many small tasks."""
+def tasks(todo: Iterator[Block]) -> Iterator[list[Block]]:
+    """Group blocks to about BLOCK_BYTES, so that many small files do not become many small tasks."""
     task: list[Block] = []
     size = 0
-    for block in found:
+    for block in todo:
         if isinstance(block.payload, blocks.Tokens):
             yield from ([task] if task else [])
             task, size = [], 0

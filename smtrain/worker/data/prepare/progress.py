@@ -1,4 +1,4 @@
-"""How far `prepare` has come: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a preparation: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LINE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class DataProgress:
-    """Bytes of the input files (as they lie on the disk) and tokens so far, after `seconds` of work.
+    """Bytes of the input files (on the disk) and tokens so far, after `seconds` of work.
 
-    `before_bytes` of them were done by an earlier run, and say nothing of the rate.
+    `before_bytes` were done by an earlier run and do not count for the rate.
     """
 
     done_bytes: int
@@ -35,7 +35,7 @@ class DataProgress:
 
 
 class _Lines:
-    """The first line after a few seconds, and the last in any case."""
+    """Prints a line every few seconds, and always the last one."""
 
     def __init__(self) -> None:
         self._said = time.monotonic()
@@ -54,7 +54,7 @@ class _Lines:
 
 @contextmanager
 def console() -> Iterator[Callable[[DataProgress], None]]:
-    """A reporter for whatever stderr is."""
+    """A reporter on stderr."""
     if not sys.stderr.isatty():
         lines = _Lines()
         yield lines

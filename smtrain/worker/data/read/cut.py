@@ -1,7 +1,7 @@
 """Cut the files of a source into blocks, by their kind.
 
-A file is read from its beginning to its end, each block cut between documents. Where the cuts fall depends on the file
-alone, so what comes out is the same whatever the number of workers.
+A file is read from beginning to end and cut between documents. The cuts depend only on the file, so the result is the
+same for any number of workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 
 _PACKED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
-"""The first bytes of what is compressed, by the ending."""
+"""The first bytes of compressed files, by ending."""
 
 
 def cut_file(
@@ -33,9 +33,9 @@ def cut_file(
     wanted: Wanted = "text",
     stretch: Stretch | None = None,
 ) -> Iterator[Block]:
-    """The file in pieces of about blocks.BLOCK_BYTES, or a `stretch` of it where `can_be_cut`.
+    """The file in blocks of about blocks.BLOCK_BYTES, or a `stretch` of a file that `can_be_cut`.
 
-    Raises DataError where it cannot be read at all, or a table's column is not what is `wanted` of it.
+    Raises DataError if it cannot be read at all, or if a table's column does not hold what is `wanted`.
     """
     try:
         if file.kind == "parquet":
@@ -47,7 +47,8 @@ def cut_file(
         elif file.kind == "text" and separator is None:
             yield from _as_named(file, _whole_text(file))
         elif file.kind not in ("jsonl", "text"):
-            yield from _form_blocks(file, text_column)
+            with file.open() as raw:
+                yield from form_blocks(file, text_column, raw, unpacked(file, raw))
         else:
             cut = _cut_blocks(file, _ends_with(file, separator), stretch or Stretch(0, sys.maxsize))
             yield from _as_named(file, cut)
@@ -57,7 +58,7 @@ def cut_file(
 
 
 def _as_named(file: SourceFile, blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks of a file of text. Raises DataError if its first bytes are those of another kind of file."""
+    """The same blocks. Raises DataError if the first bytes of the file are those of another kind."""
     for block in blocks:
         if block.first:
             _refuse_another_kind(file, bytes(block.payload[:8]))
@@ -78,11 +79,6 @@ def _refuse_another_kind(file: SourceFile, head: bytes) -> None:
     raise DataError(f"{file.path} holds {what} and not {file.kind}, by its first bytes; rename it to {wanted}.")
 
 
-def _form_blocks(file: SourceFile, text_column: str) -> Iterator[Block]:
-    with file.open() as raw:
-        yield from form_blocks(file, text_column, raw, unpacked(file, raw))
-
-
 def _ends_with(file: SourceFile, separator: str | None) -> bytes:
     return separator.encode() if separator and file.kind == "text" else b"\n"
 
@@ -90,7 +86,7 @@ def _ends_with(file: SourceFile, separator: str | None) -> bytes:
 def can_be_cut(file: SourceFile, separator: str | None = None) -> bool:
     """Whether bytes of the file can be read without those before them.
 
-    A separator that may overlap with itself (two line feeds) is found by reading from the beginning alone.
+    A separator that may overlap with itself (two line feeds) can only be found by reading from the beginning.
     """
     if file.compression or file.kind not in ("jsonl", "text") or (file.kind == "text" and separator is None):
         return False
@@ -104,13 +100,13 @@ def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterato
     with file.open() as raw:
         stream = unpacked(file, raw)
         rest = _before(raw, separator, stretch.start, file) if stretch.start else b""
-        told, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
+        done, first, at_most = stretch.start - len(rest), stretch.start == 0, stretch.stop - stretch.start
         while True:
             read = stream.read(min(blocks.BLOCK_BYTES, at_most))
             at_most -= len(read)
             data = rest + read if rest else read
             cut = data.rfind(separator) + len(separator) if read else len(data)
-            if read and cut < len(separator):  # no end in sight: a longer document than a block
+            if read and cut < len(separator):  # no end yet: the document is longer than a block
                 if len(data) > blocks.LARGEST_DOCUMENT:
                     raise DataError(_too_long(file))
                 rest = data
@@ -119,25 +115,25 @@ def _cut_blocks(file: SourceFile, separator: bytes, stretch: Stretch) -> Iterato
                 continue
             if data:
                 at = raw.tell() - (len(data) - cut if stream is raw else 0)
-                yield Block(file, at - told, first, data[:cut])
-                told, first = at, False
+                yield Block(file, at - done, first, data[:cut])
+                done, first = at, False
             rest = data[cut:]
             if not read or (at_most == 0 and stretch.stop < file.bytes):
                 return
 
 
 def _before(raw: Any, separator: bytes, at: int, file: SourceFile) -> bytes:
-    """The beginning of the document that lies across byte `at`; leaves `raw` there."""
-    found, start = b"", at
-    while start and separator not in found:
+    """The beginning of the document around byte `at`; leaves `raw` there."""
+    head, start = b"", at
+    while start and separator not in head:
         start = max(0, start - blocks.BLOCK_BYTES)
         raw.seek(start)
-        found = raw.read(at - start)
-        if len(found) > blocks.LARGEST_DOCUMENT:
+        head = raw.read(at - start)
+        if len(head) > blocks.LARGEST_DOCUMENT:
             raise DataError(_too_long(file))
     raw.seek(at)
-    cut = found.rfind(separator)
-    return found if cut < 0 else found[cut + len(separator) :]
+    cut = head.rfind(separator)
+    return head if cut < 0 else head[cut + len(separator) :]
 
 
 def _whole_text(file: SourceFile) -> Iterator[Block]:
@@ -168,7 +164,7 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         last = max(first + 1, int(np.searchsorted(bounds, wanted, "right")) - 1)
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
-        found = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
+        payload = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
         lost = {MODES: len(data)} if data.modes is not None and first == 0 else {}
-        yield Block(file, share, first == 0, found, lost)
+        yield Block(file, share, first == 0, payload, lost)
         first = last

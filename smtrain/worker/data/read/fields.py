@@ -1,4 +1,4 @@
-"""Where the text of a record is: a field, a nested one (`meta.text`), a template over several (`{title} {text}`)."""
+"""The text of a record: a field, a nested one (`meta.text`), or a template of several (`{title} {text}`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 @dataclass(frozen=True)
 class TextOf:
-    """`data.text_column`, understood."""
+    """A parsed `data.text_column`."""
 
     column: str
 
@@ -22,7 +22,7 @@ class TextOf:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that a template names, each once; none where it is no template."""
+        """The fields that a template names, each once; empty for a plain field."""
         return tuple(dict.fromkeys(match[1] for match in _HOLE.finditer(self.column) if match[1]))
 
     @property
@@ -31,20 +31,20 @@ class TextOf:
         return self.fields or (self.column,)
 
     def tops(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The columns of a table with these `names` that are read."""
+        """The columns to read of a table with these `names`."""
         there = set(names)
         return tuple(dict.fromkeys(name if name in there else name.split(".")[0] for name in self.needed))
 
     def of_rows(self, batch: Any) -> Any:
-        """The text of every row of an Arrow record batch, null where it is none."""
+        """The text of every row of an Arrow record batch; null if it is not a string."""
         import pyarrow as pa
 
         rows = batch.select(list(self.tops(batch.schema.names))).to_pylist()
-        found = [self.of(row)[0] for row in rows]
-        return pa.array([text if isinstance(text, (str, type(None))) else None for text in found], pa.large_string())
+        texts = [self.of(row)[0] for row in rows]
+        return pa.array([text if isinstance(text, (str, type(None))) else None for text in texts], pa.large_string())
 
     def of(self, row: dict[str, Any]) -> tuple[object, str]:
-        """The text in a record, and "" or what is wrong: a field that is not there or, of a template, is no text."""
+        """The text in a record, and a fault or "": a missing field or, in a template, one that is not text."""
         if not self.template:
             return _field(row, self.column)
         values: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Documents out of blocks, and what is wrong with those that are none.
+"""Documents from blocks, and faults of lines that are not documents.
 
-Documents stay in Arrow arrays: no Python object a document, but where a block has a fault.
+Documents stay in Arrow arrays, without a Python object per document, unless a block has a fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BAD_LINES_KEPT = 100
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line, row or text that is no document. `line` counts from 1 (within its block until placed)."""
+    """A line, row or text that is not a document. `line` counts from 1 (within its block until placed)."""
 
     file: str
     line: int
@@ -59,7 +59,7 @@ class BadLines:
 
 
 def strings(values: list[str] | pa.Array | None = None) -> Any:
-    """An Arrow array of large_string, the one type that documents have here."""
+    """An Arrow array of large_string, the type of all documents here."""
     if isinstance(values, pa.Array):
         return values.cast(pa.large_string())
     return pa.array(values or [], pa.large_string())
@@ -67,9 +67,9 @@ def strings(values: list[str] | pa.Array | None = None) -> Any:
 
 @dataclass
 class Documents:
-    """What a block holds: texts (large_string) in order, faults, and its lines, for placing those of later blocks.
+    """The documents of a block: texts (large_string) in order, bad lines, and its number of lines, to place later ones.
 
-    `unread` counts what else its records hold.
+    `unread` counts text of its records that is not read.
     """
 
     texts: Any = field(default_factory=strings)
@@ -91,8 +91,8 @@ def read_block(block: Block, text_column: str = "text", separator: str | None = 
     if block.file.kind == "text":
         return _read_text(block, separator)
     column = TextOf(text_column)
-    found = None if column.template else _read_clean_lines(block.payload, text_column)
-    return found if found is not None else _read_lines(block, column)
+    documents = None if column.template else _read_clean_lines(block.payload, text_column)
+    return documents if documents is not None else _read_lines(block, column)
 
 
 def _utf8(data: bytes) -> bool:
@@ -105,7 +105,7 @@ def _utf8(data: bytes) -> bool:
 
 
 def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
-    """A block without a fault and without an empty line; None where it may have one, which line by line will tell."""
+    """Read a block without faults and empty lines by Arrow; None if it may have one and must be read line by line."""
     import pyarrow.compute as pc
     import pyarrow.json as pj
 
@@ -128,7 +128,7 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
     try:
         table = table_of("infer")
         unread = unread_columns(table, (text_column,), of_json=True)
-    except pa.ArrowException:  # another field is of one type here and of another one there, perhaps
+    except pa.ArrowException:  # another field may have different types in different lines
         try:
             table = table_of("ignore")
         except pa.ArrowException:
@@ -136,41 +136,41 @@ def _read_clean_lines(data: bytes, text_column: str) -> Documents | None:
         unread = _unread_in_lines(data, text_column)
     column = table[top]
     for name in inner:
-        column = pc.struct_field(column, name)  # null where what holds it is null
+        column = pc.struct_field(column, name)  # null if its parent is null
     if table.num_rows != lines or column.null_count or column.num_chunks != 1:
         return None
     return Documents(strings(column.chunk(0)), [], lines, unread)
 
 
 def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
-    """The same of lines of JSON that Arrow read the text of."""
-    found = UnreadText()
+    """Count text that is not read, line by line."""
+    unread = UnreadText()
     for line in data.split(b"\n"):
         row, fault = parse_line(line)
         if not fault:
-            found.count(unread_fields(row, (text_column,)))
-    return found
+            unread.count(unread_fields(row, (text_column,)))
+    return unread
 
 
 def _read_lines(block: Block, column: TextOf) -> Documents:
-    found = Documents()
+    documents = Documents()
     texts: list[str] = []
-    for found.lines, raw in enumerate(split_lines(block), start=1):
+    for documents.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
             continue
         row, fault = parse_line(raw)
         if not fault:
             text, fault = column.of(row)
-            fault = fault or _taken(texts, text, row, column.column)
-            found.unread.count([] if fault else unread_fields(row, column.needed))
+            fault = fault or _add_field(texts, text, row, column.column)
+            documents.unread.count([] if fault else unread_fields(row, column.needed))
         if fault:
-            found.bad.append(BadLine(block.file.name, found.lines, fault))
-    found.texts = strings(texts)
-    return found
+            documents.bad.append(BadLine(block.file.name, documents.lines, fault))
+    documents.texts = strings(texts)
+    return documents
 
 
-def _taken(texts: list[str], text: object, row: dict[str, Any], column: str) -> str:
-    """Take the text of a record, or say what is wrong with it and which of its fields are text."""
+def _add_field(texts: list[str], text: object, row: dict[str, Any], column: str) -> str:
+    """Add the text of a record, or return its fault and the fields that are text."""
     fault = add_text(texts, text, column)
     if not fault or text is None or isinstance(text, (str, bytes)):
         return fault
@@ -179,7 +179,7 @@ def _taken(texts: list[str], text: object, row: dict[str, Any], column: str) -> 
 
 
 def split_lines(block: Block) -> list[bytes]:
-    """The lines of a block of lines, without a byte order mark at the file's beginning."""
+    """The lines of a block, without a byte order mark at the beginning of the file."""
     lines: list[bytes] = block.payload.removesuffix(b"\n").split(b"\n")
     if block.first:
         lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
@@ -187,7 +187,7 @@ def split_lines(block: Block) -> list[bytes]:
 
 
 def parse_line(raw: bytes) -> tuple[dict[str, Any], str]:
-    """The object of a JSON line, or what is wrong with it."""
+    """The object of a JSON line, and its fault or ""."""
     try:
         row = json.loads(raw.decode())
     except UnicodeDecodeError as error:
@@ -206,22 +206,22 @@ def _read_rows(block: Block) -> Documents:
             return Documents(texts, [], len(column), UnreadText(block.unread))
         except pa.ArrowException:
             pass
-    found = Documents(unread=UnreadText(block.unread))
+    documents = Documents(unread=UnreadText(block.unread))
     texts = []
-    for found.lines, cell in enumerate(column, start=1):
+    for documents.lines, cell in enumerate(column, start=1):
         try:
             fault = add_text(texts, cell.as_py(), "the text column")
         except UnicodeDecodeError:
             fault = "bytes that are not UTF-8"
         if fault:
-            found.bad.append(BadLine(block.file.name, found.lines, fault))
-    found.texts = strings(texts)
-    return found
+            documents.bad.append(BadLine(block.file.name, documents.lines, fault))
+    documents.texts = strings(texts)
+    return documents
 
 
 def _read_text(block: Block, separator: str | None) -> Documents:
     data = block.payload
-    found = Documents(lines=data.count(b"\n") if separator else 1)
+    documents = Documents(lines=data.count(b"\n") if separator else 1)
     texts, line = [], 1
     for raw in data.split(separator.encode()) if separator else [data]:
         try:
@@ -231,14 +231,14 @@ def _read_text(block: Block, separator: str | None) -> Documents:
         except UnicodeDecodeError as error:
             place = "" if separator else f" at byte {error.start:,}"
             why = f"not UTF-8{place}; {encoding_remedy(raw, block.file.name)}"
-            found.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
+            documents.bad.append(BadLine(block.file.name, line + raw.count(b"\n", 0, error.start), why))
         line += raw.count(b"\n") + (separator or "").count("\n")
-    found.texts = strings(texts)
-    return found
+    documents.texts = strings(texts)
+    return documents
 
 
 def add_text(texts: list[str], text: object, column: str) -> str:
-    """Take a document, or say what is wrong with it."""
+    """Add a document, or return its fault."""
     if isinstance(text, bytes):
         try:
             text = text.decode()
@@ -247,7 +247,7 @@ def add_text(texts: list[str], text: object, column: str) -> str:
     if not isinstance(text, str):
         return f"{column!r} is {'null' if text is None else type(text).__name__}, not a string"
     try:
-        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
+        text.encode()  # JSON can contain half a surrogate pair, which no tokenizer accepts
     except UnicodeEncodeError:
         return "half a surrogate pair, which is not text"
     texts.append(text)

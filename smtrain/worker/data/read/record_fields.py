@@ -1,4 +1,4 @@
-"""The one table of the fields that a record of instruction data may have: its origin, and what is done with it here.
+"""The table of all fields that a record of instruction data may have: origin and use.
 
 docs/sft.md shows it, `turns` and `chat` read their names from it, and a test tries every row.
 """
@@ -18,7 +18,7 @@ USES: dict[Use, str] = {
     "refused": "the record is refused",
 }
 _TURN = "[]."
-"""Between a list of turns and a field of each of them."""
+"""Separates a list of turns from a field of each turn."""
 
 
 @dataclass(frozen=True)

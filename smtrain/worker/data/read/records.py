@@ -1,4 +1,4 @@
-"""Records with several fields out of JSON lines, Parquet and Arrow files, in the blocks that `reading` cuts."""
+"""Records with several fields from JSON lines, Parquet and Arrow files, in blocks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.blocks import Block, Stretch
+from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block, Stretch, unpacked
 from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.forms.arrays import objects
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches
@@ -23,7 +25,7 @@ _ROWS = 1024
 
 @dataclass
 class Records:
-    """What a block holds: (line, record) in order, faults, and its lines, for placing those of later blocks."""
+    """The records of a block: (line, record) in order, bad lines, and its number of lines, to place later ones."""
 
     rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     bad: list[BadLine] = field(default_factory=list)
@@ -31,9 +33,9 @@ class Records:
 
 
 def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch | None = None) -> Iterator[Block]:
-    """The file, or a `stretch` of it, in pieces that can be sent to another process, of tables the `columns` there are.
+    """The file, or a `stretch` of it, in blocks that can be sent to another process; tables with only these `columns`.
 
-    Raises DataError where it cannot be read, or has none of `columns`.
+    Raises DataError if it cannot be read, or has none of `columns`.
     """
     if file.kind == "json":
         yield from _lines_of_array(file)
@@ -55,27 +57,22 @@ def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch |
 
 def _lines_of_array(file: SourceFile) -> Iterator[Block]:
     """The objects of one JSON array as lines."""
-    from smtrain.worker.data.read.blocks import BLOCK_BYTES, unpacked
-    from smtrain.worker.data.read.forms.arrays import objects
-
     with file.open() as raw:
-        told, first, lines, size = 0, True, [], 0
+        done, first, lines, size = 0, True, [], 0
         for row in objects(file, unpacked(file, raw)):
             lines.append(json.dumps(row).encode() + b"\n")
             size += len(lines[-1])
             if size >= BLOCK_BYTES:
-                yield Block(file, raw.tell() - told, first, b"".join(lines))
-                told, first, lines, size = raw.tell(), False, [], 0
-        yield Block(file, file.bytes - told, first, b"".join(lines))
+                yield Block(file, raw.tell() - done, first, b"".join(lines))
+                done, first, lines, size = raw.tell(), False, [], 0
+        yield Block(file, file.bytes - done, first, b"".join(lines))
 
 
 def _batches(
     file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
 ) -> Iterator[tuple[Any, float, UnreadText]]:
-    """Record batches, the share of the file that each is, and what the other columns hold."""
+    """Record batches, each with its share of the file and counts of text in other columns."""
     if file.kind == "parquet":
-        import pyarrow.parquet as pq
-
         table = pq.ParquetFile(raw)
         kept = _kept(file, table.schema_arrow.names, columns)
         groups = range(table.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
@@ -84,9 +81,9 @@ def _batches(
             yield batch, len(batch) / max(table.metadata.num_rows, 1), unread
             unread = UnreadText()
         return
-    schema, found, in_order = arrow_batches(raw)
+    schema, batches, in_order = arrow_batches(raw)
     kept = _kept(file, schema.names, columns)
-    for whole in found:
+    for whole in batches:
         end = raw.tell() if in_order else 0
         for start in range(0, len(whole), _ROWS):
             part = whole.slice(start, _ROWS)
@@ -111,21 +108,21 @@ def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[
 
 def read_records(block: Block) -> Records:
     """The records of a block."""
-    found = Records()
+    records = Records()
     if block.file.kind in ("parquet", "arrow"):
         for batch in pa.ipc.open_stream(block.payload):
-            for found.lines in range(1, len(batch) + 1):
+            for records.lines in range(1, len(batch) + 1):
                 try:
-                    found.rows.append((found.lines, batch.slice(found.lines - 1, 1).to_pylist()[0]))
+                    records.rows.append((records.lines, batch.slice(records.lines - 1, 1).to_pylist()[0]))
                 except UnicodeDecodeError:
-                    found.bad.append(BadLine(block.file.name, found.lines, "bytes that are not UTF-8"))
-        return found
-    for found.lines, raw in enumerate(split_lines(block), start=1):
+                    records.bad.append(BadLine(block.file.name, records.lines, "bytes that are not UTF-8"))
+        return records
+    for records.lines, raw in enumerate(split_lines(block), start=1):
         if not raw.strip():
             continue
         row, fault = parse_line(raw)
         if fault:
-            found.bad.append(BadLine(block.file.name, found.lines, fault))
+            records.bad.append(BadLine(block.file.name, records.lines, fault))
         else:
-            found.rows.append((found.lines, row))
-    return found
+            records.rows.append((records.lines, row))
+    return records

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files in blocks of one column of text, or of text that is put together out of several."""
+"""Parquet and Arrow files in blocks: one column of text, or text composed of several columns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks
@@ -16,9 +17,7 @@ from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_i
 
 
 def row_groups(file: SourceFile) -> list[int]:
-    """Bytes of each row group of a Parquet file. Raises DataError where it is none."""
-    import pyarrow.parquet as pq
-
+    """Bytes of each row group of a Parquet file. Raises DataError if it is not one."""
     try:
         with file.open() as raw:
             about = pq.ParquetFile(raw).metadata
@@ -28,10 +27,8 @@ def row_groups(file: SourceFile) -> list[int]:
 
 
 def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: Stretch | None) -> Iterator[Block]:
-    import pyarrow.parquet as pq
-
     with file.open() as raw:
-        # pages as they come instead of whole column chunks: a row group may be larger than memory
+        # stream pages instead of whole column chunks: a row group may be larger than memory
         table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
         column = TextOf(text_column)
         names = set(table.schema_arrow.names)
@@ -40,7 +37,7 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
             return
         _check_column(file, table.schema_arrow, text_column, wanted)
         about = table.metadata
-        # a path is the names of a column and of what it nests, each of which may have dots
+        # a path joins the names of a column and of its nested fields, each of which may have dots
         paths = [about.schema.column(i).path for i in range(about.num_columns)]
         place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
         size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
@@ -54,7 +51,7 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
 
 
 def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch | None) -> Iterator[Block]:
-    """Of a Parquet file, where the text is nested or put together out of several columns."""
+    """Blocks of a Parquet file whose text is nested or composed of several columns."""
     _check_fields(file, table.schema_arrow, column)
     about = table.metadata
     size = sum(about.row_group(g).total_byte_size for g in range(about.num_row_groups))
@@ -78,7 +75,7 @@ def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
 def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:
     with file.open() as raw:
         schema, batches, _ = arrow_batches(raw)
-        told, first = 0, True
+        done, first = 0, True
         column = TextOf(text_column)
         by_row = text_column not in schema.names and (column.template or "." in text_column)
         if by_row:
@@ -88,14 +85,12 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
         for batch in batches:
             at = raw.tell()
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
-            yield Block(file, max(at - told, 0), first, payload, unread_columns(batch, column.needed))
-            told, first = max(at, told), False
+            yield Block(file, max(at - done, 0), first, payload, unread_columns(batch, column.needed))
+            done, first = max(at, done), False
 
 
 def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
-    """Record batches of those of `columns` that a Parquet or Arrow file has."""
-    import pyarrow.parquet as pq
-
+    """Record batches of a Parquet or Arrow file with those of `columns` that it has."""
     with file.open() as raw:
         if file.kind == "parquet":
             table = pq.ParquetFile(raw)
@@ -108,7 +103,7 @@ def column_batches(file: SourceFile, columns: Sequence[str]) -> Iterator[Any]:
 
 
 def arrow_batches(raw: Any) -> tuple[Any, Iterator[Any], bool]:
-    """Schema and record batches of an open Arrow file or stream, and whether it is read in order (a stream)."""
+    """Schema and record batches of an open Arrow file or stream; True for a stream, which is read in order."""
     magic = raw.read(6)
     raw.seek(0)
     if magic == b"ARROW1":

@@ -1,8 +1,7 @@
-"""Conversations out of records, and their text as a chat template writes it, with the places of the answers.
+"""Conversations from records, and their text by a chat template, with the places of the answers.
 
-Loss falls on the assistant's answers. Where the template marks them (`{% generation %}`), its marks hold. Elsewhere an
-answer is what the conversation up to and including its turn has more than the prompt for that turn, up to its end
-token.
+Loss falls on the assistant's answers. If the template marks them (`{% generation %}`), its marks are used. Otherwise an
+answer is the difference between the conversation including its turn and the prompt for that turn, up to its end token.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ Shape = Literal["auto", "alpaca", "messages"]
 COLUMNS = tuple(
     name
     for name in record_fields("prompt", "learned", "refused", "counted")
-    if not any(name in pair for pair in PAIRS)  # whose tables are refused by their columns
+    if not any(name in pair for pair in PAIRS)  # a table with both columns is refused
 )
-"""Every column of a table that is looked at, if only to refuse or to count it."""
+"""Every column of a table that is read, refused or counted."""
 NAMED: tuple[Column, ...] = get_args(Column)
 """The columns that `data.columns` may name."""
 _COUNTED = record_fields("counted")
@@ -40,8 +39,8 @@ _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list.
 
-    `skipped` are indices of answers that are not to be learned. `read` names the fields of the record that are in it,
-    `column` the one of the turns, and `unread` counts what its turns hold and it does not.
+    `skipped` are indices of answers that are not learned. `read` names the fields of the record that are used, `column`
+    the field of the turns; `unread` counts text of the turns that is not used.
     """
 
     messages: list[dict[str, Any]]
@@ -54,7 +53,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A text, and (start, end) in characters of the answers to learn."""
+    """A text, and (start, end) in characters of each answer to learn."""
 
     text: str
     answers: list[tuple[int, int]]
@@ -63,8 +62,7 @@ class Rendered:
 def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A record with the columns of `columns` {ours: theirs} under our names.
 
-    Raises DataError for a pair of preferences none of whose answers is named: read as a conversation it would teach
-    neither answer, or another one.
+    Raises DataError for a pair of preferences if no answer is named: as a conversation it would teach the wrong text.
     """
     if not columns and not any(row.get(worse) is not None for _, worse in PAIRS):
         return row
@@ -74,13 +72,13 @@ def named(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def refuse_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
-    """Raises DataError where a record or table with these columns is of preferences whose reading nobody has named."""
+    """Refuse pairs of preferences, unless `columns` names the answer to learn. Raises DataError."""
     for pair in PAIRS:
         if all(name in names for name in pair) and not any(name in columns.values() for name in pair):
             raise DataError(
                 f"its records are pairs of preferences ({', '.join(pair)}), which no training here learns from as "
-                f"pairs; to learn the {pair[0]} answers, name them in data.columns: {{messages: {pair[0]}}} where they "
-                f"are lists of messages, {{instruction: prompt, output: {pair[0]}}} where they are text."
+                f"pairs; to learn the {pair[0]} answers, name them in data.columns: {{messages: {pair[0]}}} if they "
+                f"are lists of messages, {{instruction: prompt, output: {pair[0]}}} if they are text."
             )
 
 
@@ -107,12 +105,12 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
             read.add("system")
         return Dialogue(messages, tools, skipped, frozenset({column, *read}), column, turns.unread)
     if shape != "messages" and row.get("instruction") is not None:
-        asked = "\n\n".join(part for part in (_text(row, "instruction"), _text(row, "input")) if part)
+        question = "\n\n".join(part for part in (_text(row, "instruction"), _text(row, "input")) if part)
         answer = _text(row, "output")
-        if not asked or not answer:
-            raise RecordFault(f"an empty {'output' if asked else 'instruction'}")
-        said = [*_history(row.get("history")), asked, answer]
-        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+        if not question or not answer:
+            raise RecordFault(f"an empty {'output' if question else 'instruction'}")
+        texts = [*_history(row.get("history")), question, answer]
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
         before = [{"role": "system", "content": system}] if system else []
         fields = {"instruction", "input", "output", "system", "history", *read}
         return Dialogue([*before, *messages], tools, read=frozenset(fields))
@@ -122,31 +120,31 @@ def conversation(row: dict[str, Any], shape: Shape = "auto") -> Dialogue:
     raise RecordFault(f"no column {wanted}, only {', '.join(map(repr, row)) or 'nothing'}")
 
 
-def unread_of(row: Mapping[str, Any], said: Dialogue, columns: Mapping[str, str]) -> list[str]:
-    """The fields of a record that its conversation has nothing of: those with text, and those that a form documents."""
-    read = {columns.get(name, name) for name in said.read}
+def unread_of(row: Mapping[str, Any], dialogue: Dialogue, columns: Mapping[str, str]) -> list[str]:
+    """The fields of a record that its conversation does not use: those with text, and those that a form documents."""
+    read = {columns.get(name, name) for name in dialogue.read}
     known = [name for name in _COUNTED if name not in read and row.get(name) not in (None, "", [], {})]
     return list(dict.fromkeys([*unread_fields(row, read), *known]))
 
 
 def _refuse(row: Mapping[str, Any]) -> list[str]:
-    """The marks of a wanted answer that a record has. Raises RecordFault for an unwanted one, or what is no text."""
+    """The fields that mark the answer as wanted. Raises RecordFault for an unwanted answer, or for images and sound."""
     for name in SEEN:
         if row.get(name):
             raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
-    found = []
+    flags = []
     for name in UNWANTED:
         value = row.get(name)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"
         if value is False:
             raise RecordFault(f"{name!r} is false, which marks an answer that is not wanted; leave such records out")
-        found += [name] if value is True else []
-    return found
+        flags += [name] if value is True else []
+    return flags
 
 
 def _history(value: Any) -> list[str]:
-    """Questions and answers in turns. Raises RecordFault."""
+    """Earlier questions and answers, alternating. Raises RecordFault."""
     if not value:
         return []
     pairs: list[Any] = value if isinstance(value, list) else [None]
@@ -163,10 +161,12 @@ def _text(row: dict[str, Any], column: str) -> str:
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer folder; `source` is its text, `about` says how answers are found."""
+    """The chat template of a tokenizer folder; `source` is its text, `about` a sentence on how answers are found.
+
+    Raises DataError for a tokenizer that does not load, or that has no template.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises DataError for a tokenizer that does not load, or that has no template."""
         from smtrain.core.model import hf_tokenizer
 
         try:
@@ -177,7 +177,7 @@ class ChatTemplate:
         if template is None:
             raise DataError(
                 f"the tokenizer of model.path ({folder}) has no chat template, which train.objective: sft needs for "
-                "conversations; put a chat_template.jinja beside its tokenizer.json (docs/sft.md has one)."
+                "conversations; put a chat_template.jinja next to its tokenizer.json (docs/sft.md has one)."
             )
         self.source: str = template
         self.tokens = self._written_tokens()
@@ -189,31 +189,31 @@ class ChatTemplate:
             self.about += "; it may write today's date, so another day's run may give other bytes"
 
     def _written_tokens(self) -> dict[str, int]:
-        """Added tokens, with their ids, that the template or the end of an answer writes."""
+        """Ids of the added tokens that the template or the end of an answer writes."""
         eos, bos = self._tokenizer.eos_token, self._tokenizer.bos_token if "bos_token" in self.source else None
         added: dict[str, int] = self._tokenizer.get_added_vocab()
         return {token: i for token, i in added.items() if token in self.source or token in (eos, bos)}
 
     def render(self, conversation: Dialogue) -> list[Rendered]:
-        """The text of the whole conversation.
+        """The text of the whole conversation, with the answers to learn.
 
-        Where the template writes earlier turns differently later on, a text for each answer instead, up to it, with
-        this one to learn: what the model is to see when it gives it. Raises RecordFault.
+        If the template writes earlier turns differently later on, return one text per answer instead, up to and with
+        that answer: what the model sees when it gives it. Raises RecordFault.
         """
-        c = self._spoken(conversation)
+        c = self._known_roles(conversation)
         try:
-            found = self._by_marks(c) if self._marked else self._by_prefix(c)
+            texts = self._by_marks(c) if self._marked else self._by_prefix(c)
         except _refusals() as error:
             raise RecordFault(f"the chat template refuses it ({first_line(error)})") from None
-        return [rendered for rendered in found if rendered.answers]
+        return [rendered for rendered in texts if rendered.answers]
 
     def unread(self, conversation: Dialogue, rendered: list[Rendered]) -> list[str]:
-        """What the template does not write of a conversation that it has `rendered`, by the fields' names.
+        """The fields of a conversation that the template did not write into `rendered`.
 
-        Looked up by rendering it again without each field that holds text. Raises RecordFault for an answer that is a
-        call of a function only, if the template has no calls.
+        Found by rendering again without each field that holds text. Raises RecordFault if an answer is only a call of a
+        function and the template writes no calls.
         """
-        c = self._spoken(conversation)
+        c = self._known_roles(conversation)
         found = ["tools"] if c.tools and not self._writes(c, replace(c, tools=None)) else []
         texts = ((key, m[key]) for m in c.messages for key in m if key not in ("role", "content"))
         for key in dict.fromkeys(key for key, value in texts if holds_text(value)):
@@ -235,14 +235,14 @@ class ChatTemplate:
         return found
 
     def _writes(self, c: Dialogue, other: Dialogue) -> bool:
-        """Whether the template writes another text for the other conversation, or refuses it."""
+        """Whether the template writes a different text for the other conversation, or refuses it."""
         try:
             return self._text(c, len(c.messages)) != self._text(other, len(other.messages))
         except _refusals():
             return True
 
-    def _spoken(self, c: Dialogue) -> Dialogue:
-        """The conversation in roles that the template may know: OpenAI's developer is what system was."""
+    def _known_roles(self, c: Dialogue) -> Dialogue:
+        """The conversation in roles that the template knows: OpenAI's developer is the former system."""
         if "developer" in self.source or all(m["role"] != "developer" for m in c.messages):
             return c
         return replace(c, messages=[{**m, "role": "system"} if m["role"] == "developer" else m for m in c.messages])
@@ -264,7 +264,7 @@ class ChatTemplate:
         return [Rendered(text, learned)]
 
     def _marked_in(self, c: Dialogue, turns: int) -> tuple[str, list[tuple[int, int]]]:
-        """The text of the first `turns`, and the places that the template marks in it."""
+        """The text of the first `turns`, and the places that the template marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template
@@ -278,8 +278,8 @@ class ChatTemplate:
         return texts[0], [(start, end) for start, end in places[0] if start < end]
 
     def _by_prefix(self, c: Dialogue) -> list[Rendered]:
-        asked = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
-        turns = [i for i in range(asked + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"]
+        question = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
+        turns = [i for i in range(question + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"]
         texts = [self._text(c, i + 1) for i in turns]
         found = [self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)]
         whole = found[-1].text
@@ -289,11 +289,11 @@ class ChatTemplate:
         return learned
 
     def _start(self, c: Dialogue, turn: int, text: str) -> int:
-        """Where the answer begins in `text`, the conversation up to it."""
+        """The start of the last answer in `text`."""
         prompt = self._text(c, turn, add_generation_prompt=True)
         if text.startswith(prompt):
             return len(prompt)
-        # a prompt that opens a thought, say, which the answer does not have
+        # for example a prompt that opens a thought, which the answer does not have
         before = self._text(c, turn)
         if not text.startswith(before):
             raise RecordFault("the chat template does not keep the turns before an answer as they were")
@@ -304,7 +304,7 @@ class ChatTemplate:
         return text
 
     def _ended(self, text: str, start: int) -> Rendered:
-        """An answer up to its end token, or with the end of text where it has none: or the model would never stop."""
+        """An answer up to its end token; without one the end of text is added, or the model would never stop."""
         kept = text.rstrip()
         if self._ends and len(kept) > start and kept.endswith(self._ends):
             return Rendered(text, [(start, len(kept))])
@@ -313,7 +313,7 @@ class ChatTemplate:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What a template raises for a conversation that it does not take."""
+    """Exceptions of a template that refuses a conversation."""
     from jinja2 import TemplateError
 
     return (TemplateError, ValueError, TypeError, KeyError, AttributeError)

@@ -1,6 +1,6 @@
-"""Which documents gigatoken may not encode, because their characters are cut or composed otherwise by `tokenizers`.
+"""Documents that gigatoken must not encode, because `tokenizers` splits or composes their characters differently.
 
-The table is small (`unlike`), and almost no text meets it, so a look at the lead bytes spares most of it the search.
+The table of characters is small and almost no text has one, so a look at the lead bytes avoids most searches.
 """
 
 from __future__ import annotations
@@ -12,29 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.worker.data.tokenize.gigatoken_adapt import holding
-from smtrain.worker.data.tokenize.gigatoken_characters import UNLIKE
+from smtrain.worker.data.tokenize.gigatoken_characters import CHARACTERS
 
 _MANY = 0.05
 """Share of lead bytes above which looking at each of them costs more than the search."""
 
 
 class Differences:
-    """The documents of which gigatoken would give other ids than `tokenizers`."""
+    """Finds documents that get other ids from gigatoken than from `tokenizers`.
+
+    `others` are further characters, as ranges of code points; `missing` are bytes that gigatoken gets wrong.
+    """
 
     def __init__(self, others: str = "", missing: bytes = b"") -> None:
-        """`others` are more such characters, as ranges of code points, `missing` bytes that are not right either."""
-        unlike = f"{UNLIKE} {others}"
-        self._pattern, self._missing = _class(unlike), missing
-        # True for the first two bytes of any character in question
+        characters = f"{CHARACTERS} {others}"
+        self._pattern, self._missing = _class(characters), missing
+        # True for the first two bytes of any of the characters
         self._leads = np.zeros(1 << 16, bool)
-        for first, last in _ranges(unlike):
+        for first, last in _ranges(characters):
             for code in range(first, last + 1):
                 lead, second = chr(code).encode()[:2]
                 self._leads[lead << 8 | second] = True
         self._least = int(np.flatnonzero(self._leads)[0]) >> 8
 
     def find(self, texts: Any) -> NDArray[np.int64]:
-        """Numbers of those documents in `texts` (Arrow large_string), ascending."""
+        """Numbers of such documents in `texts` (Arrow large_string), ascending."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -53,7 +55,7 @@ class Differences:
         return np.unique(np.searchsorted(bounds, places + bounds[0], "right") - 1)
 
     def _near(self, texts: Any) -> NDArray[np.int64]:
-        """Documents with a character that begins as one in question does."""
+        """Documents with a character that has the same first two bytes as one of the characters."""
         _, offsets, data = texts.buffers()
         if data is None or not len(texts):
             return np.zeros(0, np.int64)
@@ -69,7 +71,7 @@ class Differences:
 
 
 def compared(normalizer: dict[str, Any] | None) -> bool:
-    """Whether a tokenizer.json's normalizer is one of which the table knows the differences."""
+    """Whether the table covers the normalizer of a tokenizer.json."""
     if normalizer is None:
         return True
     if normalizer.get("type") == "Sequence":

@@ -1,8 +1,8 @@
-"""Ids of many documents at once: through gigatoken where it gives what `tokenizers` gives, else through `tokenizers`.
+"""Ids of many documents at once: by gigatoken if it agrees with `tokenizers`, else by `tokenizers`.
 
-gigatoken is some thirty times faster and young, so it is never taken at its word. Documents with characters that it
-is known to cut or compose otherwise (`differences`) go to `tokenizers`. And with every block of text, a part of that
-very text is encoded by `tokenizers` too; one id that differs ends gigatoken's use (`MismatchError`).
+gigatoken is some thirty times faster, but young, so its ids are checked. Documents with characters that it is known to
+split or compose differently (`differences`) go to `tokenizers`. Of every block of text a part is also encoded by
+`tokenizers`; one id that differs ends the use of gigatoken (`MismatchError`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from smtrain.worker.data.tokenize.differences import Differences, compared
 from smtrain.worker.data.tokenize.gigatoken_adapt import adapted, cut_at_digits, other_numerals
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
-# gigatoken keeps every word it has met; starting afresh now and then bounds that to about 300 MiB over all threads,
-# or to some 20 MiB for each of very many
+# gigatoken keeps every word it has seen; a new tokenizer now and then bounds that to about 300 MiB over all threads, or
+# to some 20 MiB for each of very many
 _FRESH_AFTER, _FRESH_AFTER_LEAST = 1 << 30, 64 << 20
-# what a fault of gigatoken would show in: the beginning of every file, and a piece out of every block
+# the text that is compared: the beginning of every file, and a piece of every block
 _FIRST_CHARACTERS, _DRAWN_CHARACTERS = 20_000, 2_000
 _BATCH_BYTES = 1 << 18
 
@@ -46,7 +46,7 @@ class Encoder(Protocol):
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Ids of all `texts` (an Arrow array of large_string) end to end, and how many each has.
 
-        No special token is added. `first` says that a file begins here, which is looked at more closely.
+        No special token is added. `first` means that a file begins here; more of it is compared then.
         """
         ...
 
@@ -68,34 +68,36 @@ class Plain:
 
 @dataclass
 class _Warm:
-    """A tokenizer of gigatoken, and how many bytes of text it has met."""
+    """A tokenizer of gigatoken, and the bytes of text that it has encoded."""
 
     tokenizer: Any
     encoded: int = 0
 
 
 class Giga:
-    """gigatoken, compared with `tokenizers` on the first text of every file and on a piece out of every block."""
+    """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every block.
+
+    Raises ImportError without gigatoken, ValueError (or an error of its own) for a tokenizer that it does not support.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ImportError without gigatoken, ValueError (or what else it has) for a tokenizer it cannot be."""
         from importlib.metadata import version
 
-        import awkward  # noqa: F401 - it needs more than a wheel of its own, and is to fail here, not in the first block
+        import awkward  # noqa: F401 - a missing dependency of it must fail here, not in the first block
         import gigatoken
 
         self.name = f"gigatoken {version('gigatoken')}"
         content = settled_json(folder)
-        made = adapted(content)
-        self._digits = made.digits
-        self._make: Any = lambda: gigatoken.Tokenizer.from_json(made.content)
-        # one encoding at a time is all that a tokenizer of gigatoken does, so each thread takes one that is free
+        form = adapted(content)
+        self._digits = form.digits
+        self._make: Any = lambda: gigatoken.Tokenizer.from_json(form.content)
+        # a gigatoken tokenizer encodes one text at a time, so each thread takes a free one
         self._free, self._made = [_Warm(self._make())], 1
         self._lock = threading.Lock()
         self._reference = load_tokenizer(folder)
         if not compared(json.loads(content).get("normalizer")):
             raise ValueError("its normalizer has not been compared with that of tokenizers")
-        self._differences = Differences(other_numerals() if made.digits else "", made.missing)
+        self._differences = Differences(other_numerals() if form.digits else "", form.missing)
 
     def encode(self, texts: Any, first: bool) -> tuple[NDArray[Any], NDArray[np.int64]]:
         if not len(texts):
@@ -112,7 +114,7 @@ class Giga:
     def _corrected(
         self, texts: Any, ids: NDArray[Any], lengths: NDArray[np.int64], other: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The same with the ids that `tokenizers` gives the documents `other`."""
+        """Replace the ids of the documents `other` by those of `tokenizers`."""
         ends = np.cumsum(lengths)
         parts, at = [], 0
         lengths = lengths.copy()
@@ -136,20 +138,20 @@ class Giga:
         if not drawn:
             return
         ids, lengths = _giga(tokenizer, strings(drawn), self._digits)
-        found = np.split(ids, np.cumsum(lengths)[:-1])
-        for text, mine, theirs in zip(drawn, found, encode_texts(self._reference, drawn), strict=True):
+        split = np.split(ids, np.cumsum(lengths)[:-1])
+        for text, mine, theirs in zip(drawn, split, encode_texts(self._reference, drawn), strict=True):
             if not np.array_equal(mine, theirs):
                 raise MismatchError(f"{self.name} gives other ids than tokenizers for {text[:60]!r}...")
 
 
 def choose(folder: Path) -> tuple[Encoder, str]:
-    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" where it is)."""
+    """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" if it is)."""
     try:
         return Giga(folder), ""
     except ImportError as error:
         lacks = "" if error.name in (None, "gigatoken") else f", which needs {error.name}"
         return Plain(folder), f"gigatoken is not installed{lacks}"
-    except Exception as error:  # what Rust has to say about a tokenizer has no common class
+    except Exception as error:  # errors from Rust have no common class
         reason = " ".join(str(error).split())[:200]
         return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"
 
@@ -168,7 +170,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[NDArray[Any]]:
 def with_ends(
     ids: NDArray[Any], lengths: NDArray[np.int64], dtype: np.dtype, eos_id: int | None
 ) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The same in the type of the data set, `eos_id` after every document that is not empty."""
+    """Convert ids to the dataset's type, and add `eos_id` after every document that is not empty."""
     if eos_id is None:
         return ids.astype(dtype), lengths.astype(np.int32)
     stored = lengths > 0
@@ -183,9 +185,9 @@ def with_ends(
 
 
 def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Straight from Arrow's buffers and into numpy's, nothing copied and no Python object a document.
+    """Encode Arrow's buffers into numpy's, without copies or a Python object per document.
 
-    With `digits` the text is cut at its digits first.
+    With `digits` the text is split at its digits first.
     """
     import awkward
 
@@ -201,16 +203,16 @@ def _giga(tokenizer: Any, texts: Any, digits: bool = False) -> tuple[NDArray[Any
         parameters={"__array__": "string"},
     )
     # one thread: the blocks are the parallelism
-    found = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
-    bounds = np.asarray(found.offsets.data)
-    ids = np.asarray(found.content.data)[bounds[0] : bounds[-1]]
+    encoded = tokenizer.encode_batch(ak.Array(layout), parallel=False).layout
+    bounds = np.asarray(encoded.offsets.data)
+    ids = np.asarray(encoded.content.data)[bounds[0] : bounds[-1]]
     if digits:
         bounds = bounds[np.searchsorted(offsets, texts_end)]
     return ids, np.diff(bounds)
 
 
 def _drawn(texts: Any, first: bool) -> list[str]:
-    """Pieces of a block to compare: by its content, so that every run of the same text compares the same."""
+    """Pieces of a block to compare, chosen by its content, so that every run compares the same ones."""
     if not len(texts):
         return []
     number = zlib.crc32(str(texts[len(texts) // 2]).encode()) % len(texts)
@@ -225,7 +227,7 @@ def _drawn(texts: Any, first: bool) -> list[str]:
 
 
 def _batches(texts: Any) -> list[tuple[int, int]]:
-    """Runs of documents of about _BATCH_BYTES: an encoding of `tokenizers` takes many times its text."""
+    """Runs of documents of about _BATCH_BYTES: encodings of `tokenizers` take many times the memory of the text."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     cuts, start = [], 0
     while start < len(texts):

@@ -1,8 +1,8 @@
-"""Tokenizers that gigatoken does not take as they are, in a form that it takes, and what that form is not right about.
+"""Adapt tokenizers for gigatoken, and name the documents that the adapted form gets wrong.
 
-A byte-level vocabulary may lack single bytes, which `tokenizers` then leaves out of the text: they get stand-ins here,
-and documents that hold such a byte go to `tokenizers`. One that cuts every digit off before it cuts words (StarCoder,
-SmolLM) is given text that is cut at its digits; documents with numerals that are no ASCII digits go to `tokenizers`.
+A byte-level vocabulary may lack single bytes, which `tokenizers` drops from the text: they get stand-ins here, and
+documents with such a byte go to `tokenizers`. A tokenizer that splits off every digit before words (StarCoder, SmolLM)
+gets text that is split at digits; documents with numerals other than ASCII digits go to `tokenizers`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _IN_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 @dataclass(frozen=True)
 class Adapted:
-    """A tokenizer.json for gigatoken; documents with one of the bytes `missing` are not right by it.
+    """A tokenizer.json for gigatoken; documents with one of the bytes `missing` get wrong ids.
 
-    With `digits` it wants text that is cut before and after every digit.
+    With `digits` its text must be split before and after every digit.
     """
 
     content: bytes
@@ -33,7 +33,7 @@ class Adapted:
 
 
 def adapted(content: bytes) -> Adapted:
-    """The tokenizer as it is, or with stand-ins."""
+    """The tokenizer unchanged, or adapted."""
     about = json.loads(content)
     digits = _without_digits(about)
     missing = _with_all_bytes(about)
@@ -43,7 +43,7 @@ def adapted(content: bytes) -> Adapted:
 
 
 def _without_digits(about: dict[str, Any]) -> bool:
-    """Take a step away that cuts every digit off first, where byte-level words alone come after it."""
+    """Remove a step that splits off every digit, if only byte-level words follow; True if there was one."""
     before = about.get("pre_tokenizer") or {}
     steps = before.get("pretokenizers") or []
     if before.get("type") != "Sequence" or [step.get("type") for step in steps] != ["Digits", "ByteLevel"]:
@@ -60,7 +60,7 @@ def _without_digits(about: dict[str, Any]) -> bool:
 
 
 def _with_all_bytes(about: dict[str, Any]) -> bytes | None:
-    """Give the vocabulary of a byte-level BPE an entry for every byte; the bytes that had none."""
+    """Add missing bytes to the vocabulary of a byte-level BPE; return them, or None."""
     model = about.get("model") or {}
     vocabulary = model.get("vocab")
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict) or not _byte_level(about.get("pre_tokenizer")):
@@ -80,7 +80,7 @@ def _byte_level(step: dict[str, Any] | None) -> bool:
 
 @lru_cache(maxsize=1)
 def _spelled() -> list[str]:
-    """How GPT-2's vocabulary spells each byte: printable ones as themselves, the others from U+0100 on."""
+    """The spelling of each byte in GPT-2's vocabulary: printable ones as themselves, the others from U+0100."""
     own = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in own else next(others)) for byte in range(256)]
@@ -88,25 +88,24 @@ def _spelled() -> list[str]:
 
 @lru_cache(maxsize=1)
 def other_numerals() -> str:
-    """Numerals beside ASCII digits, in ranges of hexadecimal code points."""
-    found: list[list[int]] = []
+    """Numerals other than ASCII digits, in ranges of hexadecimal code points."""
+    ranges: list[list[int]] = []
     for code in range(0x80, sys.maxunicode + 1):
         if unicodedata.category(chr(code)).startswith("N"):
-            if found and found[-1][1] == code - 1:
-                found[-1][1] = code
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
             else:
-                found.append([code, code])
-    return " ".join(f"{first:x}-{last:x}" for first, last in found)
+                ranges.append([code, code])
+    return " ".join(f"{first:x}-{last:x}" for first, last in ranges)
 
 
 def cut_at_digits(content: NDArray[np.uint8], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`bounds` of texts in `content`, and a bound before and after every ASCII digit between the first and the last."""
+    """The `bounds` of texts in `content`, plus a bound before and after every ASCII digit."""
     digits = np.flatnonzero((content[bounds[0] : bounds[-1]] - np.uint8(48)) < 10) + bounds[0]
-    found: NDArray[np.int64] = np.unique(np.concatenate([bounds, digits, digits + 1]))
-    return found
+    every: NDArray[np.int64] = np.unique(np.concatenate([bounds, digits, digits + 1]))
+    return every
 
 
 def holding(content: NDArray[np.uint8], wanted: bytes) -> NDArray[np.int64]:
     """The places of any of these bytes."""
-    found = [np.flatnonzero(content == byte) for byte in wanted]
-    return np.concatenate([np.zeros(0, np.int64), *found])
+    return np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(content == byte) for byte in wanted)])

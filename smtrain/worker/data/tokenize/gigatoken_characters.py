@@ -3,7 +3,7 @@
 Code points in ranges of hexadecimal numbers. Found with gigatoken 0.10.0 and tokenizers 0.23.3.
 """
 
-UNLIKE = (
+CHARACTERS = (
     "7fd 88f 897-89f 8ca-8d3 9fe c3c c5c cdc d3b-d3c eba 1715 1abf-1add 1ae0-1aeb 1df6-1dfa 20c1 2b96 a7ce-a7cf "
     "a7d2 a7d4 a7f1 a82c fbc3-fbd2 fd90-fd91 fdc8-fdce 10940-10959 10d24-10d27 10d69-10d6d 10eab-10eac "
     "10ec5-10ec7 10ed0-10ed8 10efa-10efb 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 113c2 113ce-113d0 1145e "
@@ -13,4 +13,4 @@ UNLIKE = (
     "1e6c0-1e6de 1e6e0-1e6f5 1e6fe-1e6ff 1f6d8 1f777-1f77a 1f8d0-1f8d8 1fa54-1fa57 1fa8a 1fa8e 1fac8 1facd 1faea "
     "1faef 1fbfa 2b73a-2b73f 2cea2-2cead 323b0-33479 "
 )
-"""Newer than the Unicode of one of the two: cut, composed or ordered otherwise."""
+"""Newer than the Unicode version of one of the two: split, composed or ordered differently."""

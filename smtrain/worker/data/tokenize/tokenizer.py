@@ -1,4 +1,4 @@
-"""The model's own tokenizer, as a Hugging Face folder holds it, and what it says about ids."""
+"""The model's own tokenizer in a Hugging Face folder, and its facts about ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from smtrain.worker.data.pack.indexed import token_dtype
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What the files of a tokenizer folder say; `eos_id` is None if nothing names an end of document.
+    """Facts of a tokenizer folder; `eos_id` is None if no file names an end of document.
 
-    `vocab_size` is the largest id that a text may get + 1, `eos_id` included.
+    `vocab_size` is the largest id that a text may get + 1, including `eos_id`.
     """
 
     sha256: str
@@ -38,7 +38,7 @@ class TokenizerFacts:
         return token_dtype(self.vocab_size)
 
     def in_manifest(self) -> dict[str, Any]:
-        """What a `DatasetManifest` says of the tokenizer."""
+        """The fields on the tokenizer in a `DatasetManifest`."""
         return {
             "vocab_size": self.vocab_size,
             "model_vocab_size": self.model_vocab_size,
@@ -49,9 +49,9 @@ class TokenizerFacts:
 
 
 def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
-    """The tokenizer of a folder, without the settings of its files that make ids random, cut or pad them.
+    """The tokenizer of a folder, without settings that make ids random, cut or pad them.
 
-    Those that were on are named to `say`, or once a process on stderr.
+    `say` receives those that were on; default: stderr, once per process.
     """
     tokenizer = _from_json(folder, tokenizer_json(folder))
     hf_tokenizer.name_switches(folder, hf_tokenizer.settle(tokenizer), say)
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path, say: Say | None = None) -> Tokenizer:
 
 
 def settled_json(folder: Path) -> bytes:
-    """tokenizer.json for other libraries, without the settings that `load_tokenizer` switches off."""
+    """tokenizer.json for other libraries, without settings that `load_tokenizer` switches off."""
     content = tokenizer_json(folder)
     tokenizer = _from_json(folder, content)
     return str(tokenizer.to_str()).encode() if hf_tokenizer.settle(tokenizer) else content
@@ -76,10 +76,10 @@ def _from_json(folder: Path, content: bytes) -> Tokenizer:
 
 
 def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
-    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json where they are.
+    """Read a tokenizer folder: its tokenizer, and tokenizer_config.json and config.json if they exist.
 
-    `say` hears which settings were switched off. Raises DataError if the model does not have every id that a text may
-    get from here: those of the tokenizer, and the one that ends a document.
+    `say` receives settings that were switched off. Raises DataError if the model lacks an id that a text may get: one
+    of the tokenizer, or the end of document.
     """
     tokenizer = load_tokenizer(folder, say)
     vocab = tokenizer.get_vocab(with_added_tokens=True)
@@ -98,9 +98,9 @@ def tokenizer_facts(folder: Path, say: Say | None = None) -> TokenizerFacts:
 
 
 def tokenizer_json(folder: Path) -> bytes:
-    """The content of tokenizer.json, made by transformers where the folder has a tokenizer in another form.
+    """The content of tokenizer.json, converted by transformers if the folder has a tokenizer in another form.
 
-    Raises DataError for a folder without one, or with one that transformers does not read.
+    Raises DataError for a folder without a tokenizer, or with one that transformers does not read.
     """
     files = tokenizer_in(path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if not folder.exists():

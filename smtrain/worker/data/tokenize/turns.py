@@ -1,4 +1,4 @@
-"""Turns of a conversation as the forms spell them, in one spelling: `role`, `content` and what a template may read."""
+"""Turns of a conversation in one form: `role`, `content` and other fields that a template may read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES = {
     "model": "assistant", "function_call": "assistant", "system": "system", "developer": "developer", "tool": "tool",
     "function": "tool", "observation": "tool",
 }  # fmt: skip
-"""Every name of a role that the forms document."""
+"""Every role name that the forms document."""
 _NATIVE = ("observation",)
 """Roles of OpenAI's form that some templates know by this name."""
 AFTER = "turns after the last answer"
@@ -25,13 +25,13 @@ _KEYS = {
 _SWITCHES, _REFUSED = turn_fields("decides"), turn_fields("refused")
 
 
-class RecordFault(Exception):  # noqa: N818 - a record's, told with its line
-    """A fault of a record that cannot be learned from."""
+class RecordFault(Exception):  # noqa: N818 - a property of the data, reported with its line
+    """A reason why a record cannot be learned from."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Messages up to the last answer, the indices of the answers that are `skipped`, and what is not read of them."""
+    """Messages up to the last answer, the indices of `skipped` answers, and counts of what is not read."""
 
     messages: list[dict[str, Any]]
     skipped: frozenset[int]
@@ -43,41 +43,41 @@ def read_turns(turns: Any, column: str) -> Turns:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RecordFault(f"{column!r} is not a list of objects")
     unread, skipped = UnreadText(), set()
-    found: list[dict[str, Any]] = []
-    idle: set[str] = set()  # switches that are on where no answer is
+    messages: list[dict[str, Any]] = []
+    idle: set[str] = set()  # switches that are on in turns that are no answers
     for number, turn in enumerate(turns, start=1):
         message = _message(turn, number, column)
         switches = _switches(turn, number)
         if message["role"] != "assistant":
             idle |= {f"{column}[].{name}" for name, on in switches.items() if on}
         elif not all(switches.values()):
-            skipped.add(len(found))
-        found.append(message)
-    asked = next((i for i, message in enumerate(found) if message["role"] == "user"), len(found))
-    last = max((i for i, message in enumerate(found) if message["role"] == "assistant"), default=-1)
-    if last < asked:
+            skipped.add(len(messages))
+        messages.append(message)
+    first_question = next((i for i, message in enumerate(messages) if message["role"] == "user"), len(messages))
+    last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    if last < first_question:
         raise RecordFault("no answer of the assistant to a user")
     unread.count(sorted(idle))
-    if left := len(found) - last - 1:
+    if left := len(messages) - last - 1:
         unread.count({AFTER: left})
-    return Turns(found[: last + 1], frozenset(skipped), unread)
+    return Turns(messages[: last + 1], frozenset(skipped), unread)
 
 
 def _message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
     role_key, content_key = (next((k for k in keys if turn.get(k) is not None), keys[0]) for keys in _KEYS[column])
-    said = turn.get(role_key)
-    role = ROLES.get(said.lower()) if isinstance(said, str) else None
-    if isinstance(said, str) and role_key == "role" and (role is None or said in _NATIVE):
-        role = said  # which the template may know
+    name = turn.get(role_key)
+    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    if isinstance(name, str) and role_key == "role" and (role is None or name in _NATIVE):
+        role = name  # the template may know it
     if role is None:
-        raise RecordFault(f"turn {number} has {role_key} {said!r}, which is no known role")
-    for name in _REFUSED:
-        if turn.get(name):
-            raise RecordFault(f"turn {number} has {name}, which is not read: say train of the whole turn")
+        raise RecordFault(f"turn {number} has {role_key} {name!r}, which is no known role")
+    for field in _REFUSED:
+        if turn.get(field):
+            raise RecordFault(f"turn {number} has {field}, which is not read: say train of the whole turn")
     left_out = (role_key, content_key, *_SWITCHES, *_REFUSED, "function_call")
     rest = {k: v for k, v in turn.items() if k not in left_out and v is not None}
     content = _content(turn.get(content_key))
-    if isinstance(said, str) and said.lower() == "function_call":
+    if isinstance(name, str) and name.lower() == "function_call":
         rest["tool_calls"], content = _calls(_json(content, f"turn {number}"), number), None
     elif turn.get("function_call"):
         rest["tool_calls"] = _calls(turn["function_call"], number)
@@ -89,20 +89,20 @@ def _message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
 
 
 def _switches(turn: dict[str, Any], number: int) -> dict[str, bool]:
-    """The switches of a turn that say whether it is learned, by the field's name."""
-    found = {}
+    """The switches of a turn that decide whether it is learned, by the field's name."""
+    switches = {}
     for name in _SWITCHES:
         value = turn.get(name)
         if value is None:
             continue
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             raise RecordFault(f"turn {number} has {name} {value!r}; it must be 0 or 1 (false or true)")
-        found[name] = bool(value)
-    return found
+        switches[name] = bool(value)
+    return switches
 
 
 def _calls(calls: Any, number: int) -> list[Any]:
-    """Calls of functions as templates read them: OpenAI's and LLaMA-Factory's, arguments as objects."""
+    """Calls of functions in the form of templates, from OpenAI's and LLaMA-Factory's; arguments are objects."""
     listed = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, dict) for call in listed):
         raise RecordFault(f"turn {number} calls a function and is no object with name and arguments")
@@ -123,7 +123,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(value: Any, name: str) -> list[Any] | None:
-    """Functions as templates read them; None if there are none. Raises RecordFault."""
+    """Functions in the form of templates; None if there are none. Raises RecordFault."""
     listed = _json(value, repr(name)) if value else None
     if not listed:
         return None
@@ -149,9 +149,9 @@ def _content(value: Any) -> str | None:
 
 
 def clean(text: str) -> str:
-    """The text. Raises RecordFault if it is none."""
+    """Return the text unchanged. Raises RecordFault if it is not valid."""
     try:
-        text.encode()  # JSON may spell half a surrogate pair, which no tokenizer takes
+        text.encode()  # JSON can contain half a surrogate pair, which no tokenizer accepts
     except UnicodeEncodeError:
         raise RecordFault("half a surrogate pair, which is not text") from None
     return text

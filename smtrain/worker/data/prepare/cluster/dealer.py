@@ -1,8 +1,8 @@
-"""Who does which share, and the shares that are done: kept on the first machine's disk until their turn comes.
+"""Deals shares to machines, and keeps finished ones on the first machine's disk until their turn comes.
 
-Shares are dealt in order, at most a window ahead of the one whose turn it is, which bounds that disk. A share whose
-machine is lost is dealt again; one that lasts many times as long as the others is dealt to an idle machine too, and the
-first to be done counts. What a share becomes depends on its text alone, so it does not matter who did it.
+Shares are dealt in order, at most a window ahead of the one whose turn it is, which bounds the disk space. The share of
+a lost machine is dealt again. A share that takes much longer than the others is also dealt to an idle machine, and the
+first result counts. A result depends only on the text, so any machine may produce it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = "share-{:06}"
 
 @dataclass
 class _Open:
-    """A share that is being done: its unfinished file for each machine, and since when."""
+    """A share in progress: its start, its unfinished file per machine, and whether it was reported as slow."""
 
     since: float
     files: dict[str, BinaryIO] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class _Open:
 
 
 class Dealer:
-    """Deals `shares` from number `first` on; finished ones lie in `folder`, also those of a run before of one key.
+    """Deals `shares` from number `first`; finished ones are kept in `folder`, also from an earlier run of the same key.
 
-    `key` is what decides the content of shares; `straggles_s` is the least time after which a share is dealt twice.
-    All methods may be called from any thread.
+    `key` decides the content of shares; `straggles_s` is the minimum time after which a share is dealt twice. All
+    methods may be called from any thread.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Dealer:
         self._faults: dict[int, BaseException] = {}
         self._broken: BaseException | None = None
         self.ended = False
-        self._done = set(self._found())
+        self._done = set(self._left_over())
 
-    def _found(self) -> Iterator[int]:
-        """Shares that a run before has left, whole; the rest of what it left is deleted."""
+    def _left_over(self) -> Iterator[int]:
+        """Complete shares of an earlier run; its other files are deleted."""
         for path in sorted(self.folder.glob("share-*")):
             number = path.name[6:12]
             good = path.suffix == f".{self.key}" and number.isdigit() and self._turn <= int(number) < len(self.shares)
@@ -67,13 +67,13 @@ class Dealer:
                 path.unlink()
 
     def join(self, machine: str, ahead: int) -> None:
-        """A machine that has up to `ahead` shares under way at a time."""
+        """Add a machine that has up to `ahead` shares in progress."""
         with self._changed:
             self._ahead[machine] = ahead
             self._changed.notify_all()
 
     def take(self, machine: str, wait: bool) -> Share | None:
-        """The next share for a machine. Without `wait`, None where there is none now; with it, None when all ended."""
+        """The next share for a machine. None means: without `wait`, no share now; with it, no share any more."""
         with self._changed:
             while not self.ended:
                 number = self._free()
@@ -100,7 +100,7 @@ class Dealer:
         return None
 
     def _straggler(self, machine: str) -> int | None:
-        """The oldest share that another machine has had for much longer than shares take."""
+        """The oldest share that another machine has had for much longer than usual."""
         late = self._late()
         now = time.monotonic()
         return next(
@@ -109,7 +109,7 @@ class Dealer:
         )  # fmt: skip
 
     def slowest(self) -> tuple[Share, float] | None:
-        """The share whose turn it is, and for how many seconds it has been done, where it lasts long; once a share."""
+        """The share whose turn it is and the seconds it has taken, if that is long; only once per share."""
         with self._changed:
             held = self._open.get(self._turn)
             if held is None or held.told or time.monotonic() - held.since < self._late():
@@ -118,7 +118,7 @@ class Dealer:
             return self.shares[self._turn], time.monotonic() - held.since
 
     def _late(self) -> float:
-        """Seconds after which a share has lasted for much longer than shares take."""
+        """Seconds after which a share takes much longer than usual."""
         return max(self._straggles_s, 3 * sum(self._took) / max(len(self._took), 1))
 
     def _path(self, number: int, end: str) -> Path:
@@ -128,16 +128,16 @@ class Dealer:
         return self._path(number, f"{machine}.partial").open("wb")
 
     def add(self, machine: str, number: int, piece: bytes) -> None:
-        """A packed piece of a share that the machine was dealt."""
+        """Append a packed piece of a share that the machine was dealt."""
         with self._changed:
             held = self._open.get(number)
             file = held.files.get(machine) if held else None
         if file is not None:
-            with suppress(ValueError):  # another machine was faster, and it is closed
+            with suppress(ValueError):  # another machine was faster, so the file is closed
                 file.write(piece)
 
     def done(self, machine: str, number: int) -> None:
-        """All pieces of the share were added."""
+        """Mark a share as complete."""
         with self._changed:
             held = self._open.get(number)
             if held is None or machine not in held.files:
@@ -157,7 +157,7 @@ class Dealer:
         self._open.pop(number, None)
 
     def fault(self, machine: str, number: int, error: BaseException) -> None:
-        """The share's text is at fault; raised when its turn comes."""
+        """Record an error in the share's text, to be raised when its turn comes."""
         with self._changed:
             held = self._open.get(number)
             if held is not None and machine in held.files:
@@ -166,13 +166,13 @@ class Dealer:
                 self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can go on; raised at once."""
+        """Record an error that ends everything, to be raised at once."""
         with self._changed:
             self._broken = self._broken or error
             self._changed.notify_all()
 
     def lost(self, machine: str) -> None:
-        """The machine does no more: its shares are dealt again."""
+        """Remove a machine; its shares are dealt again."""
         with self._changed:
             self._ahead.pop(machine, None)
             for number, held in list(self._open.items()):
@@ -185,9 +185,9 @@ class Dealer:
             self._changed.notify_all()
 
     def in_order(self, waiting: Callable[[], None]) -> Iterator[tuple[Share, Path]]:
-        """Every share when its turn comes, and the file with its pieces, which is deleted after.
+        """Each share when its turn comes, with the file of its pieces, which is deleted afterwards.
 
-        `waiting` is called now and then while none is there. Raises what `fault` and `fail` were told.
+        `waiting` is called now and then until the next share is there. Raises the errors of `fault` and `fail`.
         """
         for share in self.shares[self._turn :]:
             while not self._ready(share.number):
@@ -209,7 +209,7 @@ class Dealer:
             return number in self._done or (self._changed.wait(0.5) and number in self._done)
 
     def end(self) -> None:
-        """Everyone who waits for a share is told that there is none."""
+        """Tell all that wait for a share that there is none."""
         with self._changed:
             self.ended = True
             for number, held in list(self._open.items()):

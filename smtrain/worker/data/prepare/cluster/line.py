@@ -44,8 +44,9 @@ def reach(address: tuple[str, int], within: float) -> socket.socket:
 
 
 def _gone(address: tuple[str, int]) -> LostError:
-    where = f"{address[0]}:{address[1]}"
-    return LostError(f"{where}, the job's first machine, is gone; its log says why. Start the job again.")
+    return LostError(
+        f"{address[0]}:{address[1]}, the job's first machine, is gone; its log says why. Start the job again."
+    )
 
 
 def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
@@ -53,12 +54,12 @@ def ask_commits(address: tuple[str, int], within: float) -> dict[str, str]:
     with reach(address, within) as line:
         try:
             send(line, {"what": "commits"})
-            found = receive(line)
+            answer = receive(line)
         except (OSError, ValueError):
-            found = None
-    if found is None or not isinstance(found[0].get("commits"), dict):
+            answer = None
+    if answer is None or not isinstance(answer[0].get("commits"), dict):
         raise _gone(address)
-    return {str(uri): str(commit) for uri, commit in found[0]["commits"].items()}
+    return {str(uri): str(commit) for uri, commit in answer[0]["commits"].items()}
 
 
 class DeskLine:
@@ -83,42 +84,38 @@ class DeskLine:
         try:
             send(self._line, message, payload)
         except OSError:
-            raise self._gone() from None
+            raise _gone(self._address) from None
 
     def _share_tell(self, number: int, what: str, payload: bytes = b"", **more: Any) -> None:
         """Send a message about a share. Raises EndedError if the first machine has said that it is the end."""
-        if select.select([self._line], [], [], 0)[0]:  # only the end comes without a request
-            found = self._answer()
-            if "end" in found:
-                raise EndedError
+        # only the end comes without a request
+        if select.select([self._line], [], [], 0)[0] and "end" in self._answer():
+            raise EndedError
         self._tell({"what": what, "number": number, "epoch": self._epochs[number], **more}, payload)
 
     def _answer(self) -> dict[str, Any]:
         try:
-            found = receive(self._line)
+            answer = receive(self._line)
         except (OSError, ValueError):
-            found = None
-        if found is None:
-            raise self._gone()
-        return found[0]
-
-    def _gone(self) -> LostError:
-        return _gone(self._address)
+            answer = None
+        if answer is None:
+            raise _gone(self._address)
+        return answer[0]
 
     def take(self, wait: bool) -> Share | None:
         while not self._ended:
             self._tell({"what": "take", "wait": wait})
-            said = self._answer()
-            if "refused" in said:
-                raise DataError(f"the first machine has turned this one away: {said['refused']}.")
-            if "end" in said:
+            answer = self._answer()
+            if "refused" in answer:
+                raise DataError(f"the first machine has turned this one away: {answer['refused']}.")
+            if "end" in answer:
                 self._ended = True
-            elif "again" not in said:
-                if "number" not in said:
+            elif "again" not in answer:
+                if "number" not in answer:
                     return None
-                self._encoder(said["encoder"])
-                self._epochs[said["number"]] = said["epoch"]
-                return Share(said["number"], said["part"], tuple(spans_of(said["spans"])), said["bytes"])
+                self._encoder(answer["encoder"])
+                self._epochs[answer["number"]] = answer["epoch"]
+                return Share(answer["number"], answer["part"], tuple(spans_of(answer["spans"])), answer["bytes"])
         return None
 
     def add(self, number: int, piece: Any) -> None:

@@ -1,6 +1,6 @@
 """A corpus in shares of some 64 MiB, which machines take one by one.
 
-Where the cuts fall depends on the files alone, never on how many machines there are.
+The cuts depend only on the files, not on the number of machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Share:
-    """Consecutive text of one source: numbers of its files among all of them, each whole (None) or a stretch of it."""
+    """Consecutive text of one source: numbers of files, each with a stretch or whole (None)."""
 
     number: int
     part: int
@@ -27,20 +27,20 @@ class Share:
     bytes: int
 
     def as_json(self) -> list[list[int]]:
-        """[file] or [file, start, stop] of every span."""
+        """Each span as [file] or [file, start, stop]."""
         return [[file] if s is None else [file, s.start, s.stop] for file, s in self.spans]
 
 
 def spans_of(rows: list[list[int]]) -> list[tuple[int, Stretch | None]]:
-    """What `as_json` gave."""
+    """The inverse of `as_json`."""
     return [(row[0], Stretch(row[1], row[2]) if len(row) == 3 else None) for row in rows]
 
 
 def cut_corpus(parts: Sequence[Sequence[SourceFile]], separator: str | None, size: int) -> list[Share]:
-    """All text of all sources in order, in shares of about `size` bytes.
+    """Cut all text of all sources, in order, into shares of about `size` bytes.
 
-    A compressed file, and one whose ends can only be found from its beginning, is not cut. Raises DataError for a
-    Parquet file that cannot be read.
+    A compressed file, and one whose separators can only be found from its beginning, stays whole. Raises DataError for
+    a Parquet file that cannot be read.
     """
     size = max(blocks.BLOCK_BYTES, size // blocks.BLOCK_BYTES * blocks.BLOCK_BYTES)
     shares: list[Share] = []

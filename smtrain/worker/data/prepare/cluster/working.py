@@ -1,4 +1,4 @@
-"""What a machine does: takes shares, keeps its cores busy across their borders, hands pieces on in order."""
+"""The work of a machine: take shares, keep all cores busy across share boundaries, pass pieces on in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smtrain.worker.data.tokenize.encoder import MismatchError
 
 
 class Table(Protocol):
-    """Where shares come from and pieces go: the dealer of this process, or the line to it."""
+    """The source of shares and the target of pieces: the dealer of this process, or the connection to it."""
 
     def take(self, wait: bool) -> Share | None: ...
     def add(self, number: int, piece: Any) -> None: ...
@@ -25,7 +25,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class ShareWork:
-    """How shares become pieces: `tasks` cuts one, `start` begins with a task; `ahead` tasks are under way at a time."""
+    """Turns shares into pieces: `tasks` cuts a share, `start` starts a task; `ahead` tasks run at a time."""
 
     tasks: Callable[[Share], Iterator[Any]]
     start: Callable[[Any], Future[list[Any]]]
@@ -33,20 +33,20 @@ class ShareWork:
 
     @property
     def shares(self) -> int:
-        """How many shares that may be at once."""
+        """The number of shares that may be in progress."""
         return 2 + self.ahead * BLOCK_BYTES // (64 << 20)
 
 
 @dataclass
-class _UnderWay:
+class _InProgress:
     number: int
     future: Future[list[Any]] | None = None
     fault: DataError | MismatchError | None = None
 
 
 def do_shares(table: Table, work: ShareWork) -> int:
-    """Take shares until there are none; how many were done."""
-    waiting: deque[_UnderWay] = deque()
+    """Take shares until there are none; return the number done."""
+    waiting: deque[_InProgress] = deque()
     share: Share | None = None
     tasks: Iterator[Any] = iter(())
     bad: set[int] = set()
@@ -63,26 +63,26 @@ def do_shares(table: Table, work: ShareWork) -> int:
                 try:
                     task = next(tasks, None)
                 except (DataError, MismatchError) as error:
-                    waiting.append(_UnderWay(share.number, fault=error))
+                    waiting.append(_InProgress(share.number, fault=error))
                     share = None
                     continue
                 if task is None:
-                    waiting.append(_UnderWay(share.number))
+                    waiting.append(_InProgress(share.number))
                     share = None
                 else:
-                    waiting.append(_UnderWay(share.number, work.start(task)))
+                    waiting.append(_InProgress(share.number, work.start(task)))
             if not waiting:
                 return count
             oldest = waiting.popleft()
-            count += _hand_on(table, oldest, bad)
+            count += _pass_on(table, oldest, bad)
     finally:
         for left in waiting:
             if left.future is not None:
                 left.future.cancel()
 
 
-def _hand_on(table: Table, oldest: _UnderWay, bad: set[int]) -> int:
-    """Give the table what is done; 1 where a share is complete with it."""
+def _pass_on(table: Table, oldest: _InProgress, bad: set[int]) -> int:
+    """Pass finished work to the table; 1 if it completes a share."""
     try:
         if oldest.fault:
             raise oldest.fault

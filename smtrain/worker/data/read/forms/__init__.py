@@ -1,4 +1,4 @@
-"""Forms of text beside lines, tables and plain files: each a module that gives the documents of a file in order."""
+"""Further formats of text: each module yields the documents of a file in order."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ _READERS = {
 
 
 def form_blocks(file: SourceFile, text_column: str, raw: Any, stream: Any) -> Iterator[Block]:
-    """The documents of a file in blocks of about BLOCK_BYTES; `stream` reads what `raw` holds, unpacked.
+    """The documents of a file in blocks of about BLOCK_BYTES; `stream` is the decompressed `raw`.
 
-    A reader gives texts (or bytes that are to be UTF-8), for what is none a BadLine with its place in the file, and
-    counts of what it does not read.
-    Raises DataError where the file is not what it is called.
+    A reader yields texts (or UTF-8 bytes), a BadLine with its place for a faulty one, and counts of what it does not
+    read. Raises DataError if the file does not have its named format.
     """
     texts: list[str] = []
     bad: list[BadLine] = []
     unread = UnreadText()
-    size = lines = told = 0
+    size = lines = done = 0
     first = True
 
     def block(at: int) -> Block:
-        nonlocal texts, bad, unread, size, told, first
-        made = Block(file, max(at - told, 0), first, Documents(strings(texts), bad, 0, unread))
-        texts, bad, unread, size, told, first = [], [], UnreadText(), 0, max(at, told), False
-        return made
+        nonlocal texts, bad, unread, size, done, first
+        block_ = Block(file, max(at - done, 0), first, Documents(strings(texts), bad, 0, unread))
+        texts, bad, unread, size, done, first = [], [], UnreadText(), 0, max(at, done), False
+        return block_
 
-    for found in _READERS[file.kind](file, stream, text_column):
-        if isinstance(found, UnreadText):
-            unread.count(found)
+    for item in _READERS[file.kind](file, stream, text_column):
+        if isinstance(item, UnreadText):
+            unread.count(item)
             continue
         lines += 1
-        if isinstance(found, BadLine):
-            bad.append(found)
-        elif fault := add_text(texts, found, text_column):
+        if isinstance(item, BadLine):
+            bad.append(item)
+        elif fault := add_text(texts, item, text_column):
             bad.append(BadLine(file.name, lines, fault))
         else:
             size += len(texts[-1])

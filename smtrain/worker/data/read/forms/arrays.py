@@ -1,4 +1,4 @@
-"""One JSON array of objects, as alpaca_data.json is: object after object, never the whole file at once."""
+"""One JSON array of objects, such as alpaca_data.json, read object by object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
-    """The text of every object, and the other fields that hold some."""
+    """The text of every object, and counts of text in other fields."""
     column = TextOf(text_column)
     for number, row in enumerate(objects(file, stream), start=1):
         if not isinstance(row, dict):
@@ -31,7 +31,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
 
 
 def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
-    """The values of the array. Raises DataError where it is none, with the byte."""
+    """The values of the array. Raises DataError with the byte of a fault."""
     decoder = json.JSONDecoder()
     utf8 = codecs.getincrementaldecoder("utf-8-sig")()
     text, at, before, more = "", 0, 0, True
@@ -83,7 +83,7 @@ def objects(file: SourceFile, stream: Any) -> Iterator[Any]:
                 fill()
                 continue
             raise _broken(file, before + len(text[:at].encode()), str(error)) from None
-        if end == len(text) and more:  # a number may go on
+        if end == len(text) and more:  # a number may continue
             fill()
             continue
         yield value

@@ -1,4 +1,4 @@
-"""CSV and TSV with a line of names, quoted fields over several lines among them."""
+"""CSV and TSV with a header line; quoted fields may span lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
-    """The text of every row, and the other columns that hold some.
+    """The text of every row, and counts of text in other columns.
 
-    Raises DataError for a file without the column, or one that is no UTF-8 or no CSV.
+    Raises DataError for a file without the column, or one that is not UTF-8 or not CSV.
     """
     csv.field_size_limit(_LARGEST)
     lines = io.TextIOWrapper(io.BufferedReader(_Readable(stream), 1 << 20), "utf-8-sig", newline="")
@@ -38,7 +38,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
             if not row:
                 continue
             if len(row) != len(names):
-                yield BadLine(file.name, rows.line_num, f"{len(row)} fields where the first line has {len(names)}")
+                yield BadLine(file.name, rows.line_num, f"{len(row)} fields, but the first line has {len(names)}")
                 continue
             record = dict(zip(names, row, strict=True))
             yield column.of(record)[0]
@@ -53,7 +53,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
 
 
 class _Readable(io.RawIOBase):
-    """A stream that only reads, as Python's own readers take one."""
+    """Adapts a stream to Python's own readers."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

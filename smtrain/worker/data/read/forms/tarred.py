@@ -1,4 +1,4 @@
-"""A tar archive: every text file in it is a document, every .jsonl or .json of lines as many as it has lines."""
+"""A tar archive: each text file is a document, and each line of a .jsonl or .json file of lines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TEXT = (".txt", ".md", ".rst", "")
 
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
-    """The texts of all members in their order, and counts of the others.
+    """The texts of all members in order, and counts of other files.
 
-    Raises DataError where it is no whole archive, or none is text.
+    Raises DataError for an incomplete archive, or one without text.
     """
     column = TextOf(text_column)
     others: dict[str, int] = {}
@@ -54,8 +54,8 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
     ends = {name: f"files of a tar that end in {name or 'nothing'}" for name in others} | {"links": "links of a tar"}
     yield UnreadText({ends[name]: count for name, count in others.items()})
     if not texts:
-        found = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
-        raise DataError(f"{file.path} holds no text ({found}); unpack it and give what holds the text.")
+        content = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items())) or "nothing"
+        raise DataError(f"{file.path} holds no text ({content}); unpack it and give what holds the text.")
 
 
 def _lines(name: str, inside: Any, column: TextOf, file: SourceFile) -> Iterator[object]:

@@ -1,4 +1,4 @@
-"""Text of web archives: Common Crawl's WET files, whose records are text already, and text/plain answers in WARC."""
+"""Text of web archives: Common Crawl's WET files, which hold text, and text/plain responses in WARC."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LARGEST = 256 << 20
 
 
 def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The text of every record that is text, and counts of the others.
+    """The text of every text record, and counts of other records.
 
-    Raises DataError for what is no archive, or holds pages alone.
+    Raises DataError for a file that is not an archive, or holds only pages.
     """
     reader = _Archive(stream)
     texts = pages = number = 0
@@ -54,11 +54,11 @@ def documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[obje
 
 
 def _headers(reader: _Archive) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     while line := (reader.line() or b"").strip():
         name, _, value = line.decode("utf-8", "replace").partition(":")
-        found[name.strip().lower()] = value.strip()
-    return found
+        headers[name.strip().lower()] = value.strip()
+    return headers
 
 
 def _media(head: bytes) -> str:
@@ -70,7 +70,7 @@ def _media(head: bytes) -> str:
 
 
 class _Archive:
-    """Lines and counts of bytes out of a stream."""
+    """Reads lines, or numbers of bytes, from a stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._held = stream, b""
@@ -87,7 +87,7 @@ class _Archive:
         return line + b"\n"
 
     def take(self, count: int) -> bytes:
-        """So many bytes, or what there is."""
+        """The next `count` bytes, fewer at the end."""
         parts, left = [self._held[:count]], count - len(self._held)
         self._held = self._held[count:]
         while left > 0 and (read := self._stream.read(min(left, 1 << 20))):

@@ -1,4 +1,4 @@
-"""Wikipedia: MediaWiki's XML dumps, whose wikitext becomes plain text, and what WikiExtractor writes."""
+"""Wikipedia: MediaWiki's XML dumps, whose wikitext becomes plain text, and WikiExtractor's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEFT_OUT = (
     "ref", "gallery", "math", "timeline", "references", "table", "imagemap", "score", "syntaxhighlight", "source",
     "chem", "templatestyles", "graph", "mapframe",
 )  # fmt: skip
-# by themselves before anything is parsed: one quotation mark too many elsewhere hides them from a parser
+# removed before parsing: a stray quotation mark elsewhere can hide them from the parser
 _TAGS = re.compile(
     rf"<!--.*?-->|<({'|'.join(_LEFT_OUT)})(?=[\s/>])(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE
 )
@@ -26,7 +26,7 @@ _SWITCH = re.compile(r"__[A-Z]+__")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 _BREAKS = {"br", "hr", "li", "dd", "dt"}
-# what a template leaves of the brackets and commas around it
+# brackets and commas left over around a removed template
 _EMPTY = re.compile(r"(?: |^)\([\s,;:]*\)", re.MULTILINE)
 _FIRST = re.compile(r"\(\s*(?:[,;]\s*)+")
 _COMMA = re.compile(r" +,(?=\s|$)")
@@ -36,10 +36,10 @@ _LEFT_LINK = re.compile(r"\[\[(?:[^][|]*\|)?|\]\]")
 
 
 def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """The title and the text of every article (namespace 0, no redirect) of a dump, and counts of the other pages.
+    """The title and text of each article (namespace 0, no redirect) of a dump, and counts of the other pages.
 
-    Templates, tables, references, files and categories are left out, links keep their words. Raises DataError without
-    mwparserfromhell, or where the file is no dump.
+    Templates, tables, references, files and categories are dropped, links keep their words. Raises DataError without
+    mwparserfromhell, or if the file is not a dump.
     """
     try:
         import mwparserfromhell
@@ -66,32 +66,32 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
             if name != "page":
                 continue
             number += 1
-            found = {child.tag.rpartition("}")[2]: child for child in element.iter()}
-            if _said(found, "ns") not in ("", "0") or "redirect" in found:
+            fields = {child.tag.rpartition("}")[2]: child for child in element.iter()}
+            if _field(fields, "ns") not in ("", "0") or "redirect" in fields:
                 yield UnreadText(
-                    {"redirects" if "redirect" in found else f"pages of namespace {_said(found, 'ns')}": 1}
+                    {"redirects" if "redirect" in fields else f"pages of namespace {_field(fields, 'ns')}": 1}
                 )
-            elif _said(found, "text"):
+            elif _field(fields, "text"):
                 revisions = sum(child.tag.rpartition("}")[2] == "revision" for child in element)
-                if revisions > 1:  # of a dump of whole histories, the last one is read
+                if revisions > 1:  # in a dump with histories only the last one is read
                     yield UnreadText({"earlier revisions": revisions - 1})
                 try:
-                    text = plain(_said(found, "text"), dropped)
+                    text = plain(_field(fields, "text"), dropped)
                 except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
                     yield BadLine(file.name, number, f"wikitext that cannot be parsed ({error})")
                 else:
-                    yield f"{_said(found, 'title')}\n\n{text}" if text else ""
+                    yield f"{_field(fields, 'title')}\n\n{text}" if text else ""
             root.clear()
     except ElementTree.ParseError as error:
         raise DataError(f"{file.path} is not a whole XML file ({error}); download it again.") from None
 
 
-def _said(found: dict[str, Any], name: str) -> str:
-    return (found[name].text or "").strip() if name in found else ""
+def _field(fields: dict[str, Any], name: str) -> str:
+    return (fields[name].text or "").strip() if name in fields else ""
 
 
 def extracted_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator[object]:
-    """What stands between `<doc id=...>` and `</doc>`, as WikiExtractor writes it into wiki_00, wiki_01..."""
+    """The documents between `<doc id=...>` and `</doc>` that WikiExtractor writes into wiki_00, wiki_01..."""
     held, number, inside = b"", 0, False
     while True:
         read = stream.read(1 << 20)
@@ -127,7 +127,7 @@ def _not_extracted(file: SourceFile, number: int) -> DataError:
 
 
 class _Stream:
-    """What ElementTree reads of."""
+    """A file-like object for ElementTree, which may read without a size."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -137,10 +137,10 @@ class _Stream:
 
 
 def plain(wikitext: str, dropped: set[str]) -> str:
-    """The text; links into the namespaces `dropped` go. Raises what mwparserfromhell does."""
+    """Wikitext as plain text, without links into the namespaces `dropped`. Raises errors of mwparserfromhell."""
     import mwparserfromhell
 
-    # the second time for what the first one uncovers: a comment in a reference
+    # twice, because the first pass can uncover more: a comment in a reference
     without = _TAGS.sub("", _TAGS.sub("", wikitext))
     code = mwparserfromhell.parse("".join(_without_tables(without)))
     text = "".join(_words(code, dropped))
@@ -151,7 +151,7 @@ def plain(wikitext: str, dropped: set[str]) -> str:
 
 
 def _without_tables(text: str) -> Iterator[str]:
-    """What stands outside of {| and |}, which nest; of a table without an end, its first line goes with the rows."""
+    """The text outside of {| and |}, which nest. A table without an end loses only its rows."""
     opened: list[int] = []
     cuts: list[tuple[int, int]] = []
     for mark in _TABLE.finditer(text):
@@ -159,7 +159,7 @@ def _without_tables(text: str) -> Iterator[str]:
             opened.append(mark.start())
         elif opened:
             start = opened.pop()
-            cuts = [cut for cut in cuts if cut[0] < start]  # those within
+            cuts = [cut for cut in cuts if cut[0] < start]  # nested ones
             cuts.append((start, mark.end()))
     at = 0
     for start, stop in cuts:
@@ -169,7 +169,7 @@ def _without_tables(text: str) -> Iterator[str]:
 
 
 def _words(code: Any, dropped: set[str]) -> Iterator[str]:
-    """The words of parsed wikitext. Links within descriptions of pictures go with the pictures."""
+    """The words of parsed wikitext. Links in captions are dropped with their pictures."""
     for node in code.nodes:
         kind = type(node).__name__
         if kind == "Text":
