@@ -22,11 +22,9 @@ from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens
 from smtrain.worker.data.pack.indexes import merge, split
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.train.data_position import Position
 from tests.worker.data.chats import talk, tokenizer, write
+from tests.worker.data.quiet import prepare, prepare_sft
 
 SEQ = 64
 CHATS = [{"messages": talk(f"question {i}", f"this answer {i}")} for i in range(9)]
@@ -38,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> P
     folder = tmp_path_factory.mktemp("whole")
     rows = [{"text": f"the words {i} of a small text " * 20} for i in range(700)]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepare(folder / "a.jsonl", folder / "out", tokenizer_folder, PrepareOptions(seq_len=SEQ), progress=lambda _: None)
+    prepare(folder / "a.jsonl", folder / "out", tokenizer_folder, seq_len=SEQ)
     assert (folder / "out/tokens.bin").stat().st_size > 3 * BLOCK
     return folder / "out"
 
@@ -127,12 +125,7 @@ def test_a_damaged_index_is_noticed_where_it_is_read(data: Path) -> None:
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens_mask.bin"])
 def test_instruction_data_too(tmp_path: Path, name: str) -> None:
     prepare_sft(
-        [write(tmp_path / "chats.jsonl", CHATS)],
-        tmp_path / "out",
-        tokenizer(tmp_path / "model", "chatml"),
-        PrepareOptions(seq_len=SEQ),
-        progress=lambda _: None,
-        say=lambda _: None,
+        write(tmp_path / "chats.jsonl", CHATS), tmp_path / "out", tokenizer(tmp_path / "model", "chatml"), seq_len=SEQ
     )
     flip(tmp_path / "out" / name, 34 + 2)
     with pytest.raises(DataError, match=f"{name} is damaged: block 0".replace(".", r"\.")):

@@ -12,9 +12,8 @@ import pytest
 
 from smtrain.cli.data_keys import one_key, renamed
 from smtrain.core.errors import ConfigError, DataError
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.sft import prepare_sft
 from tests.worker.data.chats import talk, tokenizer
+from tests.worker.data.quiet import prepare_sft
 
 ANSWER = "because of the weather"
 ASKED = "why were they late"
@@ -45,11 +44,7 @@ def written(folder: Path, rows: list[dict[str, Any]], kind: str) -> Path:
 
 
 def prepared(source: Path, folder: Path, name: str, columns: dict[str, str] | None = None, **more: Any) -> Any:
-    return prepare_sft(
-        [source], source.parent / name, folder,
-        PrepareOptions(seq_len=64, workers=1, columns=columns or {}, **more),
-        progress=lambda _: None, say=lambda _: None,
-    )  # fmt: skip
+    return prepare_sft(source, source.parent / name, folder, seq_len=64, workers=1, columns=columns or {}, **more)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

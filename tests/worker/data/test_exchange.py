@@ -19,9 +19,8 @@ from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.indexes import merge, split
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.summary import inspect, ranks, save_picture
+from tests.worker.data.quiet import prepare
 from tests.worker.data.writer import IndexedWriter
 
 
@@ -29,13 +28,7 @@ from tests.worker.data.writer import IndexedWriter
 def prepared(tmp_path: Path, tokenizer_folder: Path) -> Path:
     rows = [json.dumps({"text": f"the words of text {i} " * (i % 5)}) + "\n" for i in range(60)]
     (tmp_path / "a.jsonl").write_text("".join(rows))
-    prepare(
-        tmp_path / "a.jsonl",
-        tmp_path / "prepared",
-        tokenizer_folder,
-        PrepareOptions(seq_len=32),
-        progress=lambda _: None,
-    )
+    prepare(tmp_path / "a.jsonl", tmp_path / "prepared", tokenizer_folder, seq_len=32)
     return tmp_path / "prepared"
 
 
@@ -88,13 +81,7 @@ def test_a_megatron_pair_becomes_a_prepared_dataset_and_input_of_one(golden: Pat
     made = import_tokens(source, tmp_path / "out", vocabulary, 16)
     assert pair(tmp_path / "out/tokens") == pair(source)
     assert made == DatasetManifest.load(tmp_path / "out")
-    prepare(
-        source.with_name(source.name + ".idx"),
-        tmp_path / "again",
-        vocabulary,
-        PrepareOptions(seq_len=16),
-        progress=lambda _: None,
-    )
+    prepare(source.with_name(source.name + ".idx"), tmp_path / "again", vocabulary, seq_len=16)
     documents = [IndexedDataset(tmp_path / folder / "tokens") for folder in ("out", "again")]
     assert documents[0].tokens.tolist() == documents[1].tokens.tolist()
     ends = [np.cumsum(d.lengths)[d.document_index[1:] - 1].tolist() for d in documents]

@@ -18,13 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine, read_block
 from smtrain.worker.data.read.sources import find_files
+from tests.worker.data.quiet import prepare, prepare_sft
 
 TEXTS = ["the first", "", 'a "quoted", one\nover two lines', "數 é 🙂", "the last " * 90]
 
@@ -302,13 +300,7 @@ def test_they_become_tokens_like_lines(tmp_path: Path, tokenizer_folder: Path) -
     (tmp_path / "a.json").write_text(json.dumps(rows))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
-        prepare(
-            tmp_path / name,
-            tmp_path / f"{name}-out",
-            tokenizer_folder,
-            PrepareOptions(seq_len=8),
-            progress=lambda _: None,
-        )
+        prepare(tmp_path / name, tmp_path / f"{name}-out", tokenizer_folder, seq_len=8)
     assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()
 
 
@@ -324,11 +316,5 @@ def test_conversations_in_one_array(tmp_path: Path, tokenizer_folder: Path) -> N
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("a.json", "b.jsonl"):
-        prepare_sft(
-            [tmp_path / name],
-            tmp_path / f"{name}-out",
-            model,
-            PrepareOptions(seq_len=32, workers=1),
-            progress=lambda _: None,
-        )
+        prepare_sft(tmp_path / name, tmp_path / f"{name}-out", model, seq_len=32, workers=1)
     assert (tmp_path / "a.json-out/tokens.bin").read_bytes() == (tmp_path / "b.jsonl-out/tokens.bin").read_bytes()

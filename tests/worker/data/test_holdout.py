@@ -18,12 +18,10 @@ from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import resumable
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
 from tests.worker.data.chats import tokenizer as chat_tokenizer
 from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.quiet import prepare, prepare_sft
 from tests.worker.data.writer import IndexedWriter
 
 TENTH = HoldOut(fraction=0.1)
@@ -41,12 +39,8 @@ def texts(prefix: Path, tokenizer: Path) -> list[str]:
     return [words.decode(data[i][:-1].tolist()) for i in range(len(data))]
 
 
-QUIET: Any = {"progress": lambda _: None, "say": lambda _: None}
-
-
-def quietly(source: Any, output: Path, tokenizer: Path, **more: Any) -> DatasetManifest:
-    calls = {name: more.pop(name) for name in ("progress", "say", "parts", "machines") if name in more}
-    return prepare(source, output, tokenizer, PrepareOptions(**{"seq_len": 32, **more}), **{**QUIET, **calls})
+def quietly(source: Any, output: Path, tokenizer: Path, **options: Any) -> DatasetManifest:
+    return prepare(source, output, tokenizer, **{"seq_len": 32, **options})
 
 
 @pytest.fixture
@@ -148,13 +142,13 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     rows = [{"instruction": f"question {i}", "output": f"answer {i}"} for i in range(200)]
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    manifest = prepare_sft([source], tmp_path / "out", words, PrepareOptions(seq_len=64, holdout=TENTH), **QUIET)
+    manifest = prepare_sft(source, tmp_path / "out", words, seq_len=64, holdout=TENTH)
     assert manifest.validation is not None
     held_out, mask = (IndexedDataset(tmp_path / "out" / name) for name in ("validation", "validation_mask"))
     assert held_out.lengths.tolist() == mask.lengths.tolist()
     assert (manifest.samples, len(held_out)) == (200 - len(held_out), manifest.validation["samples"])
     assert 5 <= len(held_out) <= 40
-    every = prepare_sft([source], tmp_path / "all", words, PrepareOptions(seq_len=64), **QUIET)
+    every = prepare_sft(source, tmp_path / "all", words, seq_len=64)
     assert every.validation is None
     whole = IndexedDataset(tmp_path / "all/tokens")
     known = {tuple(whole[i].tolist()) for i in range(len(whole))}
@@ -163,9 +157,8 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
     assert sides[0] | sides[1] == known
     assert not sides[0] & sides[1]
     for fraction, words_ in ((1e-9, "holds out none of 200 samples"), (1 - 1e-9, "holds out all 200 samples")):
-        options = PrepareOptions(seq_len=64, holdout=HoldOut(fraction=fraction))
         with pytest.raises(DataError, match=words_):
-            prepare_sft([source], tmp_path / "none", words, options, **QUIET)
+            prepare_sft(source, tmp_path / "none", words, seq_len=64, holdout=HoldOut(fraction=fraction))
 
 
 def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[list[int], list[int]]]:

@@ -16,9 +16,8 @@ import pytest
 from smtrain.core.config.textfiles import choose_in
 from smtrain.core.errors import DataError
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
+from tests.worker.data.quiet import prepare
 from tests.worker.data.test_sources import read
 
 
@@ -179,13 +178,6 @@ def test_prepare_says_it_and_keeps_it_in_the_manifest(tmp_path: Path, tokenizer_
     (tmp_path / "in/a.jsonl").write_bytes(line("words of text " * 20))
     (tmp_path / "in/b.docx").write_text("x")
     said: list[str] = []
-    prepare(
-        tmp_path / "in",
-        tmp_path / "out",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8),
-        say=said.append,
-        progress=lambda _: None,
-    )
+    prepare(tmp_path / "in", tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append)
     assert said[0].startswith(f"prepare: {tmp_path / 'in'}: b.docx is left out: ")
     assert DatasetManifest.load(tmp_path / "out").left_out == [said[0].removeprefix("prepare: ")]

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from tests.worker.data.quiet import prepare
 from tests.worker.data.writer import IndexedWriter
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
@@ -42,9 +41,7 @@ def documents(data: Any) -> list[list[int]]:
 def test_it_reads_what_prepare_wrote(theirs: Any, mmap: bool, tmp_path: Path, tokenizer_folder: Path) -> None:
     texts = [f"the words of text {i} " * (i % 4) for i in range(50)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    manifest = prepare(
-        tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8), progress=lambda _: None
-    )
+    manifest = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=8)
     tokenizer = load_tokenizer(tokenizer_folder)
     encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     ids = [[*document, manifest.eos_id] if document else [] for document in encoded]  # as Megatron's preprocess_data

@@ -10,10 +10,9 @@ import pytest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.prepare.part_uploads import Parts, StoppedError
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
+from tests.worker.data.quiet import prepare
 from tests.worker.data.test_prepare import lines
 
 
@@ -45,7 +44,10 @@ class Machine:
             self.sources,
             out,
             self.tokenizer,
-            PrepareOptions(seq_len=8, max_bad=max_bad, cleaning=Cleaning(deduplicate=True), workers=2),
+            seq_len=8,
+            max_bad=max_bad,
+            cleaning=Cleaning(deduplicate=True),
+            workers=2,
             progress=stop,
             say=self.said.append,
             parts=Parts(self.parts, every) if every else None,
@@ -103,9 +105,11 @@ def test_asked_to_end_it_keeps_what_is_done_and_leaves_no_half_output(machine: M
             machine.sources,
             machine.folder / "out",
             machine.tokenizer,
-            PrepareOptions(seq_len=8, max_bad=3, workers=2, cleaning=Cleaning(deduplicate=True)),
+            seq_len=8,
+            max_bad=3,
+            workers=2,
+            cleaning=Cleaning(deduplicate=True),
             progress=lambda _: parts.stop.set(),
-            say=lambda _: None,
             parts=parts,
         )
     assert not (machine.folder / "out").exists()

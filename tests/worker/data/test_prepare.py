@@ -26,12 +26,11 @@ from smtrain.worker.data.prepare import prepare as prepare_module
 from smtrain.worker.data.prepare import progress as progress_module
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare.journal import Journal
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.tokenize import encoder
 from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.quiet import prepare
 
 
 def lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -50,13 +49,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("append", "name"), [(True, "corpus"), (False, "corpus_noeod")])
 def test_writes_what_megatron_preprocessing_writes(golden: Path, tmp_path: Path, append: bool, name: str) -> None:
-    manifest = prepare(
-        golden / "corpus.jsonl",
-        tmp_path / "out",
-        golden / "tokenizer",
-        PrepareOptions(seq_len=16, append_eod=append),
-        progress=ignore,
-    )
+    manifest = prepare(golden / "corpus.jsonl", tmp_path / "out", golden / "tokenizer", seq_len=16, append_eod=append)
     for end in ("bin", "idx"):
         ours = (tmp_path / "out" / f"tokens.{end}").read_bytes()
         assert ours == (golden / f"{name}_text_document.{end}").read_bytes()
@@ -71,7 +64,7 @@ def ignore(progress: DataProgress) -> None:
 
 def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     seen: list[DataProgress] = []
-    manifest = prepare(text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=32), progress=seen.append)
+    manifest = prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, progress=seen.append)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     data = IndexedDataset(tmp_path / "out" / "tokens")
     documents = [tokenizer.decode(data[i][:-1].tolist()) for i in range(len(data))]
@@ -98,13 +91,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     lines(text / "c.jsonl", rows * 300)
     made = []
     for workers in (1, 2):
-        prepare(
-            text,
-            tmp_path / "out",
-            tokenizer_folder,
-            PrepareOptions(seq_len=32, workers=workers, max_bad=300),
-            progress=ignore,
-        )
+        prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, workers=workers, max_bad=300)
         made.append({p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()})
     assert made[0] == made[1]
     manifest = DatasetManifest.load(tmp_path / "out")
@@ -118,37 +105,27 @@ def test_a_bad_line_stops_and_leaves_what_was_there(
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
     out = tmp_path / "out"
-    prepare(text, out, tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore)
+    prepare(text, out, tokenizer_folder, seq_len=32)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     with (text / "a.jsonl").open("a") as handle:
         handle.write("{broken\n{again\n")
     sentence = r"a\.jsonl, line 201: not JSON .* 2 bad lines so far and max_bad is 1, .* raise data\.max_bad"
     with pytest.raises(DataError, match=sentence):
-        prepare(text, out, tokenizer_folder, PrepareOptions(seq_len=32, max_bad=1, workers=workers), progress=ignore)
+        prepare(text, out, tokenizer_folder, seq_len=32, max_bad=1, workers=workers)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
     with pytest.raises(DataError):
-        prepare(
-            text,
-            tmp_path / "new",
-            tokenizer_folder,
-            PrepareOptions(seq_len=32, max_bad=1, workers=workers),
-            progress=ignore,
-        )
+        prepare(text, tmp_path / "new", tokenizer_folder, seq_len=32, max_bad=1, workers=workers)
     assert not (tmp_path / "new").exists()
-    assert (
-        prepare(text, out, tokenizer_folder, PrepareOptions(seq_len=32, max_bad=2), progress=ignore).bad_line_count == 2
-    )
+    assert prepare(text, out, tokenizer_folder, seq_len=32, max_bad=2).bad_line_count == 2
 
 
 def test_too_little_text_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "a.txt").write_text("two words")
     with pytest.raises(DataError, match=r"gives \d+ tokens in 1 documents, and one sample needs seq_len \+ 1 = 65"):
-        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=64), progress=ignore)
+        prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=64)
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError, match="gives 0 tokens in 0 documents"):
-        prepare(
-            tmp_path / "empty.jsonl", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=4), progress=ignore
-        )
+        prepare(tmp_path / "empty.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4)
 
 
 def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -156,18 +133,12 @@ def test_text_without_one_good_line_is_said_to_be_bad_and_not_short(tmp_path: Pa
     with pytest.raises(
         DataError, match=r"all 2 lines are bad, beginning with a\.jsonl, line 1: no column 'text'.*correct"
     ):
-        prepare(
-            tmp_path / "a.jsonl",
-            tmp_path / "out",
-            tokenizer_folder,
-            PrepareOptions(seq_len=4, max_bad=5),
-            progress=ignore,
-        )
+        prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, max_bad=5)
 
 
 def test_what_the_tokenizer_folder_must_say(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     def attempt(folder: Path, **more: Any) -> DatasetManifest:
-        return prepare(text, tmp_path / "out", folder, PrepareOptions(seq_len=8, **more), progress=ignore)
+        return prepare(text, tmp_path / "out", folder, seq_len=8, **more)
 
     folder = tmp_path / "model"
     with pytest.raises(DataError, match="does not exist; give the folder of a model"):
@@ -203,8 +174,7 @@ def test_a_truncating_tokenizer_file_does_not_truncate(text: Path, tmp_path: Pat
     tokenizer.enable_padding(length=9)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokens = [
-        prepare(text, tmp_path / f"out{i}", f, PrepareOptions(seq_len=8), progress=ignore).tokens
-        for i, f in enumerate((folder, tokenizer_folder))
+        prepare(text, tmp_path / f"out{i}", f, seq_len=8).tokens for i, f in enumerate((folder, tokenizer_folder))
     ]
     assert tokens[0] == tokens[1]
 
@@ -215,8 +185,8 @@ def test_a_large_vocabulary_takes_four_bytes(text: Path, tmp_path: Path, tokeniz
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["unreached"] = 70_000
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    wide = prepare(text, tmp_path / "wide", folder, PrepareOptions(seq_len=8), progress=ignore)
-    prepare(text, tmp_path / "narrow", tokenizer_folder, PrepareOptions(seq_len=8), progress=ignore)
+    wide = prepare(text, tmp_path / "wide", folder, seq_len=8)
+    prepare(text, tmp_path / "narrow", tokenizer_folder, seq_len=8)
     assert (wide.dtype, wide.vocab_size) == ("int32", 70_001)
     np.testing.assert_array_equal(
         IndexedDataset(tmp_path / "wide" / "tokens").tokens, IndexedDataset(tmp_path / "narrow" / "tokens").tokens
@@ -230,13 +200,13 @@ def test_progress_is_a_line_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare(text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8))
+    prepare(text, tmp_path / "out", tokenizer_folder, seq_len=8, progress=None, say=None)
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 1
     assert "MB/s" in err[0]
     assert "201 documents" in err[0]
     monkeypatch.setattr(progress_module, "LINE_SECONDS", 0.0)
-    prepare(text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=8))
+    prepare(text, tmp_path / "out", tokenizer_folder, seq_len=8, progress=None, say=None)
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
@@ -247,14 +217,10 @@ def test_gigatoken_and_tokenizers_write_the_same_bytes(
     with (text / "a.jsonl").open("a") as handle:
         for line in ("naïve 東京 🙂\u200d🙂 \\ud83d", " <|end|> in <|end|>the text", "\t\n  \r\n", "e\u0301" * 40):
             handle.write(json.dumps({"text": line}) + "\n")
-    fast = prepare(
-        text, tmp_path / "fast", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore, say=said.append
-    )
+    fast = prepare(text, tmp_path / "fast", tokenizer_folder, seq_len=32, say=said.append)
     assert (fast.tokenized_by.split()[0], said) == ("gigatoken", [])
     monkeypatch.setitem(sys.modules, "gigatoken", None)
-    plain = prepare(
-        text, tmp_path / "plain", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore, say=said.append
-    )
+    plain = prepare(text, tmp_path / "plain", tokenizer_folder, seq_len=32, say=said.append)
     assert plain.tokenized_by.split()[0] == "tokenizers"
     assert "gigatoken is not installed" in said[0]
     assert plain.files == fast.files
@@ -264,7 +230,7 @@ def test_one_id_that_differs_ends_the_use_of_gigatoken(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)
-    wanted = prepare(text, tmp_path / "right", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore)
+    wanted = prepare(text, tmp_path / "right", tokenizer_folder, seq_len=32)
     right, calls = encoder._giga, []
 
     def wrong(*asked: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -274,9 +240,7 @@ def test_one_id_that_differs_ends_the_use_of_gigatoken(
 
     monkeypatch.setattr(encoder, "_giga", wrong)
     said: list[str] = []
-    made = prepare(
-        text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore, say=said.append
-    )
+    made = prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32, say=said.append)
     assert "beginning again with tokenizers: gigatoken" in said[0]
     assert made.tokenized_by.startswith("tokenizers")
     assert made.files == wanted.files
@@ -290,28 +254,15 @@ def test_a_tokenizer_that_gigatoken_does_not_take(text: Path, tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     tokenizer.save(str(tmp_path / "model/tokenizer.json"))
     said: list[str] = []
-    made = prepare(
-        text,
-        tmp_path / "out",
-        tmp_path / "model",
-        PrepareOptions(seq_len=8, append_eod=False),
-        progress=ignore,
-        say=said.append,
-    )
+    made = prepare(text, tmp_path / "out", tmp_path / "model", seq_len=8, append_eod=False, say=said.append)
     assert made.tokenized_by.startswith("tokenizers")
     assert "does not take this tokenizer" in said[0]
 
 
 def test_several_sources_are_a_part_each(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
-    alone = prepare(text / "a.jsonl", tmp_path / "alone", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore)
+    alone = prepare(text / "a.jsonl", tmp_path / "alone", tokenizer_folder, seq_len=32)
     lines(tmp_path / "more.jsonl", [{"text": "more words of another source " * 9}] * 20)
-    both = prepare(
-        [text / "a.jsonl", tmp_path / "more.jsonl"],
-        tmp_path / "both",
-        tokenizer_folder,
-        PrepareOptions(seq_len=32),
-        progress=ignore,
-    )
+    both = prepare([text / "a.jsonl", tmp_path / "more.jsonl"], tmp_path / "both", tokenizer_folder, seq_len=32)
     assert [part["prefix"] for part in both.parts] == ["tokens_0", "tokens_1"]
     assert both.files["tokens_0.bin"] == alone.files["tokens.bin"]
     assert both.samples == sum(part["samples"] for part in both.parts)
@@ -323,13 +274,7 @@ def test_cleaning_and_duplicates(tmp_path: Path, tokenizer_folder: Path, monkeyp
     texts = ["cafe\u0301 \x07bell\r\n", "short", "a longer text of words", "a longer text of words", "caf\u00e9 bell\n"]
     lines(tmp_path / "a.jsonl", [{"text": t} for t in texts * 2])
     how = Cleaning(unicode="nfc", strip_control=True, min_characters=6, deduplicate=True)
-    made = prepare(
-        tmp_path / "a.jsonl",
-        tmp_path / "out",
-        tokenizer_folder,
-        PrepareOptions(seq_len=4, cleaning=how),
-        progress=ignore,
-    )
+    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer_folder, seq_len=4, cleaning=how)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     data = IndexedDataset(tmp_path / "out/tokens")
     assert [tokenizer.decode(data[i][:-1].tolist()) for i in range(len(data))] == [texts[4], texts[2]]
@@ -357,9 +302,9 @@ def test_beyond_its_size_the_filter_keeps_and_counts() -> None:
 def test_two_runs_do_not_write_one_folder(text: Path, tmp_path: Path, tokenizer_folder: Path) -> None:
     held = Journal(tmp_path / "out/.tokens.partial")
     with pytest.raises(DataError, match="is being written by another process"):
-        prepare(text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore)
+        prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32)
     held.close(remove=True)
-    prepare(text, tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=32), progress=ignore)
+    prepare(text, tmp_path / "out", tokenizer_folder, seq_len=32)
 
 
 RUN = """
@@ -444,9 +389,11 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
             sources,
             out,
             tokenizer_folder,
-            PrepareOptions(seq_len=8, max_bad=3, cleaning=Cleaning(deduplicate=True), workers=2),
+            seq_len=8,
+            max_bad=3,
+            cleaning=Cleaning(deduplicate=True),
+            workers=2,
             progress=progress,
-            say=lambda _: None,
         )
 
     goes_on_after_every_block(run, tmp_path, 8)

@@ -13,13 +13,12 @@ import pytest
 from smtrain.cli.data_keys import renamed
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read.record_fields import FIELDS, PAIRS, RecordField, field_table
 from smtrain.worker.data.tokenize.chat import COLUMNS, GREETING, NAMED, conversation
 from smtrain.worker.data.tokenize.turns import RecordFault
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import TEMPLATES, talk, tokenizer, write
+from tests.worker.data.quiet import prepare_sft
 from tests.worker.data.test_sft import read
 
 ROOT = Path(__file__).parents[3]
@@ -54,9 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepared(rows: list[Any], tmp_path: Path, folder: Path, **more: Any) -> tuple[DatasetManifest, list[str]]:
     said: list[str] = []
-    options = PrepareOptions(**{"seq_len": 400, "workers": 1, **more})
-    source = write(tmp_path / "a.jsonl", rows)
-    made = prepare_sft([source], tmp_path / "out", folder, options, progress=lambda _: None, say=said.append)
+    options = {"seq_len": 400, "workers": 1, "say": said.append, **more}
+    made = prepare_sft(write(tmp_path / "a.jsonl", rows), tmp_path / "out", folder, **options)
     return made, said
 
 

@@ -15,10 +15,9 @@ from smtrain.core.errors import DataError
 from smtrain.plane.client import ensure_running
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
 from tests import as_told
+from tests.worker.data.quiet import prepare
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def prepared(source: Path | str, output: Path, tokenizer: Path) -> dict[str, bytes]:
-    prepare(source, output, tokenizer, PrepareOptions(seq_len=8), progress=lambda _: None)
+    prepare(source, output, tokenizer, seq_len=8)
     return written(output)
 
 
@@ -127,14 +126,7 @@ def test_a_job_reads_them_through_its_channel_and_refines_them(
     job = smtrain.launch(config, stage="prepare", say=lambda _: None)
     download(job.target, [(job.output, tmp_path / "there")])
     cleaning = Cleaning(filters=("fineweb",), pii="mask", near=NearDuplicates(0.6))
-    here = prepare(
-        folder,
-        tmp_path / "here",
-        trained_inputs["model"],
-        PrepareOptions(seq_len=8, cleaning=cleaning),
-        say=lambda _: None,
-        progress=lambda _: None,
-    )
+    here = prepare(folder, tmp_path / "here", trained_inputs["model"], seq_len=8, cleaning=cleaning)
     there = DatasetManifest.load(tmp_path / "there")
     assert there.content == here.content
     assert there.dropped == here.dropped

@@ -21,14 +21,13 @@ from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare import sft as sft_module
 from smtrain.worker.data.prepare.journal import Journal
 from smtrain.worker.data.prepare.part_uploads import Parts
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.progress import DataProgress
-from smtrain.worker.data.prepare.sft import prepare_sft
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.summary import inspect
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.quiet import prepare_sft
 
 SEQ_LEN = 63
 
@@ -39,9 +38,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def prepared(source: Path, output: Path, folder: Path, said: list[str] | None = None, **more: Any) -> DatasetManifest:
-    calls: dict[str, Any] = {"progress": lambda _: None, "say": (said if said is not None else []).append}
-    calls |= {name: more.pop(name) for name in ("progress", "parts") if name in more}
-    return prepare_sft([source], output, folder, PrepareOptions(**{"seq_len": SEQ_LEN, **more}), **calls)
+    say = (said if said is not None else []).append
+    return prepare_sft(source, output, folder, **{"seq_len": SEQ_LEN, "say": say, **more})
 
 
 def read(output: Path, folder: Path) -> list[tuple[str, str]]:

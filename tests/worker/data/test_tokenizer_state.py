@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 from smtrain.core.errors import CheckpointError, DataError
 from smtrain.core.model import hf_tokenizer
 from smtrain.worker.data.pack.indexed import IndexedDataset
-from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import encoder
@@ -23,6 +22,7 @@ from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json,
 from smtrain.worker.generation.load import refuse_unknown_ids
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import tokenizer
+from tests.worker.data.quiet import prepare
 
 TEXT = "the words of a small text, and some words more " * 4
 TRUNCATED = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
@@ -160,7 +160,7 @@ def test_an_end_that_the_model_does_not_have_is_refused(eos: Any, folder: Path, 
     words = rf"eos_token_id is {number} and the model has the ids 0 to 511 .* as eos_token in tokenizer_config\.json"
     for append in (True, False):
         with pytest.raises(DataError, match=words):
-            prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, PrepareOptions(seq_len=8, append_eod=append))
+            prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, seq_len=8, append_eod=append, progress=None)
     assert not (tmp_path / "out").exists()
     # the remedy
     change(folder / "tokenizer_config.json", eos_token="<|end|>")
@@ -170,7 +170,7 @@ def test_an_end_that_the_model_does_not_have_is_refused(eos: Any, folder: Path, 
     change(folder / "config.json", eos_token_id=[511, 50256])
     facts = tokenizer_facts(folder)
     assert (facts.eos_id, facts.vocab_size) == (511, 512)
-    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, PrepareOptions(seq_len=8), say=lambda _: None)
+    made = prepare(tmp_path / "a.jsonl", tmp_path / "out", folder, seq_len=8, progress=None)
     assert IndexedDataset(tmp_path / "out/tokens").tokens.max() == 511 < made.vocab_size
 
 

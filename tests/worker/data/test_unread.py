@@ -21,8 +21,6 @@ from smtrain.worker.data.pack.exchange import import_tokens
 from smtrain.worker.data.pack.indexed import write_index
 from smtrain.worker.data.prepare.cluster.wire import pack, unpack
 from smtrain.worker.data.prepare.pieces import TextPiece
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
@@ -30,6 +28,7 @@ from smtrain.worker.data.read.reading import read_block
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence
 from tests.typed import typed as smtrain
+from tests.worker.data.quiet import prepare
 
 TEXT = "words of a small text " * 9
 ROWS: list[dict[str, Any]] = [
@@ -137,22 +136,14 @@ def test_it_is_said_before_anything_is_trained(
     # whatever the blocks are
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
     said: list[str] = []
-    made = prepare(
-        tmp_path / "a.jsonl",
-        tmp_path / "small",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8),
-        say=said.append,
-        progress=lambda _: None,
-    )
+    made = prepare(tmp_path / "a.jsonl", tmp_path / "small", tokenizer_folder, seq_len=8, say=said.append)
     assert made.unread == {"title": 2, "when": 3, "meta": 1}
     made = prepare(
         write(tmp_path / "only.jsonl", [{"text": TEXT, "n": 3}]),
         tmp_path / "only",
         tokenizer_folder,
-        PrepareOptions(seq_len=8),
+        seq_len=8,
         say=said.append,
-        progress=lambda _: None,
     )
     assert made.unread == {}
     assert "unread" not in (tmp_path / "only/manifest.json").read_text()
@@ -224,14 +215,7 @@ def test_modes_and_held_out_documents_are_named(
     lengths = np.full(4, 10, np.int32)
     write_index(tmp_path / "a.idx", np.dtype("<u2"), lengths, np.arange(5), np.zeros(4, np.int8))
     said: list[str] = []
-    made = prepare(
-        tmp_path,
-        tmp_path / "out",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8),
-        say=said.append,
-        progress=lambda _: None,
-    )
+    made = prepare(tmp_path, tmp_path / "out", tokenizer_folder, seq_len=8, say=said.append)
     assert made.unread == {"modes of a multimodal dataset": 4}
     assert import_tokens(tmp_path / "a", tmp_path / "in", tokenizer_folder, 8).unread == made.unread
     rows = [{"text": f"{i} {TEXT}"} for i in range(40)]
@@ -239,9 +223,9 @@ def test_modes_and_held_out_documents_are_named(
         write(tmp_path / "a.jsonl", rows),
         tmp_path / "held",
         tokenizer_folder,
-        PrepareOptions(seq_len=8, holdout=HoldOut(0.3)),
+        seq_len=8,
+        holdout=HoldOut(0.3),
         say=said.append,
-        progress=lambda _: None,
     )
     monkeypatch.chdir(tmp_path)
     for line in ("export held blocks --seq-len 8", "merge held all", "split held part 1 1"):

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates, SeenDocuments
 from smtrain.worker.data.clean.near import SeenSignatures, band_keys, shingles
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.extras import need
 from tests.tiers import examples
+from tests.worker.data.quiet import prepare
 
 need("rensa")
 
@@ -59,14 +58,7 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     texts = [first, f"{first} and an end", " ".join(draw.choices(words, k=200)), "...", "!!!", first.upper(), ""]
     source = tmp_path / "a.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = prepare(
-        source,
-        tmp_path / "out",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8, cleaning=Cleaning(near=NearDuplicates())),
-        progress=lambda _: None,
-        say=lambda _: None,
-    )
+    made = prepare(source, tmp_path / "out", tokenizer_folder, seq_len=8, cleaning=Cleaning(near=NearDuplicates()))
     assert made.dropped == {"near duplicates": 2}
     about = made.near_duplicates
     assert (about["compared"], about["left_out"], about["rate"]) == (7, 2, 2 / 7)
@@ -75,14 +67,7 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     # exact duplicates go first, and are compared no more
     both = Cleaning(deduplicate=True, near=NearDuplicates())
     source.write_text(source.read_text() * 2)
-    made = prepare(
-        source,
-        tmp_path / "two",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8, cleaning=both),
-        progress=lambda _: None,
-        say=lambda _: None,
-    )
+    made = prepare(source, tmp_path / "two", tokenizer_folder, seq_len=8, cleaning=both)
     assert made.dropped == {"duplicates": 7, "near duplicates": 2}
     assert made.near_duplicates["compared"] == 7
 

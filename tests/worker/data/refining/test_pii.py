@@ -15,10 +15,9 @@ from smtrain.worker.data.clean import refiner
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.pii import CARD, EMAIL, IP, PHONE, PersonalData, luhn
 from smtrain.worker.data.clean.refiner import refining
-from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from tests.extras import need
 from tests.tiers import examples
+from tests.worker.data.quiet import prepare
 
 need("phonenumbers")
 
@@ -77,14 +76,7 @@ def test_long_runs_of_what_patterns_begin_with_come_to_an_end() -> None:
 def test_masked_dropped_or_only_counted(asked: Any, tmp_path: Path, tokenizer_folder: Path) -> None:
     texts = ["the words of a small text"] * 3 + ["mail me@host.org and me2@host.org"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = prepare(
-        tmp_path / "a.jsonl",
-        tmp_path / asked,
-        tokenizer_folder,
-        PrepareOptions(seq_len=8, cleaning=Cleaning(pii=asked)),
-        progress=lambda _: None,
-        say=lambda _: None,
-    )
+    made = prepare(tmp_path / "a.jsonl", tmp_path / asked, tokenizer_folder, seq_len=8, cleaning=Cleaning(pii=asked))
     assert made.noted == {EMAIL: 2}
     assert made.dropped == ({"with personal data": 1} if asked == "drop" else {})
     assert made.examples == {EMAIL: ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"]}
@@ -93,14 +85,7 @@ def test_masked_dropped_or_only_counted(asked: Any, tmp_path: Path, tokenizer_fo
     (tmp_path / "b.jsonl").write_text(
         "".join(json.dumps({"text": t}) + "\n" for t in [*texts[:3], *([] if asked == "drop" else masked)])
     )
-    prepare(
-        tmp_path / "b.jsonl",
-        tmp_path / "wanted",
-        tokenizer_folder,
-        PrepareOptions(seq_len=8),
-        progress=lambda _: None,
-        say=lambda _: None,
-    )
+    prepare(tmp_path / "b.jsonl", tmp_path / "wanted", tokenizer_folder, seq_len=8)
     assert (tmp_path / asked / "tokens.bin").read_bytes() == (tmp_path / "wanted/tokens.bin").read_bytes()
 
 

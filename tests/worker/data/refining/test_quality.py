@@ -14,7 +14,6 @@ from smtrain import load_config
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.quality import FILTERS, judge
-from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.report import report
@@ -22,6 +21,7 @@ from smtrain.worker.data.report_page import page
 from tests.extras import need
 from tests.worker.data.cluster.hosts import ends_after, on_machines, until_done
 from tests.worker.data.cluster.test_machines import digest
+from tests.worker.data.quiet import prepare
 
 need("datatrove", "spacy", "rensa", "phonenumbers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -84,7 +84,7 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
     cleaning = Cleaning(deduplicate=True, filters=names, pii="mask", near=NearDuplicates())
     options = PrepareOptions(seq_len=8, workers=1, cleaning=cleaning)
     sources = [tmp_path / "text"]
-    made = prepare(sources, tmp_path / "wanted", tokenizer_folder, options, progress=lambda _: None, say=lambda _: None)
+    made = prepare(sources, tmp_path / "wanted", tokenizer_folder, seq_len=8, workers=1, cleaning=cleaning)
     assert made.documents
     assert made.dropped["near duplicates"] == made.near_duplicates["left_out"] > 0
     assert {reason.split(":")[0] for reason in made.dropped} > {"by gopher_quality"}
@@ -145,5 +145,5 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
     (tmp_path / "a.txt").write_text("some words")
     for asked in (Cleaning(filters=("c4",)), Cleaning(near=NearDuplicates())):
         with pytest.raises(DataError, match="this needs the package"):
-            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, PrepareOptions(seq_len=1, cleaning=asked))
+            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=1, cleaning=asked, progress=None)
     assert not (tmp_path / "out").exists()
