@@ -155,11 +155,11 @@ def merge(
     typed(FLAGS)
     for name in [*datasets, output]:
         named("DATASET or PREFIX", name)
-    from smtrain.worker.data.pack import exchange, indexes
+    from smtrain.worker.data.pack import exchange
 
     folders = [Path(folder_of(name)) for name in datasets]
     prefixes = [prefix for folder in folders for prefix in exchange.prefixes(folder)]
-    say(f"{output}: {indexes.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
+    say(f"{output}: {exchange.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
     for note in filter(None, map(exchange.held_out_note, folders)):
         say(note)
 
@@ -179,13 +179,13 @@ def split(
     typed(FLAGS)
     named("DATASET", dataset)
     named("PREFIX", output)
-    from smtrain.worker.data.pack import exchange, indexes
+    from smtrain.worker.data.pack import exchange
 
     folder = Path(folder_of(dataset))
     found = exchange.prefixes(folder)
     if len(found) != 1:
         raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
-    for made in indexes.split(found[0], Path(output), shares, overwrite=overwrite):
+    for made in exchange.split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
     if note := exchange.held_out_note(folder):
         say(note)

@@ -93,7 +93,7 @@ def report(
     untested = UnreadText()
     tested = HeldTests(_texts(against, text_column, format, encoding, untested)) if against else None
     if tested is not None and tested.texts == tested.short:
-        raise DataError(f"{against[0]}: none of {tested.texts} texts has 13 words; give longer ones to compare with.")
+        raise DataError(f"{against[0]}: no text of {tested.texts} has 13 words; give longer ones to compare with.")
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
     cleaning = cleaning or Cleaning()
     refine_versions(cleaning)  # raises if a package is missing

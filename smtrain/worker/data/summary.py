@@ -17,7 +17,6 @@ from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 
 _TOP = 12
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,17 @@ class DatasetSummary:
 def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
     """Read a prepared folder or a Megatron pair through once. With a tokenizer folder, tokens are shown as text.
 
-    Raises DataError if it is neither.
+    Raises DataError for anything else.
     """
     parts = [IndexedDataset(prefix) for prefix in prefixes(path, answers=True)]
     counts = np.zeros(0, np.int64)
     for part in parts:
         if part.dtype.kind == "f":
             raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
-        for at in range(0, len(part.tokens), _CHUNK):
-            chunk = np.bincount(part.read(at, min(at + _CHUNK, len(part.tokens))), minlength=len(counts))
-            chunk[: len(counts)] += counts
-            counts = chunk
+        for tokens_ in part.chunks():
+            more = np.bincount(tokens_, minlength=len(counts))
+            more[: len(counts)] += counts
+            counts = more
     lengths = np.concatenate([_document_lengths(part) for part in parts])
     tokens = int(counts.sum())
     facts: dict[str, Any] = {

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "megatron"
 @pytest.fixture(scope="session")
 def golden() -> Path:
     if not GOLDEN.is_dir():
-        pytest.skip(f"{GOLDEN} is not here: the golden files lie beside the checkout")
+        pytest.skip(f"{GOLDEN} is not here: the golden files are next to the checkout")
     return GOLDEN
 
 

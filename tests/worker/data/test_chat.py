@@ -133,5 +133,5 @@ def test_a_template_that_forgets_earlier_turns_is_told(tmp_path: Path, monkeypat
 
 
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no chat template, .* put a chat_template\.jinja beside"):
+    with pytest.raises(DataError, match=r"has no chat template, .* put a chat_template\.jinja next to"):
         ChatTemplate(tokenizer(tmp_path, None))

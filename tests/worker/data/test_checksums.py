@@ -1,4 +1,4 @@
-"""Damage to prepared data is noticed where it is first read, and named."""
+"""Damage to prepared data is noticed and named at the first read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from smtrain.worker.data.checksums import BLOCK, Rolling
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.data.pack.exchange import export_blocks, import_tokens
-from smtrain.worker.data.pack.indexes import merge, split
+from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, split
 from smtrain.worker.train.data_position import Position
 from tests.worker.data.chats import talk, tokenizer, write
 from tests.worker.data.quiet import prepare, prepare_sft

@@ -79,7 +79,7 @@ NKO, ARABIC, TELUGU, MALAYALAM = (f"a{c}\u0334b\u0334{c}" for c in "\u07fd\u08ca
 @pytest.mark.parametrize("text", [NEW, NKO, ARABIC, TELUGU, MALAYALAM], ids=["new", "nko", "arabic", "telugu", "mal"])
 def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(encoders: Encoders, name: str, text: str) -> None:
     plain = [f"ordinary text {i} with “quotes” and 漢字 " * 40 for i in range(30)]
-    late = "x" * 5_000 + text  # where no sample looks
+    late = "x" * 5_000 + text  # beyond the compared sample
     assert same(encoders[name], [*plain, late, *plain, text, f"{late} {text}"])
 
 

@@ -1,4 +1,4 @@
-"""What is held out: chosen from the documents alone, never trained on, the same for every mixture."""
+"""Held-out documents are chosen from the text only, never trained on, and the same for every mixture."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_other_text_can_be_named_and_is_not_trained_on(tmp_path: Path, many: lis
     assert texts(tmp_path / "out/validation", tokenizer_folder) == ["quite another text of words"] * 3
     assert [part["documents"] for part in manifest.parts] == [200, 200]
     plain = quietly(sources, tmp_path / "plain", tokenizer_folder)
-    assert plain.content == manifest.content, "a run that goes on may begin to validate"
+    assert plain.content == manifest.content, "a resumed run may begin to validate"
 
 
 @pytest.mark.parametrize("holdout", [TENTH, "path"])

@@ -103,7 +103,7 @@ def test_a_dataset_dict_gives_its_train_split(tmp_path: Path) -> None:
     rows = lambda *texts: datasets.Dataset.from_dict({"text": list(texts)})  # noqa: E731
     whole = datasets.DatasetDict({"train": rows("a", "b"), "test": rows("t"), "validation": rows("v")})
     whole.save_to_disk(str(tmp_path / "dict"))
-    # what `datasets` keeps beside the data when it maps it
+    # files that `datasets` keeps next to the data
     cached = tmp_path / "dict/train/cache-0123.arrow"
     cached.write_bytes((tmp_path / "dict/test/data-00000-of-00001.arrow").read_bytes())
     assert read(tmp_path / "dict") == (["a", "b"], [])

@@ -1,4 +1,4 @@
-"""megatron-core's own reader takes what is written here; where megatron-core is installed, which no extra of ours does.
+"""megatron-core's own reader takes what is written here; skipped without megatron-core, which no extra installs.
 
 `pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH.
 """
@@ -24,7 +24,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed", ex
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it imports beside its reader
+        warnings.simplefilter("ignore")  # warnings of its other imports
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     return IndexedDataset
 

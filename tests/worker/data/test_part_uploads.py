@@ -1,4 +1,4 @@
-"""A prepare job that loses its machine goes on from the parts that were kept, whatever of them arrived."""
+"""A prepare job that loses its machine resumes from its parts, even if only some of them arrived."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_another_machine_goes_on_after_any_block_to_the_same_bytes(machine: Mach
         with pytest.raises(InterruptedError):
             machine.run(read)
         for path in machine.sources:
-            path.touch()  # mounted anew
+            path.touch()  # mounted again
         assert machine.run() == wanted
         assert machine.said[0].startswith("prepare: continuing after")
         assert machine.blocks == whole - read + 1, "kept blocks were done again"
@@ -100,7 +100,7 @@ def test_asked_to_end_it_keeps_what_is_done_and_leaves_no_half_output(machine: M
     wanted = machine.run(every=None)
     parts = Parts(machine.parts, 1 << 40)
     shutil.rmtree(machine.folder / "out")
-    with pytest.raises(StoppedError, match="the same command goes on"):
+    with pytest.raises(StoppedError, match="run the same command again to resume"):
         prepare(
             machine.sources,
             machine.folder / "out",

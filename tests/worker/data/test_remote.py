@@ -47,7 +47,7 @@ def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, texts: Path) -> None:
-    """What a user sets to reach an S3 that is not AWS's."""
+    """Set the variables for an S3 that is not AWS's."""
     as_told.tell(monkeypatch)
 
 

@@ -60,7 +60,7 @@ def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> No
     (tmp_path / "none.jsonl").touch()
     with pytest.raises(DataError, match="holds no document"):
         report([tmp_path / "none.jsonl"])
-    with pytest.raises(DataError, match="none of 1 texts has 13 words"):
+    with pytest.raises(DataError, match="no text of 1 has 13 words"):
         report([clean], against=[lines(tmp_path / "few.jsonl", ["few words"])])
 
 

@@ -15,9 +15,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from smtrain.core.errors import DataError
+from smtrain.core.extras import missing, present
+
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
 _FOUND = 0.9  # of the pairs with exactly the similarity in the options
+
+
+def require(key: str, *modules: str) -> None:
+    """Raise DataError for the first module that is missing; `key` is the option that needs it."""
+    if module := next((name for name in modules if not present(name)), None):
+        raise DataError(f"{key}: {missing(module)}.")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smtrain.core.errors import DataError
-from smtrain.core.extras import missing, present
-from smtrain.worker.data.clean.cleaning import NearDuplicates, SeenDocuments
+from smtrain.worker.data.clean.cleaning import NearDuplicates, SeenDocuments, require
 
 _SEED = 1
 # scripts that put no spaces between words go by characters
@@ -24,15 +22,9 @@ _WITHOUT_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\
 _WORD = re.compile(rf"[{_WITHOUT_SPACES}]|[^\W{_WITHOUT_SPACES}]+")
 
 
-def lacking() -> str:
-    """A sentence on packages to install for signatures; "" if there are none."""
-    return "" if present("rensa") else missing("rensa")
-
-
 def version() -> str:
     """The version of the signatures' algorithm. Raises DataError if its package is missing."""
-    if sentence := lacking():
-        raise DataError(f"data.near_duplicates: {sentence}.")
+    require("data.near_duplicates", "rensa")
     from rensa import RMinHash
 
     return f"rensa {RMinHash.ALGORITHM_VERSION}"

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from smtrain.core.errors import DataError
-from smtrain.core.extras import missing, present
+from smtrain.worker.data.clean.cleaning import require
 
 _AROUND = 60
 _EMAIL = re.compile(
@@ -32,17 +31,11 @@ EMAIL, IP, CARD, PHONE = "e-mail addresses", "IP addresses", "card numbers", "ph
 MASKS = {EMAIL: "<EMAIL_ADDRESS>", IP: "<IP_ADDRESS>", CARD: "<CREDIT_CARD>", PHONE: "<PHONE_NUMBER>"}
 
 
-def lacking() -> str:
-    """A sentence on packages to install for finding personal data; "" if there are none."""
-    return "" if present("phonenumbers") else missing("phonenumbers")
-
-
 class PersonalData:
     """Finds and masks personal data. Phone numbers need a country code, except those of `region` (US, DE...)."""
 
     def __init__(self, region: str | None = None) -> None:
-        if sentence := lacking():
-            raise DataError(f"data.pii: {sentence}.")
+        require("data.pii", "phonenumbers")
         self._region = region
         self._finders: dict[str, Callable[[str], Iterator[tuple[int, int]]]] = {
             EMAIL: lambda text: (match.span() for match in _EMAIL.finditer(text)) if "@" in text else iter(()),

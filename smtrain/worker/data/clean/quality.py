@@ -9,8 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from smtrain.core.errors import DataError
-from smtrain.core.extras import missing, present
+from smtrain.worker.data.clean.cleaning import require
 
 FILTERS = {
     "gopher_quality": ("gopher_quality_filter", "GopherQualityFilter"),
@@ -23,16 +22,9 @@ Judge = Callable[[str], tuple[str | None, str]]
 """Returns the text that a filter leaves, or None, and a reason."""
 
 
-def lacking() -> str:
-    """A sentence on packages to install for filters; "" if there are none."""
-    package = next((name for name in PACKAGES if not present(name)), None)
-    return missing(package) if package else ""
-
-
 def judge(name: str) -> Judge:
     """The filter of that name, with datatrove's own settings. Raises DataError if it is not installed."""
-    if sentence := lacking():
-        raise DataError(f"data.filters: {sentence}.")
+    require("data.filters", *PACKAGES)
     from datatrove.data import Document
 
     module, kind = FILTERS[name]

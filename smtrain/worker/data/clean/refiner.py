@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean import near, pii, quality
-from smtrain.worker.data.clean.cleaning import Cleaning
+from smtrain.worker.data.clean.cleaning import Cleaning, require
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
 
@@ -98,12 +98,10 @@ def refine_versions(cleaning: Cleaning) -> list[str]:
     """Versions that the result depends on besides text and settings. Raises DataError if a package is missing."""
     versions: list[str] = []
     if cleaning.filters:
-        if sentence := quality.lacking():
-            raise DataError(f"data.filters: {sentence}.")
+        require("data.filters", *quality.PACKAGES)
         versions += [f"{name} {metadata.version(name)}" for name in ("datatrove", "spacy")]
     if cleaning.pii:
-        if sentence := pii.lacking():
-            raise DataError(f"data.pii: {sentence}.")
+        require("data.pii", "phonenumbers")
         versions.append(f"phonenumbers {metadata.version('phonenumbers')}")
     if cleaning.near is not None:
         versions.append(near.version())

@@ -84,8 +84,7 @@ class _Windows:
         self._starts: NDArray[np.int64] | None = None
         if document_mask:
             index = read_index(folder / f"{VALIDATION}.idx", self._checks.sums[0])
-            firsts = index.document_index[:-1]
-            self._starts = index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize
+            self._starts = index.document_starts()
         self._file = os.open(path, os.O_RDONLY)
 
     def rows(self, windows: list[int | None]) -> tuple[torch.Tensor, ...]:

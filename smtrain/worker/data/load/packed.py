@@ -147,9 +147,7 @@ class WithinDocuments:
         self._starts = []
         for part in loader.manifest.parts:
             index = read_index(folder / f"{part['prefix']}.idx", sums_of_pair(folder / part["prefix"]))
-            # a document may be several sequences or none; an empty one starts where the next one does, or at the end
-            firsts = index.document_index[:-1]
-            self._starts.append(index.offsets[firsts[firsts < len(index.offsets)]] // index.dtype.itemsize)
+            self._starts.append(index.document_starts())
 
     @property
     def waited(self) -> float:

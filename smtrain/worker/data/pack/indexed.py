@@ -35,6 +35,7 @@ _DTYPES: dict[int, np.dtype] = {
     7: np.dtype("<f4"),
     8: np.dtype("<u2"),
 }
+_CHUNK = 1 << 22
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
@@ -104,6 +105,12 @@ class Index:
     lengths: NDArray[np.int32]
     offsets: NDArray[np.int64]
     document_index: NDArray[np.int64]
+
+    def document_starts(self) -> NDArray[np.int64]:
+        """The first token of each document, int64. An empty one starts with the next one; empty ones at the end have
+        none."""
+        firsts = self.document_index[:-1]
+        return self.offsets[firsts[firsts < len(self.offsets)]] // self.dtype.itemsize
 
 
 def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
@@ -192,6 +199,12 @@ class IndexedDataset:
             if whole := self._blocks.around(start * size, (stop - start) * size):
                 self._blocks.check(whole[0], self.tokens.view(np.uint8)[whole[0] : sum(whole)])
         return self.tokens[start:stop]
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:
+        """Tokens `start` to `stop` (default: all) in checked pieces that fit in memory."""
+        stop = len(self.tokens) if stop is None else stop
+        for at in range(start, stop, _CHUNK):
+            yield np.ascontiguousarray(self.read(at, min(at + _CHUNK, stop)))
 
     def __len__(self) -> int:
         """The number of sequences."""

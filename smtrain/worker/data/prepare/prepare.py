@@ -62,7 +62,7 @@ def prepare(
         progress: Receives the progress; default: a bar or lines on stderr.
         say: Receives sentences for the user; default: stderr.
         parts: Copies of finished work in a folder that outlives the machine.
-        machines: Where other machines `assist`; the result is the same.
+        machines: The meeting point of other machines, which call `assist`; the result is the same.
 
     Raises:
         DataError: If the input cannot be used: no text, more bad lines than allowed, fewer tokens than one sample, a

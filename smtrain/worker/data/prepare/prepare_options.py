@@ -17,7 +17,7 @@ from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_fac
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """How inputs become tokens; the machines of one preparation are all given the same options.
+    """Options for turning inputs into tokens; all machines of a preparation get the same ones.
 
     `format` is a format of files; for instruction data also how a record spells a conversation (alpaca, messages).
     `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong` and `columns` {ours: theirs} for

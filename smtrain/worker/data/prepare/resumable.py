@@ -24,20 +24,11 @@ class Markable(Protocol):
 
     done_bytes: int
 
-    def mark(self) -> dict[str, Any]:
-        """The state for `restore`."""
-
-    def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """The bytes of each file at a mark, by name."""
-
-    def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False if the files do not match it."""
-
-    def begin(self) -> None:
-        """Start with empty files."""
-
-    def close(self) -> None:
-        """Close everything as it is."""
+    def begin(self) -> None: ...
+    def mark(self) -> dict[str, Any]: ...
+    def sizes(self, mark: dict[str, Any]) -> dict[str, int]: ...
+    def restore(self, mark: dict[str, Any]) -> bool: ...
+    def close(self) -> None: ...
 
 
 T = TypeVar("T", bound=Markable)
@@ -130,7 +121,7 @@ class Marker:
             if self._parts:
                 self._parts.add(mark, self._work.sizes(mark), self._journal.folder)
         if stop:
-            raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; the same command goes on")
+            raise StoppedError(f"stopped after {done / 1e6:,.1f} MB; run the same command again to resume")
 
     def stopped(self, documents: int, tokens: int) -> None:
         """Check for a stop while there is no piece. Raises StoppedError if the machine was asked to end."""

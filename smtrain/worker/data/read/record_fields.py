@@ -41,7 +41,7 @@ _NO_TEXT = "the model reads text only, and would learn answers about what it can
 FIELDS: tuple[RecordField, ...] = (
     RecordField("alpaca", ("instruction", "input"), "prompt", "the question; `input` follows after an empty line"),
     RecordField("alpaca", ("output",), "learned", "the answer"),
-    RecordField("alpaca", ("text",), "counted", "the other three in one; only text that is in none of them is lost"),
+    RecordField("alpaca", ("text",), "counted", "the other three in one; only text that they do not have is lost"),
     RecordField("LLaMA-Factory", ("system",), "prompt", "the system prompt, also of turns that have none"),
     RecordField("LLaMA-Factory", ("history",), "learned", "earlier turns, pairs of question and answer, all learned"),
     RecordField("LLaMA-Factory", ("tools",), "prompt", "functions, as a list or as JSON in a string"),

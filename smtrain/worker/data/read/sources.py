@@ -53,7 +53,7 @@ class SourceFile:
     encoding: str = ""
 
     def identity(self, *, elsewhere: bool) -> dict[str, Any]:
-        """The fields that identify the file; `elsewhere` for another machine, where path and time differ."""
+        """The fields that identify the file; `elsewhere` for another machine, which has other paths and times."""
         known = ("name", "kind", "bytes") if elsewhere else ("path", "name", "kind", "bytes", "stamp")
         about = {key: getattr(self, key) for key in known}
         return {**about, "encoding": self.encoding} if self.encoding else about

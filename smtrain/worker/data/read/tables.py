@@ -30,37 +30,34 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
     with file.open() as raw:
         # stream pages instead of whole column chunks: a row group may be larger than memory
         table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
-        column = TextOf(text_column)
-        names = set(table.schema_arrow.names)
-        if text_column not in names and (column.template or "." in text_column):
-            yield from _row_blocks(file, table, column, stretch)
-            return
-        _check_column(file, table.schema_arrow, text_column, wanted)
-        about = table.metadata
-        # a path joins the names of a column and of its nested fields, each of which may have dots
-        paths = [about.schema.column(i).path for i in range(about.num_columns)]
-        place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
-        size = sum(about.row_group(g).column(place).total_uncompressed_size for g in range(about.num_row_groups))
-        rows = max(1, min(1 << 16, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
+        about, names, column = table.metadata, table.schema_arrow.names, TextOf(text_column)
+        by_row = _by_row(file, table.schema_arrow, column, wanted)
+        row_groups = [about.row_group(group) for group in range(about.num_row_groups)]
+        if by_row:
+            most, columns = 1 << 14, list(column.tops(names))
+            size = sum(group.total_byte_size for group in row_groups)
+        else:
+            most, columns = 1 << 16, [text_column]
+            # a path joins the names of a column and of its nested fields, each of which may have dots
+            paths = [about.schema.column(i).path for i in range(about.num_columns)]
+            place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
+            size = sum(group.column(place).total_uncompressed_size for group in row_groups)
+        rows = max(1, min(most, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
         groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-        first, unread = groups.start == 0, unread_in_parquet(table, groups, (text_column,))
-        for batch in table.iter_batches(rows, list(groups), [text_column], use_threads=False):
-            size = file.bytes * len(batch) // max(about.num_rows, 1)
-            yield Block(file, size, first, batch.column(text_column), unread)
+        first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed if by_row else (text_column,))
+        for batch in table.iter_batches(rows, list(groups), columns, use_threads=False):
+            payload = column.of_rows(batch) if by_row else batch.column(text_column)
+            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, payload, unread)
             first, unread = False, UnreadText()
 
 
-def _row_blocks(file: SourceFile, table: Any, column: TextOf, stretch: Stretch | None) -> Iterator[Block]:
-    """Blocks of a Parquet file whose text is nested or composed of several columns."""
-    _check_fields(file, table.schema_arrow, column)
-    about = table.metadata
-    size = sum(about.row_group(g).total_byte_size for g in range(about.num_row_groups))
-    rows = max(1, min(1 << 14, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
-    groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
-    first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed)
-    for batch in table.iter_batches(rows, list(groups), list(column.tops(table.schema_arrow.names)), use_threads=False):
-        yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, column.of_rows(batch), unread)
-        first, unread = False, UnreadText()
+def _by_row(file: SourceFile, schema: Any, column: TextOf, wanted: Wanted) -> bool:
+    """Whether the text is nested or composed of several columns, and so read row by row. Raises DataError."""
+    if column.column in schema.names or not (column.template or "." in column.column):
+        _check_column(file, schema, column.column, wanted)
+        return False
+    _check_fields(file, schema, column)
+    return True
 
 
 def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
@@ -77,11 +74,7 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
         schema, batches, _ = arrow_batches(raw)
         done, first = 0, True
         column = TextOf(text_column)
-        by_row = text_column not in schema.names and (column.template or "." in text_column)
-        if by_row:
-            _check_fields(file, schema, column)
-        else:
-            _check_column(file, schema, text_column, wanted)
+        by_row = _by_row(file, schema, column, wanted)
         for batch in batches:
             at = raw.tell()
             payload = column.of_rows(batch) if by_row else batch.column(text_column)

@@ -28,7 +28,7 @@ class UnreadText(dict[str, int]):
 
 
 def unread_sentence(unread: Mapping[str, int]) -> str:
-    """All counts in one line, the most frequent first; "" if there are none."""
+    """All counts in one line, the most frequent first; "" without any."""
     if not unread:
         return ""
     ordered = sorted(unread.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -186,7 +186,7 @@ def _inner(rendered: Rendered) -> list[int]:
 
 
 def _common(ids: NDArray[Any], prefix: NDArray[Any]) -> int:
-    """How many tokens both begin with."""
+    """The number of tokens with which both begin."""
     count = min(len(ids), len(prefix))
     differing = np.flatnonzero(ids[:count] != prefix[:count])
     return int(differing[0]) if len(differing) else count

@@ -123,7 +123,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(value: Any, name: str) -> list[Any] | None:
-    """Functions in the form of templates; None if there are none. Raises RecordFault."""
+    """Functions in the form of templates, or None. Raises RecordFault."""
     listed = _json(value, repr(name)) if value else None
     if not listed:
         return None

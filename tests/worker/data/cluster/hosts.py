@@ -18,7 +18,7 @@ from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 
 
 class KilledError(BaseException):
-    """What a machine ends with here."""
+    """The error that ends a machine."""
 
 
 def free_address() -> tuple[str, int]:
@@ -62,7 +62,7 @@ def on_machines(
 
 
 def _nobody_is_there(address: tuple[str, int], others: list[threading.Thread]) -> None:
-    """Who comes now is sent away, as the first machine has ended."""
+    """Close all connections, as the first machine has ended."""
     with socket.create_server(address) as server:
         server.settimeout(0.05)
         while any(thread.is_alive() for thread in others):

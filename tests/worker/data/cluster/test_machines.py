@@ -33,7 +33,7 @@ OPTIONS = PrepareOptions(
 
 
 def digest(folder: Path) -> str:
-    """Of every file of a prepared folder."""
+    """A digest of all files of a prepared folder."""
     found = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         found.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -182,7 +182,7 @@ def test_conversations_too(tmp_path: Path, tokenizer_folder: Path, monkeypatch: 
 def test_a_share_that_all_wait_for_is_told_once(tmp_path: Path) -> None:
     shares = [Share(number, 0, ((0, None),), 10) for number in range(2)]
     dealer = Dealer(shares, 0, tmp_path, "key", straggles_s=0)
-    assert dealer.slowest() is None, "nobody does it yet"
+    assert dealer.slowest() is None, "no machine has it yet"
     assert dealer.take("1", wait=False) == shares[0]
     assert dealer.take("2", wait=False) == shares[1]
     late = dealer.slowest()

@@ -1,4 +1,4 @@
-"""Personal data is found where it is, and not in what looks like it."""
+"""Personal data is found, and similar text is not."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class Dealer:
             return number in self._done or (self._changed.wait(0.5) and number in self._done)
 
     def end(self) -> None:
-        """Tell all that wait for a share that there is none."""
+        """Release all that wait for a share."""
         with self._changed:
             self.ended = True
             for number, held in list(self._open.items()):

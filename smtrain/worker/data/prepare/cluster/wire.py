@@ -1,4 +1,4 @@
-"""What machines send one another: pieces of tokens as bytes (on the first machine's disk too) and messages over TCP.
+"""Messages between machines over TCP, and pieces of tokens as bytes, also on the first machine's disk.
 
 A message is a JSON header and bytes. Nothing is pickled, so that received bytes are never executed.
 """

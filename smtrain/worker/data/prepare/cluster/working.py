@@ -45,7 +45,7 @@ class _InProgress:
 
 
 def do_shares(table: Table, work: ShareWork) -> int:
-    """Take shares until there are none; return the number done."""
+    """Take and do shares to the end; return their number."""
     waiting: deque[_InProgress] = deque()
     share: Share | None = None
     tasks: Iterator[Any] = iter(())
