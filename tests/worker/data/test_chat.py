@@ -90,9 +90,9 @@ def test_alpaca_has_an_input_and_perhaps_a_system() -> None:
 def test_what_the_format_knows_beside_the_text_goes_to_the_template() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "now"}}], "name": None}
     row = {"messages": [*talk("what time?"), call], "tools": [{"type": "function"}]}
-    found = conversation(row)
-    assert found.messages[1] == {"role": "assistant", "tool_calls": [{"function": {"name": "now"}}]}
-    assert found.tools == [{"type": "function"}]
+    dialogue = conversation(row)
+    assert dialogue.messages[1] == {"role": "assistant", "tool_calls": [{"function": {"name": "now"}}]}
+    assert dialogue.tools == [{"type": "function"}]
 
 
 @pytest.mark.parametrize(

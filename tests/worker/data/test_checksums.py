@@ -92,9 +92,9 @@ def test_one_flipped_bit_ends_the_run_with_file_and_block(data: Path, at: int) -
     flip(path, at)
     with pytest.raises(
         DataError, match=rf"tokens\.bin is damaged: block {at // BLOCK} .*prepare the data again"
-    ) as told:
+    ) as caught:
         read_all(data)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_zeroed_tokens_are_noticed(data: Path) -> None:

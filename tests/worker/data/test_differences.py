@@ -44,7 +44,7 @@ def folders(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 class Encoders(dict[str, tuple[Giga, Plain]]):
-    """Both encoders of each tokenizer, made when first asked for."""
+    """Both encoders of each tokenizer, made on first use."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         super().__init__()

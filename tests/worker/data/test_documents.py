@@ -69,8 +69,8 @@ def test_segments_are_the_documents_and_no_label_reaches_over_their_ends(
     plain, masked = load(make(tmp_path_factory.mktemp("text"), parts))
     for consumed in (0, 4, 40):
         ids, labels = plain.batch(consumed)
-        found, kept, segments = masked.batch(consumed)
-        assert torch.equal(found, ids)  # a token is its document's number here
+        input_ids, kept, segments = masked.batch(consumed)
+        assert torch.equal(input_ids, ids)  # a token is its document's number here
         assert torch.equal(kept, torch.where(labels == ids, labels, -100))
         assert torch.equal(segments.diff() != 0, ids.diff() != 0)
     plain.close()

@@ -22,8 +22,8 @@ def test_threads_share_no_tokenizer_and_give_the_same_ids(
     giga, plain = encoder.Giga(tokenizer_folder), encoder.Plain(tokenizer_folder)
     texts = [strings([f"words of text {i * j} and more\n" for j in range(50)]) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda text: giga.encode(text, False), texts))
-    for text, (ids, lengths) in zip(texts, found, strict=True):
+        encoded = list(pool.map(lambda text: giga.encode(text, False), texts))
+    for text, (ids, lengths) in zip(texts, encoded, strict=True):
         wanted, wanted_lengths = plain.encode(text, False)
         assert np.array_equal(ids, wanted)
         assert np.array_equal(lengths, wanted_lengths)

@@ -1,4 +1,4 @@
-"""Every form that text comes in gives its documents in order, and what is none is told with its place."""
+"""Every format of text gives its documents in order, and bad ones are named with their place."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read(path: Path, column: str = "text", encoding: str | None = None) -> tuple
     for file in find_files(path, encoding=encoding):
         sizes = []
         for block in cut_file(file, column):
-            found = read_block(block, column)
-            texts += found.texts.to_pylist()
-            bad += found.bad
+            documents = read_block(block, column)
+            texts += documents.texts.to_pylist()
+            bad += documents.bad
             sizes.append(block.size)
         assert sum(sizes) == file.bytes if file.compression or file.kind == "json" else sum(sizes) <= file.bytes
     return texts, bad

@@ -163,15 +163,15 @@ def test_conversations_are_held_out_whole(tmp_path: Path) -> None:
 
 def rows_of(folder: Path, batch: int, ranks: int, **more: Any) -> list[tuple[list[int], list[int]]]:
     """(ids, labels) of every row with labels, of all ranks."""
-    found = []
+    rows = []
     for rank in range(ranks):
         held_out = HeldOut(folder, seq_len=32, global_batch_size=batch, dp_rank=rank, dp_size=ranks, **more)
         for number in range(held_out.batches):
             ids, labels, *_ = held_out.batch(number)
             assert ids.shape == (batch // ranks, 32)
-            found += [(i.tolist(), one.tolist()) for i, one in zip(ids, labels, strict=True) if (one != IGNORED).any()]
+            rows += [(i.tolist(), one.tolist()) for i, one in zip(ids, labels, strict=True) if (one != IGNORED).any()]
         held_out.close()
-    return sorted(found)
+    return sorted(rows)
 
 
 def test_every_held_out_token_is_judged_once_by_any_number_of_ranks(
@@ -179,14 +179,14 @@ def test_every_held_out_token_is_judged_once_by_any_number_of_ranks(
 ) -> None:
     quietly(documents(tmp_path / "in", "a", many), tmp_path / "out", tokenizer_folder, holdout=TENTH)
     tokens = IndexedDataset(tmp_path / "out/validation").tokens
-    found = rows_of(tmp_path / "out", batch=8, ranks=1)
-    assert found == rows_of(tmp_path / "out", batch=8, ranks=4) == rows_of(tmp_path / "out", batch=6, ranks=2)
-    counted = sum(label != IGNORED for _, labels in found for label in labels)
+    rows = rows_of(tmp_path / "out", batch=8, ranks=1)
+    assert rows == rows_of(tmp_path / "out", batch=8, ranks=4) == rows_of(tmp_path / "out", batch=6, ranks=2)
+    counted = sum(label != IGNORED for _, labels in rows for label in labels)
     assert counted == len(tokens) - 1
-    assert sorted(label for _, labels in found for label in labels if label != IGNORED) == sorted(tokens[1:].tolist())
+    assert sorted(label for _, labels in rows for label in labels if label != IGNORED) == sorted(tokens[1:].tolist())
     few = rows_of(tmp_path / "out", batch=4, ranks=2, count=2)
     assert len(few) == 8
-    assert all(row in found for row in few)
+    assert all(row in rows for row in few)
 
 
 def test_documents_are_kept_apart_where_the_training_does(

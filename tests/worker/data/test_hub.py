@@ -52,7 +52,7 @@ try:
     find_files("hf://org/set@dev")
 except DataError as error:
     said.append(str(error))
-print(json.dumps({{"found": sums, "said": said, "sources": made.sources, "both": both}}))
+print(json.dumps({{"files": sums, "said": said, "sources": made.sources, "both": both}}))
 """
 
 
@@ -77,21 +77,21 @@ def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, 
     finally:
         served.close()
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert told["found"]["hub"] == told["found"]["files"] == told["found"]["three"]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert result["files"]["hub"] == result["files"]["files"] == result["files"]["three"]
     assert served.tokens == {token}
     assert served.busy == 0
     assert {*served.ranges} == {f"data/train-{number:05}-of-00003.parquet" for number in range(3)}
     assert not list((tmp_path / "home").rglob("*.arrow")), "nothing was downloaded"
-    assert told["said"][:2] == [
+    assert result["said"][:2] == [
         "prepare: hf://org/set: split test is left out; name it as hf://org/set@SPLIT",
         f"prepare: hf://org/set: read at commit {COMMIT}; name it as #COMMIT to read the same again",
     ]
-    assert told["said"][-1] == "hf://org/set@dev: there is no split dev; it has train, test."
-    assert told["both"][:2] == [
+    assert result["said"][-1] == "hf://org/set@dev: there is no split dev; it has train, test."
+    assert result["both"][:2] == [
         f"org/set@{COMMIT[:12]}/data/{name}.parquet" for name in ("test-00000-of-00001", "train-00000-of-00003")
     ]
-    assert {row["name"].partition("/data/")[0] for row in told["sources"]} == {f"org/set@{COMMIT[:12]}"}
+    assert {row["name"].partition("/data/")[0] for row in result["sources"]} == {f"org/set@{COMMIT[:12]}"}
 
 
 _MOVING = f"""{_ONE_AT_A_TIME}
@@ -154,8 +154,8 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
     ],
 )
 def test_a_name_has_config_split_and_revision(uri: str, parts: tuple[str | None, ...]) -> None:
-    found = HubName.of(uri)
-    assert (found.name, found.config, found.split, found.revision) == parts
+    name = HubName.of(uri)
+    assert (name.name, name.config, name.split, name.revision) == parts
 
 
 class AnsweredError(Exception):

@@ -56,8 +56,8 @@ def test_documents_in_batches_read_back_as_they_were(
             flat = np.array([t for document in part for t in document], np.int32)
             writer.add_documents(flat, np.array([len(d) for d in part], np.int32))
     read = IndexedDataset(prefix)
-    found = [[t for i in range(a, b) for t in read[i].tolist()] for a, b in pairwise(read.document_index)]
-    assert found == documents
+    read_back = [[t for i in range(a, b) for t in read[i].tolist()] for a, b in pairwise(read.document_index)]
+    assert read_back == documents
     assert (writer.sequences, writer.tokens) == (len(read), len(read.tokens))
 
 

@@ -25,7 +25,7 @@ def line(text: str) -> bytes:
     return json.dumps({"text": text}).encode() + b"\n"
 
 
-def found(folder: Path, form: str = "auto") -> tuple[list[str], list[str]]:
+def listed(folder: Path, form: str = "auto") -> tuple[list[str], list[str]]:
     """Names read, and the sentences about the others; the client's answer is the job's."""
     said: list[str] = []
     names = [file.name for file in find_files(folder, form, say=said.append)]  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_files_of_every_compression_are_read(tmp_path: Path) -> None:
         zst.write(line("i"))
     (tmp_path / "6.ndjson").write_bytes(line("j"))
     (tmp_path / "7.txt.bz2").write_bytes(bz2.compress(b"k"))
-    assert found(tmp_path)[1] == []
+    assert listed(tmp_path)[1] == []
     assert read(tmp_path) == (list("abcdefghijk"), [])
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     (folder / "linked").symlink_to(outside)
     (folder / "nowhere.jsonl").symlink_to(outside / "gone")
     os.mkfifo(folder / "pipe.jsonl")
-    names, said = found(folder)
+    names, said = listed(folder)
     assert names == ["a.jsonl", "deep/er/b.jsonl", "link.jsonl"]
     by_name = {name: sentence for sentence in said for name in sentence.split(" left out")[0].replace(",", "").split()}
     for name, why in {
@@ -94,8 +94,8 @@ def test_what_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
 def test_named_formats_say_what_they_leave(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line("a"))
     (tmp_path / "b.txt").write_text("b")
-    assert found(tmp_path, "jsonl") == (["a.jsonl"], ["b.txt is left out: data.format is jsonl"])
-    assert found(tmp_path, "text") == (["a.jsonl", "b.txt"], [])
+    assert listed(tmp_path, "jsonl") == (["a.jsonl"], ["b.txt is left out: data.format is jsonl"])
+    assert listed(tmp_path, "text") == (["a.jsonl", "b.txt"], [])
 
 
 def test_a_dataset_dict_gives_its_train_split(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_dataset_dict_gives_its_train_split(tmp_path: Path) -> None:
     cached = tmp_path / "dict/train/cache-0123.arrow"
     cached.write_bytes((tmp_path / "dict/test/data-00000-of-00001.arrow").read_bytes())
     assert read(tmp_path / "dict") == (["a", "b"], [])
-    _, said = found(tmp_path / "dict")
+    _, said = listed(tmp_path / "dict")
     assert any("test/data-00000-of-00001.arrow" in s and "another split than train" in s for s in said)
     assert any("cache-0123.arrow" in s and "state.json" in s for s in said)
     assert read(tmp_path / "dict/test") == (["t"], [])
@@ -117,7 +117,7 @@ def test_splits_by_the_hubs_names(tmp_path: Path) -> None:
     for split in ("train", "test"):
         pq.write_table(pa.table({"text": [split]}), tmp_path / f"{split}-00000-of-00001.parquet")
     assert read(tmp_path) == (["train"], [])
-    assert "test-00000-of-00001.parquet is left out: by its name" in found(tmp_path)[1][0]
+    assert "test-00000-of-00001.parquet is left out: by its name" in listed(tmp_path)[1][0]
     (tmp_path / "train-00000-of-00001.parquet").unlink()
     assert read(tmp_path) == (["test"], [])
 

@@ -26,11 +26,11 @@ def test_every_epoch_has_every_sample_once_in_rows_that_hold_them(sizes: np.ndar
         assert sorted(seen) == list(range(len(sizes)))
 
 
-@given(sizes=SIZES, asked=st.lists(st.integers(0, 300), min_size=1, max_size=20))
+@given(sizes=SIZES, indexes=st.lists(st.integers(0, 300), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=examples(50))
-def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(sizes: np.ndarray, asked: list[int]) -> None:
+def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for(sizes: np.ndarray, indexes: list[int]) -> None:
     one = Packing(7, sizes, 16)
-    for index in asked:
+    for index in indexes:
         assert one.row(index) == Packing(7, sizes, 16).row(index)
 
 

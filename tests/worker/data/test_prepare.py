@@ -233,8 +233,8 @@ def test_one_id_that_differs_ends_the_use_of_gigatoken(
     wanted = prepare(text, tmp_path / "right", tokenizer_folder, seq_len=32)
     right, calls = encoder._giga, []
 
-    def wrong(*asked: Any) -> tuple[np.ndarray, np.ndarray]:
-        ids, lengths = right(*asked)
+    def wrong(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = right(*arguments)
         calls.append(1)
         return (ids + 1 if len(calls) > 5 else ids), lengths  # as a bug that only some text shows
 
@@ -345,26 +345,26 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
 
     def run(out: Path, after: int | None) -> list[int]:
         """The progress of a run that is killed after so many lines; [] once it is through."""
-        told = []
+        seen = []
         arguments = [str(out) if a == "OUT" else a for a in command]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                told.append(int(line) if line.strip().isdigit() else 0)
-                if after is not None and len(told) > after:
+                seen.append(int(line) if line.strip().isdigit() else 0)
+                if after is not None and len(seen) > after:
                     time.sleep(draw.random() * 0.003)
                     process.kill()
                     break
             process.stdout.read()
-        return told
+        return seen
 
     undisturbed = run(tmp_path / "undisturbed", None)
     wanted = {p.name: p.read_bytes() for p in (tmp_path / "undisturbed").iterdir()}
     assert set(wanted) == {f"tokens_{i}.{end}" for i in range(3) for end in ("bin", "idx", "sums")} | {"manifest.json"}
     out, went_on = tmp_path / "out", 0
     for _ in range(kills):
-        told = run(out, draw.randrange(len(undisturbed)))
-        went_on += len(told) > 1 and told[1] > undisturbed[1]
+        seen = run(out, draw.randrange(len(undisturbed)))
+        went_on += len(seen) > 1 and seen[1] > undisturbed[1]
         if (out / "manifest.json").exists():
             assert {p.name: p.read_bytes() for p in out.iterdir() if p.is_file()} == wanted
             shutil.rmtree(out)

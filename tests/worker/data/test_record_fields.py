@@ -67,15 +67,15 @@ def record(name: str) -> dict[str, Any]:
             role, text = ("role", "content") if column == "messages" else ("from", "value")
             return {column: [{role: "user", text: "hi"}, {role: "assistant", text: MARK}]}
         return {"instruction": "add", "input": "1", "output": "3", name: value}
-    asked, answer = talk("hi", "yes")
+    question, answer = talk("hi", "yes")
     if inner in ("role", "from"):
-        asked[inner] = {"role": "user", "from": "human"}[inner]
-        return {column: [{inner: asked[inner], "content": f"hi {MARK}"}, answer]}
+        question[inner] = {"role": "user", "from": "human"}[inner]
+        return {column: [{inner: question[inner], "content": f"hi {MARK}"}, answer]}
     if inner in ("content", "value"):
-        return {column: [asked, {"role": "assistant", inner: MARK}]}
+        return {column: [question, {"role": "assistant", inner: MARK}]}
     if inner in ("name", "tool_call_id"):
-        return {column: [{**asked, inner: value}, answer]}
-    return {column: [asked, {**answer, inner: value}, *talk("and", "so")]}
+        return {column: [{**question, inner: value}, answer]}
+    return {column: [question, {**answer, inner: value}, *talk("and", "so")]}
 
 
 def test_the_page_shows_the_table() -> None:
@@ -145,11 +145,11 @@ def test_a_turn_that_is_not_to_be_learned_is_seen_only(name: str, switch: dict[s
     turns[1] |= switch
     turns[3] |= dict.fromkeys(switch, 1)
     prepared([{"messages": turns}], tmp_path, folder)
-    found = read(tmp_path / "out", folder)
-    assert len(found) == 1
-    assert "wrong" in found[0][0]
-    assert "right" in found[0][1]
-    assert "wrong" not in found[0][1]
+    samples = read(tmp_path / "out", folder)
+    assert len(samples) == 1
+    assert "wrong" in samples[0][0]
+    assert "right" in samples[0][1]
+    assert "wrong" not in samples[0][1]
 
 
 def test_a_switch_is_on_or_off(tmp_path: Path, folder: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_switch_is_on_or_off(tmp_path: Path, folder: Path) -> None:
     for value in values:
         with pytest.raises(RecordFault, match=r"turn 2 has weight .* it must be 0 or 1"):
             conversation({"messages": [talk("a")[0], {**talk("", "b")[1], "weight": value}]})
-    asked, answer = talk("a", "b")
-    none = [{**asked, "train": True}, {**answer, "weight": 0}]
+    question, answer = talk("a", "b")
+    none = [{**question, "train": True}, {**answer, "weight": 0}]
     made, _ = prepared([{"messages": none}, {"messages": talk("a", "b", "left")}], tmp_path, folder)
     assert (made.samples, made.unread) == (1, {"messages[].train": 1, "turns after the last answer": 1})
     assert made.dropped == {"conversations whose answers are all marked as not to be learned": 1}
@@ -177,10 +177,10 @@ def test_calls_of_functions_are_spelled_as_templates_read_them(tmp_path: Path, f
         ],
         "tools": json.dumps([{"name": "now", "parameters": {}}]),
     }
-    found = conversation(sharegpt)
-    assert found.messages[1] == {"role": "assistant", "tool_calls": [call]}
-    assert found.messages[2] == {"role": "tool", "content": "noon"}
-    assert found.tools == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+    dialogue = conversation(sharegpt)
+    assert dialogue.messages[1] == {"role": "assistant", "tool_calls": [call]}
+    assert dialogue.messages[2] == {"role": "tool", "content": "noon"}
+    assert dialogue.tools == [{"type": "function", "function": {"name": "now", "parameters": {}}}]
     openai = {
         "messages": [
             talk("what time")[0], {"role": "assistant", "content": None, "function_call": CALL},
@@ -236,12 +236,12 @@ def test_it_is_said_and_shown_for_every_kind_of_file(kind: str, tmp_path: Path, 
             stream.write_table(table)
     else:
         path.write_text("\n".join(map(json.dumps, rows)) if kind == "jsonl" else json.dumps(rows))
-    told = smtrain(
+    done = smtrain(
         "data", "prepare", str(path), str(tmp_path / "out"), "--model", str(folder), "--objective", "sft",
         "--seq-len", "64",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    for text in (told.stdout, told.stderr):
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, done.stderr):
         assert "not read: note 3, source 3" in text
     shown = smtrain("data", "inspect", str(tmp_path / "out"))
     assert "not read         note 3, source 3" in shown.stdout
@@ -252,8 +252,8 @@ def test_keys_of_mindspeed() -> None:
         "role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
         "system_tag": "system", "observation_tag": "observation", "function_tag": "function_call",
     }  # fmt: skip
-    asked = {"messages": "chat", "history": "before", "query": "", "tags": default}
-    assert renamed(json.dumps(asked), "sft") == {"messages": "chat", "history": "before"}
+    keys = {"messages": "chat", "history": "before", "query": "", "tags": default}
+    assert renamed(json.dumps(keys), "sft") == {"messages": "chat", "history": "before"}
     for tags in ({"role_tag": "who"}, {"user_tag": "gpt"}, {"name_tag": "x"}, "from"):
         with pytest.raises(ConfigError, match="--map-keys: tags: "):
             renamed(json.dumps({"tags": tags}), "sft")

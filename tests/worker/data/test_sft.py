@@ -79,9 +79,9 @@ def test_what_is_learned_is_what_transformers_masks(tmp_path: Path, folders: dic
     tokens, mask = (IndexedDataset(tmp_path / "out" / name) for name in ("tokens", "tokens_mask"))
     theirs: Any = AutoTokenizer.from_pretrained(folders["marked"])
     for i, chat in enumerate(chats):
-        found = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
-        assert tokens[i].tolist() == found["input_ids"]
-        assert mask[i].tolist() == found["assistant_masks"]
+        expected = theirs.apply_chat_template(chat, return_dict=True, return_assistant_tokens_mask=True)
+        assert tokens[i].tolist() == expected["input_ids"]
+        assert mask[i].tolist() == expected["assistant_masks"]
 
 
 def test_parquet_arrow_and_gzip_say_the_same_as_jsonl(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -230,13 +230,13 @@ def load(data: Path, batch: int, rank: int = 0, size: int = 1, **more: int) -> P
 
 def samples_in(batch: tuple[torch.Tensor, ...]) -> list[tuple[list[int], list[int]]]:
     """(ids, labels) of every sample, padding left out."""
-    found = []
+    rows = []
     for ids, labels, segments in zip(*batch, strict=True):
         for number in segments.unique().tolist():
             at = segments == number
             if (labels[at] != -100).any():
-                found.append((ids[at].tolist(), labels[at].tolist()))
-    return found
+                rows.append((ids[at].tolist(), labels[at].tolist()))
+    return rows
 
 
 def test_a_row_is_whole_samples_whose_answers_are_labels(data: Path) -> None:
@@ -327,11 +327,11 @@ def test_it_is_described_and_not_taken_apart(data: Path, tmp_path: Path) -> None
 def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     source = write(tmp_path / "a.jsonl", [{"messages": talk("a", "b " * 90)}, {"instruction": "a", "output": "b"}])
     common = ("--model", str(folders["chatml"]), "--objective", "sft", "--seq-len", "32")
-    told = smtrain("data", "prepare", str(source), str(tmp_path / "cut"), *common)
-    assert told.returncode == 0, told.stderr
-    assert "2 documents" in told.stdout
-    told = smtrain("data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop")
-    assert "left out: 1 samples longer than seq_len + 1 tokens" in told.stdout
+    done = smtrain("data", "prepare", str(source), str(tmp_path / "cut"), *common)
+    assert done.returncode == 0, done.stderr
+    assert "2 documents" in done.stdout
+    done = smtrain("data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop")
+    assert "left out: 1 samples longer than seq_len + 1 tokens" in done.stdout
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
-    told = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "dpo")
-    assert told.stderr.startswith("smtrain: --objective: got 'dpo'; known: pretrain, sft")
+    done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "dpo")
+    assert done.stderr.startswith("smtrain: --objective: got 'dpo'; known: pretrain, sft")

@@ -24,10 +24,10 @@ def read(
     for file in find_files(path, format):
         lines = 0
         for block in cut_file(file, column, separator):
-            found = read_block(block, column, separator)
-            texts += found.texts.to_pylist()
-            bad += [BadLine(b.file, b.line + lines, b.reason) for b in found.bad]
-            lines += found.lines
+            documents = read_block(block, column, separator)
+            texts += documents.texts.to_pylist()
+            bad += [BadLine(b.file, b.line + lines, b.reason) for b in documents.bad]
+            lines += documents.lines
     return texts, bad
 
 

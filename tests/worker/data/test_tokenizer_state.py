@@ -52,10 +52,10 @@ def change(path: Path, **keys: Any) -> None:
 def ids(tokenizer: Any) -> set[tuple[int, ...]]:
     """Every answer of ten."""
     once = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    found = {tuple(once.encode(TEXT, add_special_tokens=False).ids) for _ in range(10)}
+    results = {tuple(once.encode(TEXT, add_special_tokens=False).ids) for _ in range(10)}
     if once is not tokenizer:
-        found |= {tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"]) for _ in range(10)}
-    return found
+        results |= {tuple(tokenizer(TEXT, add_special_tokens=False)["input_ids"]) for _ in range(10)}
+    return results
 
 
 @pytest.mark.parametrize("switch", [*SWITCHES, "all"])
@@ -88,17 +88,17 @@ def test_it_is_named_once_a_process(folder: Path, capfd: pytest.CaptureFixture[s
 def test_two_prepares_give_one_result_and_name_it(folder: Path, tmp_path: Path) -> None:
     change(folder / "tokenizer.json", model={"dropout": 0.5})
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
-    found = []
+    written = []
     for name in ("one", "two"):
-        told = smtrain(
+        done = smtrain(
             "data", "prepare", str(tmp_path / "a.jsonl"), str(tmp_path / name), "--model", str(folder),
             "--seq-len", "8",
         )  # fmt: skip
-        assert told.returncode == 0, told.stderr
-        assert told.stderr.count("prepare: tokenizer: dropout 0.5 is switched off") == 1
-        assert told.stderr.count("switched off") == 1
-        found.append((tmp_path / name / "tokens.bin").read_bytes())
-    assert found[0] == found[1]
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("prepare: tokenizer: dropout 0.5 is switched off") == 1
+        assert done.stderr.count("switched off") == 1
+        written.append((tmp_path / name / "tokens.bin").read_bytes())
+    assert written[0] == written[1]
 
 
 def test_unigrams_are_not_drawn(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_unigrams_are_not_drawn(tmp_path: Path) -> None:
     plain = {tuple(made.encode("abababa").ids)}
     model: Any = made.model
     model.alpha, model.nbest_size = 0.1, 5
-    found = hf_tokenizer.settle(made)
+    switched_off = hf_tokenizer.settle(made)
     assert {tuple(made.encode("abababa").ids) for _ in range(20)} == plain
-    assert found == ["alpha 0.1", "nbest_size 5"]
+    assert switched_off == ["alpha 0.1", "nbest_size 5"]
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_settings_of_tokenizer_config_are_off_and_named(keys: dict[str, Any], na
 
 
 def test_sampling_of_sentencepiece_does_not_reach_it() -> None:
-    asked = {"enable_sampling": True, "nbest_size": -1, "alpha": 0.1, "add_bos": False}
-    off, found = hf_tokenizer._settled({"sp_model_kwargs": asked})
+    options = {"enable_sampling": True, "nbest_size": -1, "alpha": 0.1, "add_bos": False}
+    off, switched_off = hf_tokenizer._settled({"sp_model_kwargs": options})
     assert off == {"sp_model_kwargs": {"add_bos": False}}
-    assert found == ["sp_model_kwargs.enable_sampling True"]
+    assert switched_off == ["sp_model_kwargs.enable_sampling True"]
     assert hf_tokenizer._settled({"sp_model_kwargs": {"alpha": 0.1}, "dropout": 0.0}) == ({}, [])
 
 
@@ -215,6 +215,6 @@ def test_a_token_that_only_the_config_knows_is_not_learned_in_pieces(tmp_path: P
 )
 def test_a_file_that_is_none_of_a_tokenizer_is_named_as_what_it_is(name: str, content: str, folder: Path) -> None:
     (folder / name).write_text(content)
-    with pytest.raises(DataError, match=rf"{name} (is|holds|has|was)") as told:
+    with pytest.raises(DataError, match=rf"{name} (is|holds|has|was)") as caught:
         load_tokenizer(folder)
-    assert "tokenizers library" not in str(told.value)
+    assert "tokenizers library" not in str(caught.value)

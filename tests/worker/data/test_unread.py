@@ -63,11 +63,11 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 def unread(path: Path, column: str = "text") -> dict[str, int]:
-    found = UnreadText()
+    counts = UnreadText()
     for file in find_files(path):
         for block in cut_file(file, column):
-            found.count(read_block(block, column).unread)
-    return found
+            counts.count(read_block(block, column).unread)
+    return counts
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
@@ -91,8 +91,8 @@ def test_a_field_of_several_types_is_counted_too(tmp_path: Path) -> None:
 def test_csv_tar_and_archives(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text,title,empty\n"a","b",\n"c",,\n')
     assert unread(tmp_path / "a.csv") == {"title": 1}
-    found = unread(write(tmp_path / "a.tar"))
-    assert found == {"title": 2, "when": 3, "meta": 1, "files of a tar that end in .png": 2}
+    counts = unread(write(tmp_path / "a.tar"))
+    assert counts == {"title": 2, "when": 3, "meta": 1, "files of a tar that end in .png": 2}
     records = [
         ("conversion", "text/plain", b"some text"), ("resource", "image/png", b"?"),
         ("response", "application/http", b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>"),
@@ -122,14 +122,14 @@ def test_pages_of_a_dump_that_are_no_articles(tmp_path: Path) -> None:
 def test_it_is_said_before_anything_is_trained(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = smtrain(
+    done = smtrain(
         "data", "prepare", str(write(tmp_path / "a.jsonl")), str(tmp_path / "out"), "--model", str(tokenizer_folder),
         "--seq-len", "8",
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    for text in (told.stdout, told.stderr):
+    assert done.returncode == 0, done.stderr
+    for text in (done.stdout, done.stderr):
         assert "not read: when 3, title 2, meta 1" in text
-    assert "data.text_column" in told.stderr
+    assert "data.text_column" in done.stderr
     shown = smtrain("data", "inspect", str(tmp_path / "out"))
     assert "not read         meta 1, title 2, when 3" in shown.stdout
     assert DatasetManifest.load(tmp_path / "out").unread == {"title": 2, "when": 3, "meta": 1}
@@ -150,14 +150,14 @@ def test_it_is_said_before_anything_is_trained(
 
 
 def test_a_record_with_names_of_its_own_does_not_fill_the_memory() -> None:
-    found = UnreadText()
+    counts = UnreadText()
     for number in range(900):
-        found.count([f"name {number}", "title"])
-    assert len(found) == 201
-    assert found["title"] == 900
-    assert sum(found.values()) == 1800
-    assert unread_sentence(found).startswith("not read: title 900, other fields 701, name 0 1")
-    assert unread_sentence(found).endswith(" and 181 more in manifest.json")
+        counts.count([f"name {number}", "title"])
+    assert len(counts) == 201
+    assert counts["title"] == 900
+    assert sum(counts.values()) == 1800
+    assert unread_sentence(counts).startswith("not read: title 900, other fields 701, name 0 1")
+    assert unread_sentence(counts).endswith(" and 181 more in manifest.json")
 
 
 def test_arrow_counts_what_python_counts() -> None:
@@ -229,6 +229,6 @@ def test_modes_and_held_out_documents_are_named(
     )
     monkeypatch.chdir(tmp_path)
     for line in ("export held blocks --seq-len 8", "merge held all", "split held part 1 1"):
-        told = smtrain("data", *line.split())
-        assert told.returncode == 0, told.stderr
-        assert "documents held out for validation are not in it" in told.stdout
+        done = smtrain("data", *line.split())
+        assert done.returncode == 0, done.stderr
+        assert "documents held out for validation are not in it" in done.stdout

@@ -105,16 +105,16 @@ def hashes(texts: Any) -> NDArray[np.uint64]:
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
     view = memoryview(data) if data is not None else memoryview(b"")
-    found = b"".join(hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds))
-    return np.frombuffer(found, np.uint64)
+    digests = b"".join(hashlib.blake2b(view[a:b], digest_size=8).digest() for a, b in pairwise(bounds))
+    return np.frombuffer(digests, np.uint64)
 
 
 def hashes_of(ids: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.uint64]:
     """64 bits of BLAKE2 of each document of tokens, ids end to end and a length each, whatever the ids' type."""
     wide = ids.astype("<i8")
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
-    found = b"".join(hashlib.blake2b(wide[a:b].tobytes(), digest_size=8).digest() for a, b in pairwise(bounds))
-    return np.frombuffer(found, np.uint64)
+    digests = b"".join(hashlib.blake2b(wide[a:b].tobytes(), digest_size=8).digest() for a, b in pairwise(bounds))
+    return np.frombuffer(digests, np.uint64)
 
 
 class SeenDocuments:

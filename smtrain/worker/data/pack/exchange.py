@@ -155,9 +155,9 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
         unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
         rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
     else:
-        found = find_files(source, say=left_out.append)
-        files = [file for file in found if file.kind in ("arrow", "parquet")]
-        left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in found if f not in files]
+        listed = find_files(source, say=left_out.append)
+        files = [file for file in listed if file.kind in ("arrow", "parquet")]
+        left_out += [f"{f.name} is left out: rows of tokens are Arrow or Parquet" for f in listed if f not in files]
         lengths, unread = _copy_rows(files, bin_path, facts)
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]

@@ -212,8 +212,8 @@ class _Preparation:
                     return tally
                 for part in range(tally.part, len(self.files)):
                     tally.open_part(part)
-                    found = (b for f in self.files[part] for b in cut_file(f, options.text_column, options.separator))
-                    for piece in pieces(islice(found, tally.blocks, None), self.settings, chosen, pool):
+                    todo = (b for f in self.files[part] for b in cut_file(f, options.text_column, options.separator))
+                    for piece in pieces(islice(todo, tally.blocks, None), self.settings, chosen, pool):
                         tally.add(piece, options.max_bad)
                         marker.piece_done(tally.documents, tally.tokens)
         except BaseException:

@@ -193,10 +193,10 @@ def _of_s3(error: BaseException) -> bool:
 
 def _said(error: BaseException) -> str:
     """An error of the store or the network with a remedy, without its full stop."""
-    found = _OF_S3.search(str(error))
-    if found is None:
+    match = _OF_S3.search(str(error))
+    if match is None:
         return f"{first_line(error)}; check the URI and your permissions"
-    return _SAID.get(found[1]) or f"S3 answered {found[2]} with {found[1]}; check the URI and your permissions"
+    return _SAID.get(match[1]) or f"S3 answered {match[2]} with {match[1]}; check the URI and your permissions"
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
@@ -205,10 +205,10 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     from pyarrow import fs
 
     try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+        client: tuple[Any, str] = fs.FileSystem.from_uri(uri)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{uri} cannot be read: {_said(error)}.") from None
-    return found
+    return client
 
 
 def _s3_objects(uri: str) -> list[SourceFile]:
@@ -227,14 +227,14 @@ def _s3_objects(uri: str) -> list[SourceFile]:
     try:
         about = client.get_file_info(path)
         if about.type == fs.FileType.File:
-            found, base = [about], path.rpartition("/")[0]
+            objects, base = [about], path.rpartition("/")[0]
         else:
-            found, base = client.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
+            objects, base = client.get_file_info(fs.FileSelector(path, recursive=True)), path.rstrip("/")
     except OSError as error:
         raise DataError(f"{uri} cannot be listed: {_said(error)}.") from None
     return [
         SourceFile(f"{scheme}://{one.path}", name, "", one.size, str(one.mtime_ns))
-        for one in sorted(found, key=lambda one: one.path)
+        for one in sorted(objects, key=lambda one: one.path)
         if one.type == fs.FileType.File and wanted(name := one.path[len(base) + 1 :])
     ]
 

@@ -20,8 +20,8 @@ def row_groups(file: SourceFile) -> list[int]:
     """Bytes of each row group of a Parquet file. Raises DataError if it is not one."""
     try:
         with file.open() as raw:
-            about = pq.ParquetFile(raw).metadata
-            return [about.row_group(group).total_byte_size for group in range(about.num_row_groups)]
+            metadata = pq.ParquetFile(raw).metadata
+            return [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     except (OSError, pa.ArrowException) as error:
         raise unreadable(file, error, "as Parquet ") from None
 
@@ -30,24 +30,24 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
     with file.open() as raw:
         # stream pages instead of whole column chunks: a row group may be larger than memory
         table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
-        about, names, column = table.metadata, table.schema_arrow.names, TextOf(text_column)
+        metadata, names, column = table.metadata, table.schema_arrow.names, TextOf(text_column)
         by_row = _by_row(file, table.schema_arrow, column, wanted)
-        row_groups = [about.row_group(group) for group in range(about.num_row_groups)]
+        row_groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         if by_row:
             most, columns = 1 << 14, list(column.tops(names))
             size = sum(group.total_byte_size for group in row_groups)
         else:
             most, columns = 1 << 16, [text_column]
             # a path joins the names of a column and of its nested fields, each of which may have dots
-            paths = [about.schema.column(i).path for i in range(about.num_columns)]
+            paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
             place = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{text_column}."))
             size = sum(group.column(place).total_uncompressed_size for group in row_groups)
-        rows = max(1, min(most, blocks.BLOCK_BYTES * about.num_rows // max(size, 1)))
-        groups = range(about.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
+        rows = max(1, min(most, blocks.BLOCK_BYTES * metadata.num_rows // max(size, 1)))
+        groups = range(metadata.num_row_groups) if stretch is None else range(stretch.start, stretch.stop)
         first, unread = groups.start == 0, unread_in_parquet(table, groups, column.needed if by_row else (text_column,))
         for batch in table.iter_batches(rows, list(groups), columns, use_threads=False):
             payload = column.of_rows(batch) if by_row else batch.column(text_column)
-            yield Block(file, file.bytes * len(batch) // max(about.num_rows, 1), first, payload, unread)
+            yield Block(file, file.bytes * len(batch) // max(metadata.num_rows, 1), first, payload, unread)
             first, unread = False, UnreadText()
 
 

@@ -113,18 +113,18 @@ def unread_in_parquet(table: Any, groups: Iterable[int], read: Collection[str]) 
     A row counts if it has a value, even an empty one; for a column of lists the values count, up to the number of rows.
     """
     unread = UnreadText()
-    about, tops = table.metadata, sorted(table.schema_arrow.names, key=len, reverse=True)
+    metadata, tops = table.metadata, sorted(table.schema_arrow.names, key=len, reverse=True)
     for group in groups:
         rows: dict[str, int] = {}
-        for leaf in range(about.num_columns):
-            path = about.schema.column(leaf).path
+        for leaf in range(metadata.num_columns):
+            path = metadata.schema.column(leaf).path
             top = next((name for name in tops if f"{path}.".startswith(f"{name}.")), path)
             if top in read or any(f"{path}.".startswith(f"{name}.") for name in read):
                 continue
-            if about.schema.column(leaf).logical_type.type in ("STRING", "JSON", "ENUM"):
+            if metadata.schema.column(leaf).logical_type.type in ("STRING", "JSON", "ENUM"):
                 name = path.partition(".list.")[0] if _below(top, read) else top
-                chunk = about.row_group(group).column(leaf)
-                rows[name] = max(rows.get(name, 0), min(_values(chunk), about.row_group(group).num_rows))
+                chunk = metadata.row_group(group).column(leaf)
+                rows[name] = max(rows.get(name, 0), min(_values(chunk), metadata.row_group(group).num_rows))
         unread.count({name: count for name, count in rows.items() if count})
     return unread
 

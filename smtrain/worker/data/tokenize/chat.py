@@ -214,7 +214,7 @@ class ChatTemplate:
         function and the template writes no calls.
         """
         c = self._known_roles(conversation)
-        found = ["tools"] if c.tools and not self._writes(c, replace(c, tools=None)) else []
+        names = ["tools"] if c.tools and not self._writes(c, replace(c, tools=None)) else []
         texts = ((key, m[key]) for m in c.messages for key in m if key not in ("role", "content"))
         for key in dict.fromkeys(key for key, value in texts if holds_text(value)):
             without = [{k: v for k, v in m.items() if k != key} for m in c.messages]
@@ -222,17 +222,17 @@ class ChatTemplate:
                 continue
             if key == "tool_calls" and any(key in m and not m.get("content") for m in c.messages):
                 raise RecordFault("an answer is a call of a function, and the chat template does not write tool_calls")
-            found.append(f"{c.column}[].{key}")
+            names.append(f"{c.column}[].{key}")
         for i, message in enumerate(c.messages):
             content = message.get("content")
             if content and not any(content.strip() in r.text for r in rendered):
                 other = [*c.messages[:i], {**message, "content": f"{content}x"}, *c.messages[i + 1 :]]
                 if not self._writes(c, replace(c, messages=other)):
-                    found.append(f"turns of the role {message['role']}")
+                    names.append(f"turns of the role {message['role']}")
         first = next(message["role"] for message in c.messages if message["role"] in ("user", "assistant"))
         if first == "assistant" and not self._marked:
-            found.append(GREETING)
-        return found
+            names.append(GREETING)
+        return names
 
     def _writes(self, c: Dialogue, other: Dialogue) -> bool:
         """Whether the template writes a different text for the other conversation, or refuses it."""
@@ -281,10 +281,10 @@ class ChatTemplate:
         question = next(i for i, message in enumerate(c.messages) if message["role"] == "user")
         turns = [i for i in range(question + 1, len(c.messages)) if c.messages[i]["role"] == "assistant"]
         texts = [self._text(c, i + 1) for i in turns]
-        found = [self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)]
-        whole = found[-1].text
-        learned = [rendered for i, rendered in zip(turns, found, strict=True) if i not in c.skipped]
-        if all(whole.startswith(rendered.text) for rendered in found):
+        answers = [self._ended(text, self._start(c, i, text)) for i, text in zip(turns, texts, strict=True)]
+        whole = answers[-1].text
+        learned = [rendered for i, rendered in zip(turns, answers, strict=True) if i not in c.skipped]
+        if all(whole.startswith(rendered.text) for rendered in answers):
             return [Rendered(whole, [rendered.answers[0] for rendered in learned])]
         return learned
 

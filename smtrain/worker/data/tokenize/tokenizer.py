@@ -113,8 +113,8 @@ def tokenizer_json(folder: Path) -> bytes:
             f"{folder} has no tokenizer.json, nor vocab.json with merges.txt, nor tokenizer.model; give the model's "
             "folder, or save a tokenizer into it with AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
-    if found := next(filter(None, (file_misfit(folder / name) for name in files)), None):
-        raise DataError(f"{found}.")
+    if fault := next(filter(None, (file_misfit(folder / name) for name in files)), None):
+        raise DataError(f"{fault}.")
     if files == ("tokenizer.json",):
         return (folder / files[0]).read_bytes()
     return _converted(folder, tuple((folder / name).stat().st_mtime_ns for name in files))

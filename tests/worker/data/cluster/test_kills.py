@@ -104,8 +104,8 @@ def _work_begins(out: Path, running: list[subprocess.Popen[str]], shares: int) -
     """Wait until so many shares lie there or were put in order, or the first machine has ended."""
     while running[0].poll() is None:
         with suppress(FileNotFoundError):  # not begun yet, or done while one looks
-            found = [name for name in os.listdir(out / ".tokens.partial") if name.startswith("share-")]
-            if len(found) >= min(shares, 2) and (shares < 3 or _size(out) > shares * 1_000_000):
+            shares_there = [name for name in os.listdir(out / ".tokens.partial") if name.startswith("share-")]
+            if len(shares_there) >= min(shares, 2) and (shares < 3 or _size(out) > shares * 1_000_000):
                 return
         time.sleep(0.01)
 

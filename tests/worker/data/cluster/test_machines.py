@@ -34,10 +34,10 @@ OPTIONS = PrepareOptions(
 
 def digest(folder: Path) -> str:
     """A digest of all files of a prepared folder."""
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for path in sorted(folder.iterdir()):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
+        whole.update(path.name.encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()
 
 
 def corpus(folder: Path, draw: random.Random) -> list[Path]:
@@ -122,9 +122,9 @@ def test_a_machine_with_other_text_is_turned_away_and_the_rest_goes_on(tmp_path:
     machines: list[MeetingPoint] = []
 
     def run(real: Any) -> None:
-        with pytest.raises(DataError) as told:
+        with pytest.raises(DataError) as caught:
             assist(other, tokenizer_folder, PrepareOptions(seq_len=8), machines[0], say=ignore)
-        refused.append(str(told.value))
+        refused.append(str(caught.value))
         real()
 
     machines.append(MeetingPoint(free_address()))

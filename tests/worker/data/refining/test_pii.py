@@ -72,21 +72,21 @@ def test_long_runs_of_what_patterns_begin_with_come_to_an_end() -> None:
         assert isinstance(PersonalData("US").mask(run * (20_000 // len(run))), tuple)
 
 
-@pytest.mark.parametrize("asked", ["mask", "drop", "count"])
-def test_masked_dropped_or_only_counted(asked: Any, tmp_path: Path, tokenizer_folder: Path) -> None:
+@pytest.mark.parametrize("mode", ["mask", "drop", "count"])
+def test_masked_dropped_or_only_counted(mode: Any, tmp_path: Path, tokenizer_folder: Path) -> None:
     texts = ["the words of a small text"] * 3 + ["mail me@host.org and me2@host.org"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    made = prepare(tmp_path / "a.jsonl", tmp_path / asked, tokenizer_folder, seq_len=8, cleaning=Cleaning(pii=asked))
+    made = prepare(tmp_path / "a.jsonl", tmp_path / mode, tokenizer_folder, seq_len=8, cleaning=Cleaning(pii=mode))
     assert made.noted == {EMAIL: 2}
-    assert made.dropped == ({"with personal data": 1} if asked == "drop" else {})
+    assert made.dropped == ({"with personal data": 1} if mode == "drop" else {})
     assert made.examples == {EMAIL: ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"]}
-    assert "host.org" not in (tmp_path / asked / "manifest.json").read_text()
-    masked = ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"] if asked == "mask" else texts[3:]
+    assert "host.org" not in (tmp_path / mode / "manifest.json").read_text()
+    masked = ["mail <EMAIL_ADDRESS> and <EMAIL_ADDRESS>"] if mode == "mask" else texts[3:]
     (tmp_path / "b.jsonl").write_text(
-        "".join(json.dumps({"text": t}) + "\n" for t in [*texts[:3], *([] if asked == "drop" else masked)])
+        "".join(json.dumps({"text": t}) + "\n" for t in [*texts[:3], *([] if mode == "drop" else masked)])
     )
     prepare(tmp_path / "b.jsonl", tmp_path / "wanted", tokenizer_folder, seq_len=8)
-    assert (tmp_path / asked / "tokens.bin").read_bytes() == (tmp_path / "wanted/tokens.bin").read_bytes()
+    assert (tmp_path / mode / "tokens.bin").read_bytes() == (tmp_path / "wanted/tokens.bin").read_bytes()
 
 
 def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:

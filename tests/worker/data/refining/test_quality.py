@@ -48,9 +48,9 @@ def documents(draw: random.Random) -> list[str]:
         f"{good[0]} And one more.", f"{prose(draw, 8)}\nThen mail a@host.org now.\nno end here",
         "1 2 3 4 5 6 7 8 9 " * 40, "...\n" * 60,
     ]  # fmt: skip
-    found = good + noise
-    draw.shuffle(found)
-    return found
+    texts = good + noise
+    draw.shuffle(texts)
+    return texts
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -105,12 +105,12 @@ def test_the_report_shows_what_would_be_taken(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     texts = documents(random.Random(1))
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    asked = Cleaning(filters=("gopher_quality",), pii="count", near=NearDuplicates())
-    found = report([source], cleaning=asked)
-    assert found.judged == len(texts)
-    assert found.dropped["near duplicates"] == 1
-    assert found.noted == {"e-mail addresses": 1}
-    shown = page(found)
+    cleaning = Cleaning(filters=("gopher_quality",), pii="count", near=NearDuplicates())
+    result = report([source], cleaning=cleaning)
+    assert result.judged == len(texts)
+    assert result.dropped["near duplicates"] == 1
+    assert result.noted == {"e-mail addresses": 1}
+    shown = page(result)
     assert "by gopher_quality: gopher_short_doc" in shown
     assert "Examples: near duplicates" in shown
     assert "a@host.org" not in shown.partition("Examples: e-mail")[2]
@@ -139,7 +139,7 @@ def test_what_is_not_installed_or_not_text_is_told_before_anything_is_sent(
     with pytest.raises(ConfigError, match=r"data\.near_duplicates: this needs the package rensa"):
         config(near_duplicates={})
     (tmp_path / "a.txt").write_text("some words")
-    for asked in (Cleaning(filters=("c4",)), Cleaning(near=NearDuplicates())):
+    for cleaning in (Cleaning(filters=("c4",)), Cleaning(near=NearDuplicates())):
         with pytest.raises(DataError, match="this needs the package"):
-            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=1, cleaning=asked, progress=None)
+            prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer_folder, seq_len=1, cleaning=cleaning, progress=None)
     assert not (tmp_path / "out").exists()

@@ -30,7 +30,7 @@ class _Open:
 
     since: float
     files: dict[str, BinaryIO] = field(default_factory=dict)
-    told: bool = False
+    reported: bool = False
 
 
 class Dealer:
@@ -112,9 +112,9 @@ class Dealer:
         """The share whose turn it is and the seconds it has taken, if that is long; only once per share."""
         with self._changed:
             held = self._open.get(self._turn)
-            if held is None or held.told or time.monotonic() - held.since < self._late():
+            if held is None or held.reported or time.monotonic() - held.since < self._late():
                 return None
-            held.told = True
+            held.reported = True
             return self.shares[self._turn], time.monotonic() - held.since
 
     def _late(self) -> float:
