@@ -1,6 +1,6 @@
-"""LoRA adapters as they lie in files: a run's checkpoint of ours, or the folder that peft writes.
+"""LoRA adapters in files: a run's checkpoint of ours, or the folder that peft writes.
 
-What is not plain LoRA is refused by its name: applying half of an adapter would give a model that nobody has trained.
+Anything but plain LoRA is refused by its name: half of an adapter would give a model that was never trained.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OLDER = "adapter_model.bin"
 BASE = "smtrain_base"
-"""In the header of our adapter_model.safetensors: the digest of the weights that the adapter was trained on."""
+"""Key in the header of our adapter_model.safetensors: the digest of the weights that the adapter was trained on."""
 PREFIX = "base_model.model."
 _ON_ONE_THREAD = 1 << 18  # multiplications; OpenBLAS takes more threads above it
-_COPY = ".base_layer.weight"  # peft saves the base's own output layer beside factors of it
+_COPY = ".base_layer.weight"  # peft saves the base's own output layer next to factors of it
 # What peft calls starts that leave the base's weights as they are; the others move a part of them into the adapter.
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 _NOT_PLAIN = {
@@ -66,7 +66,7 @@ class Factor:
     scale: float
 
     def delta(self, rows: tuple[int, int], columns: tuple[int, int]) -> Bits:
-        """A window of scale * B A, in fp32; this thread's next one takes its place."""
+        """A window of scale * B A, in fp32; overwritten by this thread's next one."""
         a, b = self.a[:, slice(*columns)], self.b[slice(*rows)]
         out = dtypes.room("delta", (len(b), a.shape[1]), "<f4")
         # Each product is too small for numpy's BLAS to spread over threads, of which a conversion has its own.
@@ -79,167 +79,172 @@ class Factor:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, small beside one layer."""
+    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, which is little next to one "
+    "layer."""
 
-    where: Place
+    location: Place
     factors: Mapping[str, Factor]
-    """By the base parameter's name in Hugging Face files."""
+    """Name of the base parameter in Hugging Face files -> its factors."""
     base: str | None
-    """Digest of the weights that it was trained on, where it says so."""
+    """Digest of the weights that it was trained on, if it is known."""
     stamp: Any
     """JSON that changes whenever its files do."""
 
 
 def is_adapter(path: Path | str) -> bool:
     """Whether a place holds an adapter: peft's folder, or the checkpoints of a run that trains one."""
-    where = place(folder_of(str(path)))
-    return CONFIG in where.files() or native_adapter(where) is not None
+    location = place(folder_of(str(path)))
+    return CONFIG in location.files() or native_adapter(location) is not None
 
 
-def native_adapter(where: Place) -> NativeSource | None:
-    """The checkpoint in a place (of a run: its newest), if it is of an adapter."""
-    found = where if format_of(where) == NATIVE else newest_checkpoint(where)
-    if found is None or NATIVE_MANIFEST not in found.files():
+def native_adapter(location: Place) -> NativeSource | None:
+    """The checkpoint in a place (of a run: its newest) if it holds an adapter, else None."""
+    checkpoint = location if format_of(location) == NATIVE else newest_checkpoint(location)
+    if checkpoint is None or NATIVE_MANIFEST not in checkpoint.files():
         return None
-    source = NativeSource(found)
+    source = NativeSource(checkpoint)
     return source if source.manifest.adapter is not None else None
 
 
 def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
-    """The adapter in a folder or under an s3:// URI, for a model of `shape`.
+    """Read the adapter in a folder or under an s3:// URI, for a model of `shape`.
 
-    Raises `CheckpointError` where there is none, it is not plain LoRA, or it does not fit the model.
+    Raises `CheckpointError` if there is none, it is not plain LoRA, or it does not fit the model.
     """
     path = folder_of(str(path))
     if not is_uri(path) and not Path(path).is_dir():
         raise CheckpointError(f"{path} is not a folder; give the one that holds {CONFIG}, or a run's checkpoints.")
-    where = place(path)
-    if CONFIG in where.files():
-        return _of_peft(where, shape)
-    source = native_adapter(where)
+    location = place(path)
+    if CONFIG in location.files():
+        return _of_peft(location, shape)
+    source = native_adapter(location)
     if source is None:
         raise CheckpointError(
             f"{path} holds no adapter; give a folder with {CONFIG}, or the checkpoints of a run with train.adapter."
         )
     lora = source.manifest.lora
     assert lora is not None
-    numbers = {name: _numbers(source.bits(name, [(0, n) for n in source.shape(name)]), source.dtype(name), name, where)
-               for name in source.names()}  # fmt: skip
+    numbers = {
+        name: _numbers(source.bits(name, [(0, n) for n in source.shape(name)]), source.dtype(name), name, location)
+        for name in source.names()
+    }
     weights = [name.removesuffix(A) for name in numbers if name.endswith(A)]
     pairs = {f"{w}.weight": Factor(numbers[w + A], numbers[w + B], lora.scale) for w in weights}
-    return _fitting(Adapter(source.where, pairs, source.manifest.base, source.stamp()), shape)
+    return _fitting(Adapter(source.location, pairs, source.manifest.base, source.stamp()), shape)
 
 
-def _of_peft(where: Place, shape: ModelShape) -> Adapter:
-    told = _config(where)
-    slabs = _slabs(where)
+def _of_peft(location: Place, shape: ModelShape) -> Adapter:
+    config = _config(location)
+    slabs = _slabs(location)
     parts: dict[str, dict[str, Bits]] = {}
     for name, slab in slabs.items():
         if name.endswith(_COPY):
             continue
-        module, kind = _split(where, name)
+        module, kind = _split(location, name)
         if slab.dtype not in FLOATS or len(slab.shape) != 2:
             raise CheckpointError(
-                f"{where}/{WEIGHTS}: {name[:200]} is {slab.dtype.code} {list(slab.shape)}; a factor is a matrix of "
+                f"{location}/{WEIGHTS}: {name[:200]} is {slab.dtype.code} {list(slab.shape)}; a factor is a matrix of "
                 "floating-point numbers."
             )
-        parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, where)
+        parts.setdefault(module, {})[kind] = _numbers(slab.whole(), slab.dtype, name, location)
     factors = {}
     for module, both in parts.items():
         if set(both) != {A, B}:
-            raise CheckpointError(f"{where}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter again.")
-        rank = _pattern(told["rank_pattern"], module, told["r"])
+            raise CheckpointError(
+                f"{location}/{WEIGHTS} has only one factor of {module[:200]}; save the adapter again."
+            )
+        rank = _pattern(config["rank_pattern"], module, config["r"])
         if both[A].shape[0] != rank or both[B].shape[1] != rank:
             raise CheckpointError(
-                f"{where}: the factors of {module[:200]} have rank {both[A].shape[0]} and {both[B].shape[1]}, and "
+                f"{location}: the factors of {module[:200]} have rank {both[A].shape[0]} and {both[B].shape[1]}, and "
                 f"{CONFIG} says {rank}; copy both files from the same adapter."
             )
-        alpha = _pattern(told["alpha_pattern"], module, told["lora_alpha"])
+        alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
         factors[shape.file_name(f"{module}.weight")] = Factor(
-            both[A], both[B], alpha / (sqrt(rank) if told["use_rslora"] else rank)
+            both[A], both[B], alpha / (sqrt(rank) if config["use_rslora"] else rank)
         )
     if not factors:
-        raise CheckpointError(f"{where}/{WEIGHTS} holds no factors; save the adapter again.")
-    base = safetensors.metadata(where, WEIGHTS).get(BASE) if WEIGHTS in where.files() else None
-    return _fitting(Adapter(where, factors, base, where.stamp()), shape)
+        raise CheckpointError(f"{location}/{WEIGHTS} holds no factors; save the adapter again.")
+    base = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in location.files() else None
+    return _fitting(Adapter(location, factors, base, location.stamp()), shape)
 
 
-def _config(where: Place) -> dict[str, Any]:
-    """adapter_config.json with peft's defaults, once it is known to be plain LoRA."""
-    said = read_json(where, CONFIG)
-    if said.get("peft_type") != "LORA":
+def _config(location: Place) -> dict[str, Any]:
+    """Read adapter_config.json with peft's defaults; raises `CheckpointError` if it is not plain LoRA."""
+    stored = read_json(location, CONFIG)
+    if stored.get("peft_type") != "LORA":
         raise CheckpointError(
-            f"{where}/{CONFIG} has peft_type {said.get('peft_type')!r}, and smtrain reads LORA only; merge it with "
-            "peft (model.merge_and_unload().save_pretrained(FOLDER)) and name the merged model."
+            f"{location}/{CONFIG} has peft_type {stored.get('peft_type')!r}, and smtrain reads LORA only; merge it "
+            "with peft (model.merge_and_unload().save_pretrained(FOLDER)) and name the merged model."
         )
     for key, what in _NOT_PLAIN.items():
-        if said.get(key):
-            raise CheckpointError(f"{where}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft.")
-    if said.get("bias", "none") != "none":
+        if stored.get(key):
+            raise CheckpointError(f"{location}/{CONFIG} has {what}, which smtrain cannot merge; merge it with peft.")
+    if stored.get("bias", "none") != "none":
         raise CheckpointError(
-            f"{where}/{CONFIG} has trained biases (bias: {said['bias']}), which smtrain cannot merge; merge it with "
-            "peft."
+            f"{location}/{CONFIG} has trained biases (bias: {stored['bias']}), which smtrain cannot merge; merge it "
+            "with peft."
         )
-    start = said.get("init_lora_weights", True)
+    start = stored.get("init_lora_weights", True)
     if start not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{where}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's own weights, so the "
+            f"{location}/{CONFIG} has init_lora_weights {start!r}, a start that changed the base's own weights, so the "
             "adapter does not fit the original model; convert it with peft (save_pretrained with "
             "path_initial_model_for_weight_conversion)."
         )
-    told = {"r": 8, "lora_alpha": 8, "use_rslora": False, **said}
+    config = {"r": 8, "lora_alpha": 8, "use_rslora": False, **stored}
     for key in ("rank_pattern", "alpha_pattern"):
-        told[key] = said.get(key) or {}
-        rightly = isinstance(told[key], dict) and all(_is_number(n) for n in told[key].values())
+        config[key] = stored.get(key) or {}
+        valid = isinstance(config[key], dict) and all(_is_number(n) for n in config[key].values())
         try:
-            rightly = rightly and all(re.compile(pattern) for pattern in told[key])
+            valid = valid and all(re.compile(pattern) for pattern in config[key])
         except re.error:
-            rightly = False
-        if not rightly:
-            raise CheckpointError(f"{where}/{CONFIG} has {key} {told[key]!r}; it must map patterns to numbers.")
+            valid = False
+        if not valid:
+            raise CheckpointError(f"{location}/{CONFIG} has {key} {config[key]!r}; it must map patterns to numbers.")
     for key in ("r", "lora_alpha"):
-        if not _is_number(told[key]):
-            raise CheckpointError(f"{where}/{CONFIG} has {key} {told[key]!r}; it must be a number above 0.")
-    return told
+        if not _is_number(config[key]):
+            raise CheckpointError(f"{location}/{CONFIG} has {key} {config[key]!r}; it must be a number above 0.")
+    return config
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _slabs(where: Place) -> dict[str, Slab]:
-    """The factors by name, from safetensors or from torch.save's form, which older versions of peft wrote."""
-    if WEIGHTS in where.files():
-        held = safetensors.slabs(where, WEIGHTS)
-    elif _OLDER in where.files():
-        loaded = torchzip.load(where, _OLDER)
+def _slabs(location: Place) -> dict[str, Slab]:
+    """The factors by name, from safetensors or from torch.save's form, which older versions of peft write."""
+    if WEIGHTS in location.files():
+        held = safetensors.slabs(location, WEIGHTS)
+    elif _OLDER in location.files():
+        loaded = torchzip.load(location, _OLDER)
         tensors = tensors_in(loaded)
         if tensors is None:
-            raise not_tensors(loaded, f"{where}/{_OLDER}")
+            raise not_tensors(loaded, f"{location}/{_OLDER}")
         held = tensors
     else:
-        raise CheckpointError(f"{where} has {CONFIG} and no {WEIGHTS}; copy that too.")
+        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.")
     return {without_wrappers(name): slab for name, slab in held.items()}
 
 
-def _split(where: Place, name: str) -> tuple[str, str]:
-    """The module that a tensor adapts, and which factor it is."""
+def _split(location: Place, name: str) -> tuple[str, str]:
+    """The module that a tensor adapts, and the factor that it is (A or B)."""
     kind = next((kind for kind in (A, B) if name.endswith(kind)), None)
     if kind is None or not name.startswith(PREFIX):
         what = "an adapter of an embedding" if "lora_embedding" in name else "no factor of a linear layer"
-        raise CheckpointError(f"{where}/{WEIGHTS} holds {name[:200]}, {what}, which smtrain cannot merge; use peft.")
+        raise CheckpointError(f"{location}/{WEIGHTS} holds {name[:200]}, {what}, which smtrain cannot merge; use peft.")
     return name.removeprefix(PREFIX).removesuffix(kind), kind
 
 
 def _pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The value for a module, as peft looks it up: the first pattern that its name ends with."""
+    """Look a module's value up as peft does: by the first pattern that its name ends with."""
     return next((n for key, n in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 
 
-def _numbers(bits: Bits, dtype: DType, name: str, where: Place) -> Bits:
+def _numbers(bits: Bits, dtype: DType, name: str, location: Place) -> Bits:
     numbers: Bits = dtypes.values(bits, dtype).astype(np.float32, copy=False)  # of fp32, pages of the file
     if not np.isfinite(numbers).all():
-        raise CheckpointError(f"{where}: {name[:200]} has numbers that are not finite; take another adapter.")
+        raise CheckpointError(f"{location}: {name[:200]} has numbers that are not finite; take another adapter.")
     return numbers
 
 
@@ -249,15 +254,15 @@ def _fitting(adapter: Adapter, shape: ModelShape) -> Adapter:
         if shape.tied and name == shape.embed_name:
             head = FAMILIES[shape.family].head
             raise CheckpointError(
-                f"{adapter.where} adapts {head}, which this model shares with its embedding, and merging would change "
-                "both; leave the adapter beside the model."
+                f"{adapter.location} adapts {head}, which this model shares with its embedding, and merging would "
+                "change both; keep the adapter next to the model."
             )
-        given = (factor.b.shape[0], factor.a.shape[1])
-        if name not in specs or specs[name].shape != given:
+        adapted = (factor.b.shape[0], factor.a.shape[1])
+        if name not in specs or specs[name].shape != adapted:
             has = f"is {list(specs[name].shape)} there" if name in specs else "is not there"
             raise CheckpointError(
-                f"{adapter.where} is of another model: it adapts {name[:200]} {list(given)}, which {has}; name the "
-                "model that it was trained on.",
+                f"{adapter.location} is of another model: it adapts {name[:200]} {list(adapted)}, which {has}; name "
+                "the model that it was trained on.",
                 code="checkpoint.other_model",
             )
     return adapter

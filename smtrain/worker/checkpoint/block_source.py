@@ -1,4 +1,4 @@
-"""Weights that are put together from blocks: what Megatron's checkpoints are to us."""
+"""Weights assembled from blocks, as all of Megatron's checkpoints are read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class TensorBlock:
-    """A part of a tensor, and where its numbers lie."""
+    """A part of a tensor, in a slab of a file."""
 
     spans: Spans
     """(start, stop) in the tensor, along every dimension."""
     slab: Slab
     at: tuple[int, ...]
-    """Where in the slab it begins."""
+    """Its first element in the slab, along every dimension."""
 
     def within(self, bounds: Bounds) -> TensorBlock | None:
-        """The part of it that is in a window."""
+        """The part within a window; None if they do not overlap."""
         spans = tuple((max(a, low), min(b, high)) for (a, b), (low, high) in zip(self.spans, bounds, strict=True))
         if any(a >= b for a, b in spans):
             return None
@@ -45,21 +45,21 @@ class TensorBlock:
 
 
 class PieceSource(WeightSource):
-    """Hugging Face parameters out of blocks of Megatron's tensors.
+    """Hugging Face parameters assembled from blocks of Megatron's tensors.
 
-    `blocks` has those of every tensor of `tensors` by its key, `twins` those of a tied head, which must equal the
-    embedding. Raises CheckpointError where a tensor is not covered, or its blocks differ in type.
+    `blocks` maps each key of `tensors` to its blocks; `twins` are those of a tied head, which must equal the embedding.
+    Raises CheckpointError if a tensor is not covered, or its blocks differ in type.
     """
 
     def __init__(
         self,
-        where: Place,
+        location: Place,
         config: dict[str, Any],
         tensors: Iterable[Fused],
         blocks: Mapping[str, list[TensorBlock]],
         twins: list[TensorBlock] | None = None,
     ) -> None:
-        self._place, self._config = where, config
+        self._place, self._config = location, config
         self._shape = ModelShape.from_config(config)
         self._specs = {spec.name: spec for spec in self._shape.specs}
         upright = {spec.name: spec.upright() for spec in self._shape.specs}
@@ -69,12 +69,13 @@ class PieceSource(WeightSource):
             found = blocks.get(fused.key)
             if not found:
                 raise CheckpointError(
-                    f"{where} lacks {fused.key}; check that config.json is this model's.", code="checkpoint.other_model"
+                    f"{location} lacks {fused.key}; check that config.json is this model's.",
+                    code="checkpoint.other_model",
                 )
             for part, mine in _parts(fused, found).items():
-                self._blocks[part] = _tiled(where, fused.key, mine, upright[part].shape)
+                self._blocks[part] = _tiled(location, fused.key, mine, upright[part].shape)
                 self._together[part] = fused.parts
-        self._twins = twins and _tiled(where, "the output layer", twins, self._specs[self._shape.embed_name].shape)
+        self._twins = twins and _tiled(location, "the output layer", twins, self._specs[self._shape.embed_name].shape)
         self._checked: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._read: Read | None = None
@@ -93,7 +94,7 @@ class PieceSource(WeightSource):
         return self._found(name)[0].slab.dtype
 
     @property
-    def where(self) -> Place:
+    def location(self) -> Place:
         return self._place
 
     def seams(self, name: str) -> list[int]:
@@ -107,7 +108,7 @@ class PieceSource(WeightSource):
     def check(self, name: str, tally: Tally | None = None) -> None:
         for block in (*self._found(name), *((self._twins or ()) if name == self._shape.embed_name else ())):
             key = block.slab.file, block.slab.offset
-            with self._lock:  # of a tensor that several are cut from, once is enough
+            with self._lock:  # several parameters may be cut from one tensor: check it once
                 if key in self._checked:
                     continue
                 self._checked.add(key)
@@ -126,7 +127,7 @@ class PieceSource(WeightSource):
         return found
 
     def _assemble(self, blocks: list[TensorBlock], bounds: Bounds, tally: Tally | None) -> Bits:
-        """A view where one block has it all, else put together."""
+        """A view if one block has all of it, else a copy."""
         pieces = [piece for block in blocks if (piece := block.within(bounds)) is not None]
         if self._read is not None:
             for piece in pieces:
@@ -147,7 +148,7 @@ class PieceSource(WeightSource):
 
 
 def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBlock]]:
-    """Blocks of a fused tensor as blocks of the parameters that it is made of."""
+    """Split the blocks of a fused tensor into blocks of the parameters that it consists of."""
     out: dict[str, list[TensorBlock]] = {part: [] for part in fused.parts}
     starts = fused.starts()
     for (part, first, _), (low, high) in zip(fused.segments, pairwise(starts), strict=True):
@@ -159,21 +160,23 @@ def _parts(fused: Fused, blocks: list[TensorBlock]) -> dict[str, list[TensorBloc
     return out
 
 
-def _tiled(where: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
-    """The blocks in order, each once. Raises CheckpointError where they are no grid that covers the shape."""
+def _tiled(location: Place, key: str, blocks: list[TensorBlock], shape: tuple[int, ...]) -> list[TensorBlock]:
+    """Sort the blocks and drop copies. Raises CheckpointError unless they form a grid that covers the shape."""
     first = blocks[0].slab.dtype if blocks else None
     if any(block.slab.dtype != first or block.slab.dtype not in FLOATS for block in blocks):
-        raise CheckpointError(f"{where}: {key} is stored in several types, or in one that is no floating-point type.")
+        raise CheckpointError(
+            f"{location}: {key} is stored in several types, or in one that is no floating-point type."
+        )
     columns: dict[Spans, dict[tuple[int, int], TensorBlock]] = {}
     for block in blocks:
         columns.setdefault(block.spans[1:], {})[block.spans[0]] = block
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
     covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
     if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
-        raise CheckpointError(f"{where}: parts of {key} are missing; copy the .distcp files that were left behind.")
+        raise CheckpointError(f"{location}: parts of {key} are missing; copy the .distcp files that were left behind.")
     return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]
 
 
 def _covers(spans: list[tuple[int, int]], size: int) -> bool:
-    """Whether they follow one another from 0 to `size`."""
+    """Whether the spans follow one another from 0 to `size`."""
     return [a for a, _ in spans] + [size] == [0] + [b for _, b in spans]

@@ -1,4 +1,4 @@
-"""What a conversion is to write, and what is common to all ways of carrying it out."""
+"""The plan of a conversion, and the steps common to writing it to a folder and to an object store."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """Everything about an output but the numbers."""
+    """Everything about an output except the numbers."""
 
     layout: Sharding
     groups: list[list[Job]]
-    """Jobs that write the same files, in the order of those; no two groups share a file."""
+    """Each group's jobs write the same files, front to back; no two groups share a file."""
     containers: list[TensorFile]
     extras: dict[str, bytes]
-    """Small files that go along."""
+    """Small files to write too, by name."""
     about: dict[str, Any]
-    """What the manifest says besides files and hashes."""
+    """Entries of the manifest besides files and hashes."""
     replaces: tuple[str, ...]
     """Patterns of files that an earlier output in the same folder may have left."""
 
 
 @dataclass
 class ConversionProgress:
-    """Which files are finished: those whose every tensor is written."""
+    """Tracks which tensors are written, and so which files are finished."""
 
     plan: ConversionPlan
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, job: Job, crcs: Iterable[int]) -> list[TensorFile]:
-        """Those that this job was the last one of."""
+        """Record a finished job; returns the files that it completed."""
         finished = []
         with self.lock:
             written = [(write.name, container) for write in job for container in write.targets]
@@ -61,14 +61,14 @@ class ConversionProgress:
 
 
 def fingerprint(source: WeightSource, plan: ConversionPlan) -> str:
-    """Equal for two runs that write the same from the same files."""
+    """A digest that is equal for two runs that write the same from the same files."""
     files = [[c.file, c.end, c.offsets] for c in plan.containers]
-    told = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    content = [FORMAT, VERSION, plan.about, source.config, source.stamp(), files]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | None = None) -> bytes:
-    """Sizes of all files, a crc32 of every tensor, a sha256 of every small file; and, if given, whose `work` it is."""
+    """JSON with the size of every file, a crc32 of every tensor, a sha256 of every small file and the `work` digest."""
     files: dict[str, Any] = {}
     for container in plan.containers:
         held = crcs.get(container.file, {})
@@ -81,19 +81,18 @@ def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | 
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def is_done(plan: ConversionPlan, work: str, present: dict[str, int], told: bytes | None, target: object) -> bool:
-    """Whether the same work has been done there before: its manifest says so, and its files are there.
+def is_done(plan: ConversionPlan, work: str, present: dict[str, int], manifest: bytes | None, target: object) -> bool:
+    """Whether the target already holds this work, by its manifest and the sizes of its files (`present`).
 
-    `present` has the size of every file of the target, `told` is its manifest. Raises CheckpointError where other files
-    would be replaced.
+    Raises CheckpointError if other files would be replaced.
     """
     ours = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
     old = sorted(file for file in present if file in ours or matches(file, plan.replaces))
     if not old:
         return False
     try:
-        found = json.loads(told or b"{}")
-        sizes = {file: about["size"] for file, about in found["files"].items()} if found["work"] == work else None
+        written = json.loads(manifest or b"{}")
+        sizes = {file: about["size"] for file, about in written["files"].items()} if written["work"] == work else None
     except (ValueError, KeyError, TypeError, AttributeError):
         sizes = None
     if sizes and all(present.get(file) == size for file, size in sizes.items()):
@@ -101,11 +100,11 @@ def is_done(plan: ConversionPlan, work: str, present: dict[str, int], told: byte
     raise others(target, old)
 
 
-def written_by(told: bytes | None) -> list[str]:
-    """The files that an earlier conversion wrote, by its manifest; none where another tool wrote that."""
+def written_by(manifest: bytes | None) -> list[str]:
+    """The files that an earlier conversion wrote, by its manifest; empty if another tool wrote the manifest."""
     try:
-        found = json.loads(told or b"{}")
-        files = [file for file in found["files"] if isinstance(file, str)] if found["format"] == FORMAT else []
+        content = json.loads(manifest or b"{}")
+        files = [file for file in content["files"] if isinstance(file, str)] if content["format"] == FORMAT else []
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [file for file in files if not file.startswith("/") and ".." not in file.split("/")]
@@ -121,13 +120,13 @@ def others(target: object, old: list[str]) -> CheckpointError:
 
 
 def matches(file: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file, or a folder that it is in, has a name like one of these."""
+    """Whether a file, or a folder that contains it, matches one of the patterns."""
     parts = file.split("/")
     return any(fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in patterns)
 
 
 def on_threads(groups: Iterable[Sequence[Callable[[], None]]]) -> None:
-    """All of them, on a few threads, each in a group of its own while there are such; the first error ends the rest.
+    """Run all calls on a few threads, each thread in its own group as long as possible; the first error stops them.
 
     Calls of different groups write different files, and the kernel lets one writer into a file at a time.
     """

@@ -36,7 +36,7 @@ from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nem
 @public_class
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How to read a source whose files do not tell."""
+    """Facts about a source that its files do not tell."""
 
     kv_order: KvOrder = "tiled"
     """Order of repeated heads in NxD shards without a manifest: `tiled` (trn1) or `grouped` (trn2)."""
@@ -132,14 +132,14 @@ def _refuse_another_kind(output: Path | str, to: Target) -> None:
     """Refuse to mix a run's checkpoints and a converted model in one folder: readers could not tell which is meant."""
     if is_uri(output) or not Path(output).is_dir():
         return
-    where = place(output)
-    if not isinstance(to, Native) and (steps := step_names(where)):
+    location = place(output)
+    if not isinstance(to, Native) and (steps := step_names(location)):
         raise CheckpointError(
             f"{output} holds checkpoints of a run ({steps[-1]}), which no conversion replaces; name another folder."
         )
-    if isinstance(to, Native) and (is_hf_folder(where) or MANIFEST in where.files()):
+    if isinstance(to, Native) and (is_hf_folder(location) or MANIFEST in location.files()):
         raise CheckpointError(
-            f"{output} holds a model of another kind, beside which no checkpoint is written; name another folder."
+            f"{output} holds a model of another kind, and no checkpoint is written next to it; name another folder."
         )
 
 
@@ -164,8 +164,8 @@ def _opened(source: str, config: str | None, read: ReadOptions) -> WeightSource:
 
 def _companions(source: str, weights: WeightSource) -> Carried:
     """Read the files next to the weights, or next to the step's folder that holds them."""
-    carried = companions_of(weights.where)
-    return carried if carried.files or str(weights.where) == source else companions_of(place(source))
+    carried = companions_of(weights.location)
+    return carried if carried.files or str(weights.location) == source else companions_of(place(source))
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""The number types of stored tensors. numpy has no bf16, and a conversion rarely needs numbers: they travel as bits."""
+"""The number types of stored tensors. numpy has no bf16, so conversions pass numbers on as bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Bits = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class DType:
-    """A type under its three names: torch's, that of safetensors, and that of torch's storage classes in pickles."""
+    """A number type with its names in torch, in safetensors, and among torch's storage classes in pickles."""
 
     name: str
     code: str
@@ -35,7 +35,7 @@ class DType:
 
     @property
     def bits(self) -> str:
-        """numpy's type of as many bits."""
+        """numpy's unsigned integer type of the same width."""
         return f"<u{self.itemsize}"
 
 
@@ -70,12 +70,12 @@ BY_STORAGE = {dtype.storage: dtype for dtype in DTYPES}
 
 
 def cast(bits: Bits, old: DType, new: DType) -> Bits:
-    """Numbers in another floating-point type, rounded to the nearest, ties to even, as torch does."""
+    """Convert to another floating-point type, rounding to nearest even as torch does."""
     if old == new:
         return bits
     out: Bits = np.empty(bits.shape, new.bits)
     wide = "<f8" if old == FP64 else "<f4"
-    with np.errstate(all="ignore"):  # what does not fit becomes infinite
+    with np.errstate(all="ignore"):  # overflow becomes infinity
         for rows in cached_rows(bits):
             numbers = room("cast", bits[rows].shape, wide)
             widen(bits[rows], old, numbers)
@@ -84,14 +84,14 @@ def cast(bits: Bits, old: DType, new: DType) -> Bits:
 
 
 def cached_rows(bits: Bits) -> Iterator[slice]:
-    """Rows by which to go through an array, so that what is made of some on the way stays in a core's cache."""
+    """Slices of rows so small that intermediate results stay in a core's cache."""
     step = max(1, _CACHED // max(1, bits[:1].size))
     for start in range(0, len(bits), step):
         yield slice(start, min(start + step, len(bits)))
 
 
 def values(bits: Bits, dtype: DType) -> Bits:
-    """The numbers themselves, bf16 widened to fp32."""
+    """Bits as numbers, with bf16 widened to fp32."""
     if dtype == BF16:
         wide: Bits = bits.astype("<u4")
         wide <<= 16
@@ -101,7 +101,7 @@ def values(bits: Bits, dtype: DType) -> Bits:
 
 
 def widen(bits: Bits, dtype: DType, out: Bits) -> None:
-    """Write the numbers into `out`, which is fp32, or fp64 if they are."""
+    """Write the numbers into `out`, which is fp64 for fp64 and fp32 for the others."""
     if dtype == BF16:
         wide = out.view("<u4")
         wide[...] = bits
@@ -111,7 +111,7 @@ def widen(bits: Bits, dtype: DType, out: Bits) -> None:
 
 
 def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
-    """Write fp32 or fp64 numbers, rounded to the nearest, ties to even, as bits of a floating-point type."""
+    """Write fp32 or fp64 numbers as bits of a floating-point type, rounded to nearest even."""
     if dtype != BF16:
         out.view(f"<f{dtype.itemsize}")[...] = numbers
         return
@@ -128,9 +128,9 @@ def narrow(numbers: Bits, dtype: DType, out: Bits) -> None:
 
 
 def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
-    """An array of this thread to compute in, overwritten by the next of its name.
+    """This thread's scratch array of a name, overwritten by the next call.
 
-    Fresh memory is cleared by the kernel page by page, which takes longer than the sums that are done in it.
+    The kernel clears fresh memory page by page, which takes longer than the arithmetic done in it.
     """
     size = prod(shape)
     held: dict[Any, Bits] = _rooms.__dict__
@@ -140,15 +140,15 @@ def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
 
 
 def tensor(bits: Bits, dtype: DType) -> torch.Tensor:
-    """The same memory as torch knows it."""
+    """A torch tensor on the same memory."""
     import torch
 
-    signed = bits.view(f"<i{dtype.itemsize}")  # torch can do more with these than with unsigned ones
+    signed = bits.view(f"<i{dtype.itemsize}")  # torch supports few operations on unsigned integers
     return torch.from_numpy(signed).view(getattr(torch, dtype.name))
 
 
 def bits_of(tensor: torch.Tensor) -> tuple[DType, Bits]:
-    """Type and bits of a tensor on the CPU; the memory is shared."""
+    """The type and the bits of a tensor on the CPU, sharing its memory."""
     import torch
 
     dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]

@@ -31,8 +31,8 @@ from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, overwrite: bool = True) -> None:
     """Write `plan` into a folder or under an s3:// URI, which has all of it afterwards, or stays as it was.
 
-    Without `overwrite`, what the same call has done before is left. Raises CheckpointError where the source turns out
-    broken or the target cannot be written, and, without `overwrite`, where it would replace other files.
+    Without `overwrite`, the finished output of the same call is left. Raises CheckpointError if the source turns out
+    broken, the target cannot be written or, without `overwrite`, other files would be replaced.
     """
     work = fingerprint(source, plan)
     signed = None if overwrite else work
@@ -45,7 +45,7 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
         done = not overwrite and not is_unfinished(Path(target), MANIFEST) and _done(Path(target), plan, work)
         if done and not any(Path(target, left).exists() for left in (PARTIAL, JOURNAL)):
             return
-        with staged(Path(target), work, MANIFEST, durable=False) as stage:  # as cp
+        with staged(Path(target), work, MANIFEST, durable=False) as stage:  # like cp, no fsync
             if done:
                 return
             if not stage.complete:
@@ -56,8 +56,8 @@ def execute(source: WeightSource, target: Path | str, plan: ConversionPlan, over
 
 
 def _done(target: Path, plan: ConversionPlan, work: str) -> bool:
-    told = target / MANIFEST
-    return is_done(plan, work, present(target), told.read_bytes() if told.is_file() else None, target)
+    file = target / MANIFEST
+    return is_done(plan, work, present(target), file.read_bytes() if file.is_file() else None, target)
 
 
 def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: str | None) -> None:
@@ -98,14 +98,14 @@ def _fill(source: WeightSource, stage: Staging, plan: ConversionPlan, signed: st
 
 
 def _so_far(progress: ConversionProgress, plan: ConversionPlan) -> str:
-    """How many tensors are written, as a person at a terminal reads it."""
+    """The progress line for a person at a terminal."""
     with progress.lock:  # threads add to it
         done = sum(map(len, progress.crcs.values()))
     return f"writing tensors, {done:,} of {sum(len(container.offsets) for container in plan.containers):,}"
 
 
 def _finish(folder: Path, container: TensorFile, crcs: dict[str, int]) -> None:
-    """What stands around the tensors."""
+    """Write the parts around the tensors: headers and the end of the file."""
     handle = os.open(folder / container.file, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         for at, data in container.fixed:

@@ -1,4 +1,4 @@
-"""Any weights under Megatron's names: what its writers read from, and how they cut it."""
+"""Any weights under Megatron's names and cut, for the writers of its formats."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 
 class FusedSource(Wrapped):
-    """Another source's weights as the tensors of `megatron_names.table`, and the output layer.
+    """Another source's weights as the tensors of `megatron.names.table`, and the output layer.
 
-    Raises CheckpointError where what becomes one tensor has different types.
+    Raises CheckpointError if parameters that become one tensor have different types.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -36,7 +36,7 @@ class FusedSource(Wrapped):
         return sorted(self._fused)
 
     def fused(self, name: str) -> Fused:
-        """The tensor of a name, which may have a + behind for its second half."""
+        """Look a tensor up by its name, which may end in + for its second half."""
         return self._fused[name.rstrip("+")]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class FusedSource(Wrapped):
 
 
 class FusedCut:
-    """How `tp` ranks share the tensors of a `FusedSource`; a vocabulary is padded with zeros for `divisor`."""
+    """The cut of a `FusedSource` for `tp` ranks; a vocabulary is padded with zeros for `divisor`."""
 
     def __init__(self, source: FusedSource, tp: int, divisor: int) -> None:
         self._source, self.tp = source, tp

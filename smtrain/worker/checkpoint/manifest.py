@@ -1,13 +1,12 @@
-"""When a checkpoint exists: its manifest, which is written last and lists every file with size and hash.
+"""The manifest of a native checkpoint, written last, which lists every file with size and hash.
 
     step_00000010/model/tp000_pp000.safetensors          weights in the training dtype, one file per (tp, pp)
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
 A checkpoint is whole when its manifest is there, belongs to the folder's step, and every file in it has its size;
-that the bytes are those written is what `verifying.py` finds out. While a job runs, each host's disk
-holds only what its own ranks wrote (and the manifest only rank 0's); after a restart SageMaker brings all files to all
-hosts. Pure Python, no torch.
+`verifying.py` checks the bytes themselves. While a job runs, each host's disk holds only what its own ranks wrote (and
+only rank 0's the manifest); after a restart SageMaker copies all files to all hosts. Pure Python, no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import sync_folder
+from smtrain.core.files import sync_folder, write_atomically
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora, from_described, is_described
@@ -49,7 +47,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Manifest:
-    """What rank 0 knows once every file is written."""
+    """A checkpoint's description, complete once every file is written."""
 
     step: int
     optimizer_steps: int
@@ -63,56 +61,56 @@ class Manifest:
     shard: list[int]
     """Per stage: the length of one data-parallel rank's part of that buffer."""
     files: dict[str, dict[str, Any]]
-    """Relative path -> {"size": bytes, "sha256": hex, "crc32": number}; older ones have no crc32."""
+    """Relative path -> {"size": bytes, "sha256": hex, "crc32": number}."""
     state: dict[str, Any]
-    """The training loop's own."""
+    """The training loop's own state."""
     shapes: dict[str, list[int]] = field(default_factory=dict)
     """Whole shape of every parameter, under its Hugging Face file name."""
     root: str = ""
-    """The folder inside the checkpoint that holds model/ and optim/; not empty where a whole step was saved again."""
+    """The folder inside the checkpoint with model/ and optim/; not empty if a whole step was saved again."""
     adapter: dict[str, Any] | None = None
-    """What LoRA trains, if it does (core/model/lora.py): the files then hold the adapters' factors, not the model."""
+    """LoRA settings (core/model/lora.py); if set, the files hold the adapters' factors, not the model."""
     cut: dict[str, Any] | None = None
-    """How the files are cut where that is not as the native engine cuts for `topology`: `kv_order`, `pipeline_cuts`."""
+    """The cut of the files (`kv_order`, `pipeline_cuts`) if it is not the native engine's cut for `topology`."""
     loss_scale: dict[str, float] | None = None
-    """Of a run in fp16, the next step's: `scale`, how many `good_steps` it has had, and steps `skipped` so far."""
+    """In fp16, for the next step: `scale`, `good_steps` in a row, and steps `skipped` so far."""
 
     @property
     def layout(self) -> Layout:
-        """Which part of which parameter each file holds. Raises `ConfigError` where the model cannot be cut so."""
-        told = self.cut or {}
-        order, cuts = told.get("kv_order", "grouped"), told.get("pipeline_cuts")
+        """The part of each parameter that each file holds. Raises `ConfigError` if the model cannot be cut so."""
+        cut = self.cut or {}
+        order, cuts = cut.get("kv_order", "grouped"), cut.get("pipeline_cuts")
         return Layout(self.shape, self.topology["tp"], self.topology["pp"], order, cuts)
 
     @property
     def lora(self) -> Lora | None:
-        """`adapter`, read."""
+        """`adapter`, parsed."""
         return None if self.adapter is None else from_described(self.adapter)
 
     @property
     def base(self) -> str | None:
-        """The digest of the weights that the run began from, if they were any and the training loop said so."""
+        """The digest of the weights that the run began from, if the training loop recorded one."""
         model = self.state.get("model")
         digest = model.get("weights") if isinstance(model, dict) else None
         return digest if isinstance(digest, str) else None
 
     @property
     def shape(self) -> ModelShape:
-        """Of what the files hold: the model, or its adapters. Raises `CheckpointError` for a model unknown."""
+        """The shape of the model or adapters in the files. Raises `CheckpointError` for unknown models."""
         shape, lora = ModelShape.from_config(self.config), self.lora
         return shape if lora is None else AdapterShape.of(shape, lora)
 
     def to_json(self) -> str:
-        """With a digest of everything else in it, so that a manifest edited by hand is noticed."""
+        """Serialise with a digest of everything else, so that a manifest edited by hand is noticed."""
         content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         for key in ("adapter", "cut", "loss_scale"):
             if content[key] is None:
-                del content[key]  # as before there were any
+                del content[key]
         return json.dumps({**content, DIGEST: digest_of(content)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
-        """Raises `CheckpointError` if there is none, or it is not one that this version reads."""
+        """Read a checkpoint's manifest; raises `CheckpointError` if this version cannot."""
         path = checkpoint / NAME
         try:
             text = path.read_text()
@@ -128,7 +126,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, checkpoint: str) -> Manifest:
-        """The manifest that `text` is; `checkpoint` says in errors whose. Raises `CheckpointError` if it is none."""
+        """Parse a manifest; `checkpoint` names it in errors. Raises `CheckpointError` if it is invalid."""
         path = f"{checkpoint}/{NAME}"
         try:
             data = json.loads(text)
@@ -158,12 +156,12 @@ class Manifest:
         return found
 
     def _damage(self) -> str | None:
-        """Which field is not what `to_json` writes."""
+        """The first field that `to_json` cannot have written, or None."""
 
         def numbers(values: Any) -> bool:
             return all(type(n) is int and n >= 0 for n in values)
 
-        rightly = {
+        valid = {
             "step": numbers([self.step, self.optimizer_steps]),
             "topology": isinstance(self.topology, dict)
             and set(self.topology) == {"tp", "pp", "dp"}
@@ -181,14 +179,14 @@ class Manifest:
             "cut": self.cut is None or _is_cut(self.cut),
             "loss_scale": self.loss_scale is None or is_loss_scale(self.loss_scale),
         }
-        return next((name for name, right in rightly.items() if not right), None)
+        return next((name for name, right in valid.items() if not right), None)
 
 
-def _is_cut(told: Any) -> bool:
-    if not isinstance(told, dict):
+def _is_cut(cut: Any) -> bool:
+    if not isinstance(cut, dict):
         return False
-    cuts = told.get("pipeline_cuts")
-    known = told.keys() <= {"kv_order", "pipeline_cuts"} and told.get("kv_order", "grouped") in ("grouped", "tiled")
+    cuts = cut.get("pipeline_cuts")
+    known = cut.keys() <= {"kv_order", "pipeline_cuts"} and cut.get("kv_order", "grouped") in ("grouped", "tiled")
     return known and (cuts is None or (isinstance(cuts, list) and all(type(n) is int and n >= 0 for n in cuts)))
 
 
@@ -205,12 +203,12 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def sizes(checkpoint: Path) -> dict[str, int]:
-    """The files that this disk holds of a checkpoint."""
+    """Sizes of the files of a checkpoint on this disk."""
     return {p.relative_to(checkpoint).as_posix(): p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()}
 
 
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
-    """Why a checkpoint is not whole, None if it is. `present` are its files on all disks, this disk's by default."""
+    """Explain why a checkpoint is not whole, None if it is. `present`: its files on all disks, default this disk's."""
     try:
         found = Manifest.read(checkpoint)
     except CheckpointError as error:
@@ -221,7 +219,7 @@ def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """The training loop's part. Raises `CheckpointError` where the manifest is none, or of another step."""
+    """Read the training loop's state. Raises `CheckpointError` for an invalid manifest or one of another step."""
     found = Manifest.read(checkpoint)
     if reason := renamed(checkpoint.name, found.step):
         raise CheckpointError(f"{checkpoint}: {reason}")
@@ -229,28 +227,28 @@ def state(checkpoint: Path) -> dict[str, Any]:
 
 
 def renamed(folder: str, step: int) -> str | None:
-    """What is wrong where a checkpoint of `step` lies in a folder named for another step."""
+    """The fault of a checkpoint of `step` in a folder named for another step, or None."""
     named = _STEP.fullmatch(folder)
     return f"it was written as step {step}: the folder was renamed" if named and int(named[1]) != step else None
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """sha256 of a record's JSON."""
+    """The sha256 of a record's JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def fault_at(where: Place) -> str | None:
-    """`fault` of a checkpoint wherever it is, in an object store too."""
-    if NAME not in where.files():
-        return f"{where} has no {NAME}: the checkpoint was never completed, take another"
+def fault_at(location: Place) -> str | None:
+    """`fault` for a checkpoint in any place, such as an object store."""
+    if NAME not in location.files():
+        return f"{location} has no {NAME}: the checkpoint was never completed, take another"
     try:
-        text = bytes(where.read(NAME, 0, where.files()[NAME])).decode(errors="replace")
-        found = Manifest.parse(text, str(where))
+        text = bytes(location.read(NAME, 0, location.files()[NAME])).decode(errors="replace")
+        found = Manifest.parse(text, str(location))
     except CheckpointError as error:
         return str(error)
-    if reason := renamed(str(where).rstrip("/").rpartition("/")[2], found.step):
-        return f"{where}: {reason}"
-    return _lacking(found.files, where.files(), str(where))
+    if reason := renamed(str(location).rstrip("/").rpartition("/")[2], found.step):
+        return f"{location}: {reason}"
+    return _lacking(found.files, location.files(), str(location))
 
 
 def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint: str) -> str | None:
@@ -263,9 +261,9 @@ def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run's newest line; those passed over are logged with the reason.
+    """The newest whole checkpoint of a run's newest line; skipped ones are logged with the reason.
 
-    Call it on rank 0 and share the answer: ranks of one job must load one checkpoint.
+    Call it on rank 0 and share the answer: all ranks of a job must load the same checkpoint.
     """
     lines = lines_in(folder)
     for _, name in reversed(lines.steps(lines.parts(lines.newest))):
@@ -278,19 +276,12 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint from this disk: the manifest first, so that no half of it ever looks whole."""
-    with suppress(FileNotFoundError):  # of a shared disk, another host may have deleted it already
+    """Delete a checkpoint from this disk: the manifest first, so that what is left never looks whole."""
+    with suppress(FileNotFoundError):  # on a shared disk, another host may have deleted it
         (checkpoint / NAME).unlink(missing_ok=True)
         sync_folder(checkpoint)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Write beside, flush to disk, rename."""
-    beside = checkpoint / f".{NAME}.part"
-    with open(beside, "w") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, checkpoint / NAME)
-    sync_folder(checkpoint)
+    write_atomically(checkpoint / NAME, manifest.to_json())

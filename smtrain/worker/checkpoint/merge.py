@@ -1,7 +1,7 @@
-"""A model with an adapter merged into it, as one more source of weights: so anything can be written from it.
+"""A model with an adapter merged into it, as a source of weights for any writer.
 
-Each window that is asked for is the base's plus the factors' product, added in fp32 and rounded once to its type.
-Nothing is held but the adapter: a merge takes the memory of a few blocks, whatever the model's size.
+Each window is the base's plus the factors' product, added in fp32 and rounded once to its type. Only the adapter is in
+memory, so a merge takes a few blocks whatever the model's size.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
 from smtrain.worker.checkpoint.storage import Bounds, Place, place
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
-_BLOCK = 1 << 20  # numbers looked at together
+_BLOCK = 1 << 20  # numbers compared at a time
 
 
 @dataclass(frozen=True)
 class Changed:
-    """What a merge did."""
+    """The effect of a merge."""
 
     tensors: int
-    """How many of the model's tensors differ from the base's."""
+    """Number of tensors that differ from the base's."""
     largest: float
-    """The largest difference of a number."""
+    """The largest absolute difference of one number."""
 
 
 def refuse_other_base(adapter: Path, folder: Path) -> None:
-    """Raises `CheckpointError` for a PEFT folder without factors, or one of ours for other weights than a folder's."""
-    where = place(adapter)
-    files = where.files()
+    """Raises `CheckpointError` for a PEFT folder without factors, or one that was trained on other weights."""
+    location = place(adapter)
+    files = location.files()
     if WEIGHTS not in files and "adapter_model.bin" not in files:
-        raise CheckpointError(f"{where} has {CONFIG} and no {WEIGHTS}; copy that too.")
-    told = safetensors.metadata(where, WEIGHTS).get(BASE) if WEIGHTS in files else None
-    if told is not None:
-        _refuse_other_base(where, told, open_weights(folder))
+        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.")
+    digest = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in files else None
+    if digest is not None:
+        _refuse_other_base(location, digest, open_weights(folder))
 
 
-def _refuse_other_base(where: Place, told: str | None, base: WeightSource) -> None:
-    if told is not None and told != weights_digest(base):
+def _refuse_other_base(location: Place, digest: str | None, base: WeightSource) -> None:
+    if digest is not None and digest != weights_digest(base):
         raise CheckpointError(
-            f"{where} was trained on other weights than those in {base.where}; name the model that it was trained on, "
-            "in the same precision."
+            f"{location} was trained on other weights than those in {base.location}; name the model that it was "
+            "trained on, in the same precision."
         )
 
 
 class Merged(Wrapped):
-    """The weights of `base` with `adapter` merged into them.
+    """The weights of `base` with `adapter` merged in.
 
-    Raises `CheckpointError` where the adapter says that it was trained on other weights.
+    Raises `CheckpointError` if the adapter was trained on other weights.
     """
 
     def __init__(self, base: WeightSource, adapter: Adapter) -> None:
@@ -67,7 +67,7 @@ class Merged(Wrapped):
         self._adapter = adapter
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
-        _refuse_other_base(adapter.where, adapter.base, base)
+        _refuse_other_base(adapter.location, adapter.base, base)
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         bits = self._source.bits(name, bounds, tally)
@@ -75,9 +75,9 @@ class Merged(Wrapped):
         if factor is None:
             return bits
         dtype, (rows, columns) = self._source.dtype(name), tuple(bounds)
-        wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # what is added in
+        wide = "<f8" if dtype == dtypes.FP64 else "<f4"  # the type to add in
         merged, largest = np.empty(bits.shape, bits.dtype), 0.0
-        with np.errstate(all="ignore"):  # what does not fit becomes infinite
+        with np.errstate(all="ignore"):  # overflow becomes infinity
             for few in dtypes.cached_rows(bits):
                 before, after = (dtypes.room(kind, bits[few].shape, wide) for kind in ("before", "after"))
                 dtypes.widen(bits[few], dtype, before)
@@ -94,18 +94,18 @@ class Merged(Wrapped):
         return ["merged", self._source.stamp(), self._adapter.stamp]
 
     def changed(self) -> Changed:
-        """How far the merged weights are from the base's; tensors that were not read in this process are read now.
+        """Compare the merged weights with the base's; tensors that were not read in this process are read now.
 
-        Raises `CheckpointError` where no number differs: a merge that changes nothing is a mistake.
+        Raises `CheckpointError` if no number differs: a merge that changes nothing is a mistake.
         """
-        for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # written before an interruption
+        for name in sorted(self._adapter.factors.keys() - self._largest.keys()):  # those written before an interruption
             rows, columns = self.shape(name)
             for start in range(0, rows, step := max(1, _BLOCK // columns)):
                 self.bits(name, [(start, min(start + step, rows)), (0, columns)])
-        found = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
-        if not found.tensors:
+        changed = Changed(sum(n > 0 for n in self._largest.values()), max(self._largest.values()))
+        if not changed.tensors:
             raise CheckpointError(
-                f"{self._adapter.where} changes no weight of {self._source.where}: its factors are zero, or too small "
-                "for the type of the weights; train longer."
+                f"{self._adapter.location} changes no weight of {self._source.location}: its factors are zero, or too "
+                "small for the type of the weights; train longer."
             )
-        return found
+        return changed

@@ -1,8 +1,7 @@
-"""What a place that holds weights must answer, whatever its files look like.
+"""The interface of all sources of weights, whatever their files look like.
 
-A source speaks Hugging Face parameter names (as `model.safetensors` of the family has them) and hands out windows, so
-that nobody ever needs a whole model in memory. Hugging Face folders, NxD shards and native checkpoints each are one.
-None of them needs torch but for `window` and `read`, which give tensors of it.
+A source uses Hugging Face parameter names (as in `model.safetensors` of the family) and reads windows, so that a whole
+model never has to be in memory. Only `window` and `read`, which return tensors, need torch.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
 
 Read = Callable[[str, Callable[[], int | None]], None]
-"""(name, what raises `CheckpointError` where the bytes under it are not those written).
+"""(name, check): `check` raises `CheckpointError` if the bytes under the name are not those written.
 
-Where nobody wrote a checksum of them, it gives their crc32.
+If no checksum was written, `check` returns their crc32 instead.
 """
 
 
@@ -38,7 +37,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Every parameter, sorted. A tied `lm_head.weight` is not listed."""
+        """All parameters, sorted, without a tied `lm_head.weight`."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -49,50 +48,47 @@ class WeightSource(ABC):
 
     @abstractmethod
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """The part of the parameter within (start, stop) along every dimension; not to be written to.
+        """Read the part within (start, stop) along every dimension; read-only.
 
-        Raises `CheckpointError` where the file is cut short or lacks the name.
+        Raises `CheckpointError` if the file is cut short or lacks the name.
         """
 
     @property
     @abstractmethod
-    def where(self) -> Place:
+    def location(self) -> Place:
         """The folder or prefix of the files."""
 
     def stamp(self) -> Any:
         """JSON that changes whenever the source's files do."""
-        return self.where.stamp()
+        return self.location.stamp()
 
     def stored_with(self, name: str) -> tuple[str, ...]:
-        """The parameters that are one tensor in the files, in its order, this one among them."""
+        """The parameters that share one tensor in the files with this one, in order, itself included."""
         return (name,)
 
     def seams(self, name: str) -> list[int]:
-        """Rows at which another file begins: reading across one takes a copy."""
+        """Rows at which another file begins; reading across one takes a copy."""
         return []
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        """Raises `CheckpointError` where a checksum kept beside the tensor is not that of its bytes.
-
-        What `tally` saw read is not read again.
-        """
+        """Raises `CheckpointError` if the tensor's bytes do not match its checksum; `tally` saves a second read."""
         return
 
     @property
     def read_alike(self) -> bool:
-        """Whether all tp ranks read the same files of it, each its part of every tensor."""
+        """Whether all tp ranks read the same files, each its part of every tensor."""
         return False
 
     def watch(self, read: Read) -> None:
-        """Have `read` told of all that is read from now on: what it is called, and what checks the whole of it."""
+        """Call `read` for everything that is read from now on."""
         return
 
     def window(self, name: str, bounds: Bounds) -> torch.Tensor:
-        """`bits` as a tensor on the CPU; not to be written to."""
+        """`bits` as a tensor on the CPU; read-only."""
         return dtypes.tensor(self.bits(name, bounds), self.dtype(name))
 
     def read(self, name: str, dim: int | None = None, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """The whole tensor, or its rows/columns `start:stop` along `dim`."""
+        """Read the whole tensor, or `start:stop` along `dim`."""
         whole = self.shape(name)
         return self.window(
             name, [(start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(whole)]
@@ -100,7 +96,7 @@ class WeightSource(ABC):
 
 
 class Wrapped(WeightSource):
-    """Another source, seen through; a subclass changes what it must."""
+    """A source that passes everything on to another; subclasses change some of it."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -122,8 +118,8 @@ class Wrapped(WeightSource):
         return self._source.bits(name, bounds, tally)
 
     @property
-    def where(self) -> Place:
-        return self._source.where
+    def location(self) -> Place:
+        return self._source.location
 
     def stamp(self) -> Any:
         return self._source.stamp()
@@ -146,7 +142,7 @@ class Wrapped(WeightSource):
 
 
 class Cast(Wrapped):
-    """Another source's weights in one type, converted as they are read."""
+    """Another source's weights, converted to one type as they are read."""
 
     def __init__(self, source: WeightSource, dtype: DType) -> None:
         super().__init__(source)
@@ -163,15 +159,15 @@ class Cast(Wrapped):
 
 
 class Upright(Wrapped):
-    """Another source's weights with the outputs of every linear first, as all but GPT-2's Conv1D have them."""
+    """Another source's weights with the outputs of every linear first, as in all families but GPT-2 (Conv1D)."""
 
     def __init__(self, source: WeightSource) -> None:
         super().__init__(source)
         self._turned = {spec.name for spec in ModelShape.from_config(source.config).specs if spec.turned}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        found = self._source.shape(name)
-        return found[::-1] if name in self._turned else found
+        shape = self._source.shape(name)
+        return shape[::-1] if name in self._turned else shape
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         if name in self._turned:

@@ -1,10 +1,10 @@
-"""A folder of files that appears whole or not at all, and a journal by which a killed conversion goes on.
+"""Write a folder atomically, with a journal for resuming a killed conversion.
 
-The journal vouches for what lies beside it: a line is written after the bytes that it tells of, and taken back before
-they go. It tells of the machine's boot too, since what was not flushed to disk before may be lost.
+A journal line is written after the bytes that it describes, and removed before they are. It records the machine's boot
+too, since bytes that were not flushed to disk before a reboot may be lost.
 
-A new target appears by one rename. In a target that exists, `.moving` says from before its first change until after its
-last one which files belong to it; while it is there and the marker is not, the target is no checkpoint.
+A new target appears by one rename. In a target that exists, `.moving` lists its files from before the first change
+until after the last one; while it is there and the marker is not, the target is no checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError, first_line
-from smtrain.core.files import disk_sentence, sync_folder
+from smtrain.core.files import disk_sentence, sync_folder, write_atomically
 from smtrain.worker.checkpoint.conversion_plan import written_by
 
 PARTIAL = ".partial"
@@ -30,7 +30,7 @@ _MOVING = ".moving"
 
 
 class Staging:
-    """A folder to write into, beside or in the target, and what a killed run of the same work had done in it."""
+    """A folder to write into, next to or in the target, and the jobs that a killed run of the same work had done."""
 
     def __init__(self, target: Path, fingerprint: str, marker: str, durable: bool = True) -> None:
         if target.exists() and not target.is_dir():
@@ -38,7 +38,7 @@ class Staging:
         self.target, self._marker, self._durable = target, marker, durable
         self._work, self._header = fingerprint, f"{fingerprint} {_boot()}"
         self._exists, self._published = target.is_dir(), False
-        # inside of a folder that exists, since that may be a mount, as /opt/ml/model is
+        # inside a folder that exists, since that may be a mount such as /opt/ml/model, and renames stay on one disk
         self.folder = target / PARTIAL if self._exists else target.parent / f".{target.name}{PARTIAL}"
         self._made = [parent for parent in self.folder.parents if not parent.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ class Staging:
         self._lock = threading.Lock()
         self._files: dict[str, int] | None = None
         self._older: list[str] = []
-        """What an earlier conversion wrote into the target."""
+        """Files that an earlier conversion wrote into the target."""
         try:
             self.done = self._resume()
         except BaseException:
@@ -58,7 +58,7 @@ class Staging:
         handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:  # else its owner finished, and took it away
+            if os.stat(path).st_ino == os.fstat(handle).st_ino:  # else its owner finished and removed it
                 return handle
         except OSError:
             pass
@@ -67,19 +67,19 @@ class Staging:
 
     @property
     def complete(self) -> bool:
-        """Everything was written by a run that was killed while it published, and only that is left to do."""
+        """Whether a run was killed while publishing, so that only that is left to do."""
         return self._files is not None
 
     def note(self, key: str, result: Sequence[int]) -> None:
-        """A job is done: its bytes are written."""
+        """Record a finished job, after its bytes are written."""
         with self._lock:
             os.write(self._journal, (json.dumps([key, list(result)]) + "\n").encode())
 
     def publish(self, replaces: Sequence[str] = ()) -> None:
-        """Make the target appear: by one rename where it is new, else file by file, the marker last.
+        """Make the target appear: by one rename if it is new, else file by file, the marker last.
 
-        Of what was there, the marker goes first and then files that it lists or that match the patterns `replaces`, so
-        that readers who ask for the marker never meet a mixture.
+        In an old target, the marker is removed first, then the files that it lists or that match `replaces`, so that
+        readers who check the marker never see a mixture.
         """
         if not self._exists:
             for path in [self.folder, *self.folder.rglob("*")]:
@@ -87,24 +87,24 @@ class Staging:
                     self._sync(path)
             os.rename(self.folder, self.target)
             self._published = True
-            (self.target / JOURNAL).unlink(missing_ok=True)  # its lock was needed until now
+            (self.target / JOURNAL).unlink(missing_ok=True)  # kept until now for its lock
             self._sync(self.target.parent)
             return
         if self._files is None:
-            self._see_to_room(files := self._written())
-            told = self.target / self._marker
-            self._older = sorted({*self._older, *(written_by(told.read_bytes()) if told.is_file() else ())})
-            self._tell_moving(files)
+            self._refuse_blocked(files := self._written())
+            marker = self.target / self._marker
+            self._older = sorted({*self._older, *(written_by(marker.read_bytes()) if marker.is_file() else ())})
+            self._record_moving(files)
             self._files = files
         self._move(self._files, replaces)
-        os.ftruncate(self._journal, 0)  # its files are not here any more, and `.moving` will not say so
+        os.ftruncate(self._journal, 0)  # its files are no longer here, and `.moving` is about to go
         (self.folder / _MOVING).unlink()
         self._published = True
 
     def close(self, keep: bool) -> None:
-        """Let go of the folder; unless `keep`, so that the next run goes on, nothing of it stays.
+        """Release the folder and, unless `keep` (for the next run to resume), remove it.
 
-        But where the target is not whole, what says so stays.
+        `.moving` stays as long as the target is not whole.
         """
         try:
             if not keep and (self._exists or not self._published):
@@ -115,10 +115,10 @@ class Staging:
                         for parent in [] if self._published else self._made:
                             parent.rmdir()
         finally:
-            os.close(self._journal)  # last: whoever gets the lock may count on the folder
+            os.close(self._journal)  # last: the next owner of the lock relies on the folder
 
     def _resume(self) -> dict[str, list[int]]:
-        """Job -> what it gave, of a killed run of the same work; of any other, nothing stays."""
+        """Job -> its result, from a killed run of the same work; leftovers of other work are removed."""
         moving = _read_moving(self.folder)
         if moving is not None:
             self._older = moving["older"]
@@ -146,7 +146,7 @@ class Staging:
         if header.decode(errors="replace") != self._header or not lines:
             return None
         done, size = {}, len(header) + 1
-        for line in lines[:-1]:  # what follows the last newline was being written
+        for line in lines[:-1]:  # a line without newline was cut off
             try:
                 key, result = json.loads(line)
             except ValueError:  # the disk was full
@@ -157,11 +157,11 @@ class Staging:
         return done
 
     def _clear(self) -> bool:
-        """Take everything away but the journal, which becomes empty; True where the target is left as no checkpoint."""
-        os.ftruncate(self._journal, 0)  # first: what it tells of must be there, whenever this is killed
+        """Empty the folder and its journal; returns True if the target is still not a whole checkpoint."""
+        os.ftruncate(self._journal, 0)  # first: whenever this is killed, the journal must not list bytes that are gone
         unfinished = (self.folder / _MOVING).exists() and not (self.target / self._marker).exists()
         if unfinished:
-            self._tell_moving({})
+            self._record_moving({})
         else:
             (self.folder / _MOVING).unlink(missing_ok=True)
         for path in self.folder.iterdir():
@@ -171,24 +171,19 @@ class Staging:
                 path.unlink()
         return unfinished
 
-    def _tell_moving(self, files: dict[str, int]) -> None:
-        """From now on, all of `files` are in the target or here; none: the target lacks some, and they are not here."""
-        beside = self.folder / f"{_MOVING}.new"
-        with open(beside, "w") as file:
-            json.dump({"header": self._header, "files": files, "older": self._older}, file)
-            if self._durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(beside, self.folder / _MOVING)
-        self._sync(self.folder)
+    def _record_moving(self, files: dict[str, int]) -> None:
+        """Record that all of `files` are in the target or here; none: the target lacks some that are lost."""
+        content = json.dumps({"header": self._header, "files": files, "older": self._older})
+        write_atomically(self.folder / _MOVING, content, sync=self._durable)
 
     def _written(self) -> dict[str, int]:
-        own = (JOURNAL, _MOVING, f"{_MOVING}.new")
-        found = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
-        return {file: path.stat().st_size for file, path in sorted(found.items()) if file not in own}
+        # `write_atomically` killed half-way leaves a file named after `.moving`.
+        paths = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
+        own = [file for file in paths if file in (JOURNAL, _MOVING) or file.startswith(f".{_MOVING}.")]
+        return {file: path.stat().st_size for file, path in sorted(paths.items()) if file not in own}
 
-    def _see_to_room(self, files: dict[str, int]) -> None:
-        """Raises CheckpointError, while the target is as it was, where something is in the way of a file."""
+    def _refuse_blocked(self, files: dict[str, int]) -> None:
+        """Raises CheckpointError, before any change of the target, if something is in the way of a file."""
         for file in files:
             path = self.target / file
             inside = [parent for parent in path.parents if self.target in parent.parents]
@@ -196,7 +191,7 @@ class Staging:
                 raise CheckpointError(f"{blocked} is in the way of {path}; move it away, or write to another folder.")
 
     def _here(self, files: dict[str, int]) -> bool:
-        """Whether each is in one of the two folders: somebody may have deleted the target's."""
+        """Whether each file is in one of the two folders; the user may have deleted some of the target."""
 
         def size(path: Path) -> int:
             return path.stat().st_size if path.is_file() else -1
@@ -204,8 +199,8 @@ class Staging:
         return all(n in (size(self.folder / file), size(self.target / file)) for file, n in files.items())
 
     def _move(self, files: dict[str, int], replaces: Sequence[str]) -> None:
-        """Do what is left of it; every step may be done twice."""
-        if (self.folder / self._marker).exists():  # else the target's is the new one
+        """Move the files into the target; a killed run repeats this, so every step may be done twice."""
+        if (self.folder / self._marker).exists():  # else the target's marker is the new one
             (self.target / self._marker).unlink(missing_ok=True)
             self._sync(self.target)
         older = {path for file in self._older if (path := self.target / file).is_file()}
@@ -233,10 +228,10 @@ class Staging:
 
 @contextmanager
 def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) -> Iterator[Staging]:
-    """A staging folder that an error leaves nothing of, and an interrupt leaves as it is, for the next run to go on.
+    """A staging folder, removed after an error and kept after an interrupt, so that the next run can resume.
 
-    `marker` is the file by which a reader knows that the target is whole. `durable` has the renames reach the disk
-    before it ends; what was written must have done so before.
+    `marker` is the file by which readers know that the target is whole. With `durable` the renames reach the disk
+    before it ends; the files must have been flushed before.
     """
     staging = Staging(target, fingerprint, marker, durable)
     try:
@@ -251,11 +246,11 @@ def staged(target: Path, fingerprint: str, marker: str, durable: bool = True) ->
 
 
 def present(folder: Path) -> dict[str, int]:
-    """The size of every file of a target, but those that are only staged; empty where there is none."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    """Sizes of all files of a target except staged ones."""
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {
         name: path.stat().st_size
-        for name, path in found.items()
+        for name, path in paths.items()
         if not name.startswith(f"{PARTIAL}/") and name != JOURNAL
     }
 
@@ -266,24 +261,23 @@ def is_unfinished(folder: Path, marker: str) -> bool:
 
 
 def refuse_unfinished(folder: Path, marker: str) -> None:
-    """Raises CheckpointError where a conversion was killed while it put its files into `folder`."""
+    """Raises CheckpointError if a conversion was killed while it put its files into `folder`."""
     if is_unfinished(folder, marker):
         raise CheckpointError(f"{folder} is left over from a conversion that was interrupted; run that again.")
 
 
 def _read_moving(folder: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((folder / _MOVING).read_text())
-        older = list(found.get("older", []))  # earlier releases did not write it
-        return {"header": str(found["header"]), "files": dict(found["files"]), "older": older}
+        moving = json.loads((folder / _MOVING).read_text())
+        return {"header": str(moving["header"]), "files": dict(moving["files"]), "older": list(moving["older"])}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):  # a power cut: whose it was is not known
+    except (ValueError, KeyError, TypeError):  # damaged by a power cut: its owner is unknown
         return {"header": "", "files": {}, "older": []}
 
 
 def _boot() -> str:
-    """Changes when the machine starts anew; where it cannot tell, with every call, so that nothing is relied on."""
+    """An id that changes at every boot; if the system has none, at every call, so that nothing is relied on."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -291,5 +285,5 @@ def _boot() -> str:
 
 
 def not_written(target: Path | str, error: OSError) -> str:
-    """A sentence for a target that the system does not let us write."""
+    """The sentence for a target that cannot be written."""
     return disk_sentence(error, target) or f"{target} cannot be written ({first_line(error)}); name another folder"

@@ -1,5 +1,6 @@
-"""Places that hold files: a folder of this machine, or a prefix in S3 (any URI that fsspec opens). Ranges are read in
-place; nothing is copied here first.
+"""Places that hold files: a folder of this machine, or a prefix in S3 (any URI that fsspec opens).
+
+Ranges are read in place; nothing is copied first.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ class Place(Protocol):
     """A tree of files, known by their paths relative to its root."""
 
     def files(self) -> dict[str, int]:
-        """Relative path -> bytes, of everything below the root as it was when first asked."""
+        """Relative path -> size of all files below the root, as of the first call."""
         ...
 
     def stamp(self) -> list[list[Any]]:
-        """[path, bytes, when or which version] of every file: equal as long as nothing was changed."""
+        """[path, size, time or version] of every file; equal as long as nothing has changed."""
         ...
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
-        """Bytes `start:stop` of a file. Raises CheckpointError where it has fewer, or cannot be read."""
+        """Read bytes `start:stop` of a file. Raises CheckpointError if it has fewer, or cannot be read."""
         ...
 
     def below(self, folder: str) -> Place: ...
 
     def path(self) -> Path | None:
-        """The folder on this machine; None where it is elsewhere."""
+        """The folder on this machine; None for a remote place."""
         ...
 
 
@@ -49,7 +50,7 @@ def is_uri(path: object) -> bool:
 
 
 def place(root: Place | Path | str) -> Place:
-    """Raises CheckpointError for a scheme whose client is not installed."""
+    """Make a place of a path or URI. Raises CheckpointError for a scheme whose client is not installed."""
     if isinstance(root, (str, Path)):
         return RemotePlace(str(root)) if is_uri(root) else LocalPlace(Path(root))
     return root
@@ -132,10 +133,10 @@ class LocalPlace:
 
 
 def _map(handle: int) -> mmap.mmap:
-    """A private writable map, which nobody writes to: torch wants no read-only memory."""
+    """Map a file privately and writable, since torch warns of read-only memory; it is never written to."""
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
-    # without a reserve: else the kernel refuses a file larger than memory, as if all of it might be written to
+    # MAP_NORESERVE: else the kernel refuses a file larger than memory, as if all of it might be written to
     flags = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
     return mmap.mmap(handle, 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
@@ -165,7 +166,7 @@ class RemotePlace:
 
     @staticmethod
     def version(about: dict[str, Any]) -> str:
-        """Of an object, as the client tells of it."""
+        """The version of an object: its ETag or its time."""
         return str(about.get("ETag") or about.get("LastModified")).strip('"')
 
     def read(self, file: str, start: int, stop: int) -> memoryview:
@@ -202,48 +203,50 @@ class RemotePlace:
         return self._listed
 
 
-def read_text(where: Place, file: str, limit: int = 64 << 20) -> str:
-    """A small file as text; raises CheckpointError where it cannot be."""
-    size = where.files().get(file)
+def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
+    """Read a small file as text; raises CheckpointError if that fails."""
+    size = location.files().get(file)
     if size is None:
-        raise CheckpointError(f"{where} has no {file}.", code="checkpoint.missing")
+        raise CheckpointError(f"{location} has no {file}.", code="checkpoint.missing")
     if size > limit:
-        raise CheckpointError(f"{where}/{file} has {size} bytes, too many for what it should be; copy this file again.")
+        raise CheckpointError(
+            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file again."
+        )
     try:
-        return bytes(where.read(file, 0, size)).decode("utf-8")
+        return bytes(location.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{where}/{file} is not text ({first_line(error)}); copy this file again.") from None
+        raise CheckpointError(f"{location}/{file} is not text ({first_line(error)}); copy this file again.") from None
 
 
-def strange(where: Place, file: str) -> CheckpointError | None:
+def strange(location: Place, file: str) -> CheckpointError | None:
     """The error for a file that is not what its name says, by its first bytes; None if nothing is strange."""
-    size = where.files().get(file)
+    size = location.files().get(file)
     if size is None:
         return None
-    found = misfit(file, bytes(where.read(file, 0, min(HEAD, size))), size)
-    return None if found is None else CheckpointError(f"{where}/{file} {found}.")
+    found = misfit(file, bytes(location.read(file, 0, min(HEAD, size))), size)
+    return None if found is None else CheckpointError(f"{location}/{file} {found}.")
 
 
-def read_json(where: Place, file: str, else_: str = "") -> dict[str, Any]:
+def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
     """The object that a JSON file holds. Raises CheckpointError, which says what the file is if it is no JSON.
 
     `else_` ends the sentence with another way out.
     """
-    if found := strange(where, file):
+    if found := strange(location, file):
         raise found
     try:
-        told = json.loads(read_text(where, file))
+        content = json.loads(read_text(location, file))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{where}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}."
+            f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}."
         ) from None
-    if not isinstance(told, dict):
-        raise CheckpointError(f"{where}/{file} is not a JSON object; copy this file again{else_}.")
-    return told
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{location}/{file} is not a JSON object; copy this file again{else_}.")
+    return content
 
 
 def refuse_overlap(source: Path | str, target: Path | str) -> None:
-    """Raises CheckpointError where one folder is, or lies in, the other: writing would change what is read."""
+    """Raises CheckpointError if one folder is or contains the other: writing would change what is read."""
     if is_uri(source) != is_uri(target):
         return
     a, b = (Path(str(p).split("://", 1)[1]) if is_uri(p) else Path(p).resolve() for p in (source, target))

@@ -1,7 +1,7 @@
-"""A model's parameters under the names that other programs have saved them by, and why one is missing or too many.
+"""Parameter names as other programs save them, and the errors for parameters that are missing or too many.
 
-torch.compile, DDP, FSDP and checkpointing put words in front of names or into them; a trainer puts the whole state
-dict under a key. Neither changes a number, so both are read as they are.
+torch.compile, DDP, FSDP and checkpointing add words to names; trainers put the whole state dict under a key. Both leave
+the numbers alone, so both are read.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def without_wrappers(name: str) -> str:
     return ".".join(parts)
 
 
-def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[str, str]:
-    """Stored name -> the model's own name for it, if a word in front of all names (as `model.`) is left out.
+def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> dict[str, str]:
+    """Stored name -> the model's own name, without a word in front of all names (such as `model.`).
 
     A base model's names, which lack the family's prefix, get it. Raises CheckpointError if two are the same parameter.
     """
@@ -45,7 +45,7 @@ def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[
     anchors = [name for name in known if name.startswith(f"{own}{family.layers}.0.")] or [shape.embed_name]
     before, bare = "", False
     if not (known - {head}) & {*cleaned.values()}:
-        found = next(
+        match = next(
             (
                 (name[: -len(anchor)], short)
                 for short in (False, True)
@@ -55,7 +55,7 @@ def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[
             ),
             None,
         )
-        before, bare = found or ("", False)
+        before, bare = match or ("", False)
     out: dict[str, str] = {}
     first: dict[str, str] = {}
     for stored, name in cleaned.items():
@@ -64,15 +64,15 @@ def plain_names(names: Iterable[str], shape: ModelShape, where: object) -> dict[
             rest = own + rest
         if (twin := first.setdefault(rest, stored)) != stored:
             raise CheckpointError(
-                f"{where} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save the model with one of "
-                "the two."
+                f"{location} holds {rest[:200]} twice, as {twin[:200]} and as {stored[:200]}; save the model with one "
+                "of the two."
             )
         out[stored] = rest
     return out
 
 
 def tensors_in(held: Any) -> dict[str, Slab] | None:
-    """The named tensors of what torch.save wrote: itself, or what lies under a key as `state_dict`; None if neither."""
+    """The named tensors in an object of torch.save, at its top or under a key such as `state_dict`; else None."""
     if not isinstance(held, dict):
         return None
     if held and all(isinstance(value, Slab) for value in held.values()):
@@ -88,7 +88,7 @@ def _is_state(value: Any) -> bool:
 
 
 def not_tensors(held: Any, shown: str) -> CheckpointError:
-    """The error for a file of torch.save that holds something else than named tensors."""
+    """The error for a file of torch.save with anything but named tensors."""
     if isinstance(held, dict):
         others = [str(key)[:50] for key, value in held.items() if not isinstance(value, Slab)]
         nests = [str(key)[:50] for key, value in held.items() if _is_state(value)]
@@ -98,102 +98,104 @@ def not_tensors(held: Any, shown: str) -> CheckpointError:
                 f"torch.save(torch.load({shown!r})[{nests[0]!r}], {shown!r})."
             )
         return CheckpointError(
-            f"{shown} holds {', '.join(others[:5]) or 'nothing'} where only named tensors belong; save the tensors by "
+            f"{shown} holds {', '.join(others[:5]) or 'nothing'} and not only named tensors; save the tensors by "
             "themselves: torch.save(model.state_dict(), FILE)."
         )
     kind = "single tensor" if isinstance(held, Slab) else type(held).__name__
     return CheckpointError(
-        f"{shown} holds a {kind} where named tensors belong; save the tensors by themselves: "
+        f"{shown} holds a {kind} instead of named tensors; save the tensors by themselves: "
         "torch.save(model.state_dict(), FILE)."
     )
 
 
 def quantized_in(names: Iterable[str]) -> str | None:
-    """A tensor by whose name the weights are quantized: their scales, zero points or packed numbers."""
+    """The first name that only quantized weights have: scales, zero points or packed numbers."""
     return next((name for name in names if _QUANTIZED.search(name)), None)
 
 
-def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, where: object) -> CheckpointError:
-    """The error for a parameter that no file has: a layer too many in config.json, a head, or files left behind."""
+def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
+    """The error for a parameter that no file has: a layer too many in config.json, a head, or missing files."""
     family = FAMILIES[shape.family]
     if any("lora_" in stored for stored in held):
-        return unmerged(where)
+        return unmerged(location)
     if any(".experts." in stored for stored in held):
-        return _experts(where)
+        return _experts(location)
     if name == f"{family.head}.weight":
         return CheckpointError(
-            f"{where} has no {name}, and its config.json does not tie the output layer to the embedding: if the model "
-            "ties them, as small models do, set tie_word_embeddings: true in config.json, else copy the file that "
-            "holds it."
+            f"{location} has no {name}, and its config.json does not tie the output layer to the embedding: if the "
+            "model ties them, as small models do, set tie_word_embeddings: true in config.json, else copy the file "
+            "that holds it."
         )
-    found = LAYER.search(f".{name}")
+    match = LAYER.search(f".{name}")
     layers = _layers(held)
-    if found and layers and int(found[1]) not in layers:
-        if layers == set(range(len(layers))) and int(found[1]) == len(layers):
+    if match and layers and int(match[1]) not in layers:
+        if layers == set(range(len(layers))) and int(match[1]) == len(layers):
             return CheckpointError(
-                f"{where} has {len(layers)} layers where its config.json says num_hidden_layers "
+                f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers "
                 f"{shape.layers}: set {family.keys.get('num_hidden_layers', 'num_hidden_layers')}: {len(layers)} in "
                 "config.json if that is the whole model, else copy the files of the other layers."
             )
-        return CheckpointError(f"{where} has no weights of layer {found[1]} ({name}); copy the file that holds them.")
+        return CheckpointError(
+            f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds them."
+        )
     if shape.qkv_bias and name.endswith(".bias") and shape.family in ("llama", "qwen3") and "self_attn" in name:
         return CheckpointError(
-            f"{where} lacks the parameter {name}; set attention_bias: false in config.json if the model has none, else "
-            "copy the file that holds it."
+            f"{location} lacks the parameter {name}; set attention_bias: false in config.json if the model has none, "
+            "else copy the file that holds it."
         )
     if shape.mlp_bias and name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
         return CheckpointError(
-            f"{where} lacks the parameter {name}; set mlp_bias: false in config.json if the model has none, else copy "
-            "the file that holds it."
+            f"{location} lacks the parameter {name}; set mlp_bias: false in config.json if the model has none, else "
+            "copy the file that holds it."
         )
     return CheckpointError(
-        f"{where} lacks the parameter {name}: take the config.json that was saved with these weights, or copy the file "
-        "that holds it."
+        f"{location} lacks the parameter {name}: take the config.json that was saved with these weights, or copy the "
+        "file that holds it."
     )
 
 
-def unknown(name: str, held: Mapping[str, Slab], shape: ModelShape, where: object) -> CheckpointError:
-    """The error for a tensor that is no parameter of the model which config.json describes."""
+def unknown(name: str, held: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
+    """The error for a tensor that the model in config.json does not have."""
     family, shown = FAMILIES[shape.family], name[:200]
     if "lora_" in name:
-        return unmerged(where)
+        return unmerged(location)
     if ".experts." in name:
-        return _experts(where)
-    found = LAYER.search(f".{name}")
-    if found and int(found[1]) >= shape.layers:
-        layers = max(_layers(held) | {int(found[1])}) + 1
+        return _experts(location)
+    match = LAYER.search(f".{name}")
+    if match and int(match[1]) >= shape.layers:
+        layers = max(_layers(held) | {int(match[1])}) + 1
         key = family.keys.get("num_hidden_layers", "num_hidden_layers")
         return CheckpointError(
-            f"{where} has {layers} layers where its config.json says {shape.layers}: set {key}: {layers} in "
+            f"{location} has {layers} layers, and its config.json says {shape.layers}: set {key}: {layers} in "
             "config.json."
         )
     if name.endswith(".bias") and shape.family in ("llama", "qwen3") and ".self_attn." in name and not shape.qkv_bias:
         if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in held):
             return CheckpointError(
-                f"{where} holds {shown}, and llama models have biases in all of attention or none: these are a qwen2 "
-                "model's; set model_type: qwen2 in config.json."
+                f"{location} holds {shown}, and llama models have biases in all of attention or none: these are a "
+                "qwen2 model's; set model_type: qwen2 in config.json."
             )
         return CheckpointError(
-            f"{where} holds {shown}, and its config.json says attention_bias: false; set attention_bias: true there."
+            f"{location} holds {shown}, and its config.json says attention_bias: false; set attention_bias: true there."
         )
     if name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
         return CheckpointError(
-            f"{where} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there."
+            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there."
         )
     if re.search(r"(?:^|\.)(?:score|classifier|v_head|value_head|reward_head|qa_outputs)\.", name):
         return CheckpointError(
-            f"{where} holds {shown}, a head that classifies or scores texts, which a language model has not: save the "
-            "model without it (AutoModelForCausalLM, save_pretrained)."
+            f"{location} holds {shown}, a head that classifies or scores texts, which language models do not have: "
+            "save the model without it (AutoModelForCausalLM, save_pretrained)."
         )
     return CheckpointError(
-        f"{where} holds {shown}, which is no parameter of a {shape.family} model as its config.json describes it; take "
-        "the config.json that was saved with these weights, or save the model without this tensor."
+        f"{location} holds {shown}, which is no parameter of a {shape.family} model as its config.json describes it; "
+        "take the config.json that was saved with these weights, or save the model without this tensor."
     )
 
 
-def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, where: object) -> CheckpointError:
+def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, location: object) -> CheckpointError:
     """The error for a parameter of another shape than config.json asks for."""
-    text = f"{where}: {name} has shape {list(slab.shape)} where config.json asks for {list(wanted)}"
+    text = f"{location}: {name} has shape {list(slab.shape)}, and config.json asks for {list(wanted)}"
     tables = (shape.embed_name, f"{FAMILIES[shape.family].head}.weight")
     if name in tables and len(slab.shape) == 2 and slab.shape[1] == wanted[1]:
         return CheckpointError(
@@ -205,32 +207,32 @@ def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShap
     return CheckpointError(f"{text}; take weights and config.json from the same model.")
 
 
-def untied(where: object, head: str, embed: str) -> CheckpointError:
-    """The error for a model that is called tied and has an output layer of its own."""
+def untied(location: object, head: str, embed: str) -> CheckpointError:
+    """The error for a model that config.json calls tied and that has its own output layer."""
     return CheckpointError(
-        f"{where}: {head} differs from {embed}, to which config.json ties it: the model has an output layer of its "
+        f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an output layer of its "
         "own; set tie_word_embeddings: false in config.json."
     )
 
 
-def quantized(where: object, what: str) -> CheckpointError:
+def quantized(location: object, what: str) -> CheckpointError:
     """The error for weights that are quantized."""
     from smtrain.core.model.remedies import DEQUANTIZE
 
-    return CheckpointError(f"{where} holds quantized weights ({what[:200]}), which cannot be trained; {DEQUANTIZE}.")
+    return CheckpointError(f"{location} holds quantized weights ({what[:200]}), which cannot be trained; {DEQUANTIZE}.")
 
 
-def unmerged(where: object) -> CheckpointError:
+def unmerged(location: object) -> CheckpointError:
     """The error for a model that was saved with the factors of an adapter in it."""
     return CheckpointError(
-        f"{where} holds a model with an adapter that is not merged (lora_A, lora_B); save it with peft's "
+        f"{location} holds a model with an adapter that is not merged (lora_A, lora_B); save it with peft's "
         "model.merge_and_unload().save_pretrained(FOLDER)."
     )
 
 
-def _experts(where: object) -> CheckpointError:
-    return CheckpointError(f"{where} holds a mixture of experts, which smtrain cannot train; take a dense model.")
+def _experts(location: object) -> CheckpointError:
+    return CheckpointError(f"{location} holds a mixture of experts, which smtrain cannot train; take a dense model.")
 
 
 def _layers(held: Iterable[str]) -> set[int]:
-    return {int(found[1]) for name in held if (found := LAYER.search(f".{name}"))}
+    return {int(match[1]) for name in held if (match := LAYER.search(f".{name}"))}

@@ -1,4 +1,4 @@
-"""What a checkpoint is, how two differ, and whether its bytes are those that were written."""
+"""Describe a checkpoint, compare two, and verify the hashes of one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
 _STEP = re.compile(r"(?:global_?step|step|iter|iteration)[_-]?(\d+)")
-"""The names that NxD's and others' training scripts give a step's folder; any other number in a name is none."""
+"""Names of a step's folder in the training scripts of NxD and others; other numbers in a name are no step."""
 
 
 @dataclass(frozen=True)
 class CheckpointSummary:
-    """What `inspect` found."""
+    """The description of a checkpoint."""
 
     path: str
     kind: str
@@ -44,7 +44,7 @@ class CheckpointSummary:
     parameters: int
     dtype: str
     bytes: int
-    """Of all files, optimizer state included."""
+    """Size of all files, optimizer state included."""
     topology: dict[str, int]
     step: int | None
     whole: bool
@@ -61,31 +61,31 @@ class CheckpointSummary:
 def inspect(path: Path | str, config: dict[str, Any] | None = None) -> CheckpointSummary:
     """Read what a checkpoint is. Raises CheckpointError, which says why, where it is none or not whole."""
     source = open_weights(path, config)
-    where = source.where
+    location = source.location
     shape = ModelShape.from_config(source.config)
     dtypes = sorted({str(source.dtype(name)) for name in source.names()})
     about: dict[str, Any] = {"kind": "hf", "topology": {}, "hashes": True, "step": None}
     if isinstance(source, NativeSource):
         about |= {"kind": "native", "topology": source.manifest.topology, "step": source.manifest.step}
     elif isinstance(source, NxDSource):
-        named = _STEP.fullmatch(str(where).rstrip("/").rsplit("/", 1)[-1])
+        named = _STEP.fullmatch(str(location).rstrip("/").rsplit("/", 1)[-1])
         about |= {"kind": "nxd", "topology": {"tp": source.tp, "pp": source.pp}}
         about |= {"qkv": source.form, "kv_multiplier": source.kv_multiplier, "step": int(named[1]) if named else None}
     elif isinstance(source, (MegatronSource, TorchDistSource, NNMSource)):
         folder = "" if isinstance(source, NNMSource) else source.folder
-        named = _STEP.fullmatch(folder or str(where).rstrip("/").rsplit("/", 1)[-1])
+        named = _STEP.fullmatch(folder or str(location).rstrip("/").rsplit("/", 1)[-1])
         kind = "nemo-megatron" if isinstance(source, NNMSource) else "megatron"
         about |= {"kind": kind, "step": int(named[1]) if named else None}
         if isinstance(source, (MegatronSource, NNMSource)):
             about["topology"] = {"tp": source.tp, "pp": source.pp}
     else:
-        about["hashes"] = bool(read_manifest(where))
+        about["hashes"] = bool(read_manifest(location))
     return CheckpointSummary(
-        path=str(where),
+        path=str(location),
         family=shape.family,
         parameters=shape.parameters(),
         dtype=" and ".join(dtypes),
-        bytes=sum(where.files().values()),
+        bytes=sum(location.files().values()),
         whole=True,
         **about,
     )
@@ -98,14 +98,14 @@ class TensorDifference:
     name: str
     reason: str
     max_abs: float | None = None
-    """Largest absolute difference, where the shapes are the same."""
+    """Largest absolute difference, if the shapes are the same."""
 
 
 def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> Iterator[TensorDifference]:
-    """What differs between the weights of two checkpoints of any kind and cut, in the model's order.
+    """Compare the weights of two checkpoints of any kind and cut, in the model's order.
 
-    Compared are names, types, shapes and bits, a few blocks in memory at a time. Raises CheckpointError where one
-    cannot be read.
+    It compares names, types, shapes and bits, a few blocks in memory at a time. Raises CheckpointError if one cannot be
+    read.
     """
     one, two = open_weights(a, config), open_weights(b, config)
     order = [spec.name for spec in ModelShape.from_config(one.config).specs]
@@ -139,34 +139,34 @@ def _compare(one: WeightSource, two: WeightSource, name: str) -> tuple[bool, flo
 
 
 def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
-    """Read every byte that a hash is kept of; gives how many tensors (of native checkpoints: files) were compared.
+    """Compare all bytes with their hashes; returns the number of tensors (in native checkpoints: files).
 
-    Raises CheckpointError naming the first that differs, and where there are no hashes to compare with.
+    Raises CheckpointError, which names the first that differs, and if there are no hashes.
     """
     source = open_weights(path, config)
-    where = source.where
-    if where.path() is None:
+    location = source.location
+    if location.path() is None:
         raise CheckpointError(f"{path} is in an object store; copy it to this machine to verify it.")
     if isinstance(source, NativeSource):
-        verify_native(Path(str(where)))
+        verify_native(Path(str(location)))
         return len(source.manifest.files)
-    if isinstance(source, HFSource) and not read_manifest(where):
+    if isinstance(source, HFSource) and not read_manifest(location):
         raise CheckpointError(
             f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that smtrain wrote have one."
         )
     for name in source.names():
         source.check(name)
-    _small_files(where)
+    _small_files(location)
     return len(source.names())
 
 
-def _small_files(where: Place) -> None:
-    for file, about in read_manifest(where).get("files", {}).items():
+def _small_files(location: Place) -> None:
+    for file, about in read_manifest(location).get("files", {}).items():
         if "sha256" not in about:
             continue
-        size = where.files().get(file)
-        data = b"" if size is None else bytes(where.read(file, 0, size))
+        size = location.files().get(file)
+        data = b"" if size is None else bytes(location.read(file, 0, size))
         if hashlib.sha256(data).hexdigest() != about["sha256"]:
             raise CheckpointError(
-                f"{where}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
+                f"{location}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
             )

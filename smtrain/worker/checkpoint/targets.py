@@ -41,15 +41,15 @@ class _Options:
     def _faults(cls, options: Mapping[str, Any]) -> list[str]:
         """Every fault of the values themselves; keys that this target does not have are checked too."""
         choices = {**_CHOICES, **({"form": cls.FORMS} if cls.FORMS else {})}
-        given = {key: value for key, value in options.items() if value is not None}
+        values = {key: value for key, value in options.items() if value is not None}
         faults = [
-            unknown(key, given[key], known)
+            unknown(key, values[key], known)
             for key, known in choices.items()
-            if key in given and given[key] not in known
+            if key in values and values[key] not in known
         ]
-        faults += [f"{key}: got {given[key]}; must be at least 1" for key in _FROM_ONE if given.get(key, 1) < 1]
-        if given.get("max_shard_size", 1) < 1:
-            faults.append(f"max_shard_size: got {given['max_shard_size']} bytes; must be at least 1")
+        faults += [f"{key}: got {values[key]}; must be at least 1" for key in _FROM_ONE if values.get(key, 1) < 1]
+        if values.get("max_shard_size", 1) < 1:
+            faults.append(f"max_shard_size: got {values['max_shard_size']} bytes; must be at least 1")
         return faults
 
 
@@ -175,16 +175,16 @@ def make_target(to: str, **options: Any) -> Target:
     Raises ConfigError with every fault, among them options that have no effect on this kind.
     """
     kind = KINDS.get(to)
-    given = {key: value for key, value in options.items() if value is not None}
+    values = {key: value for key, value in options.items() if value is not None}
     faults = [] if kind else [unknown("to", to, tuple(KINDS))]
-    faults += (kind or _Options)._faults(given)
+    faults += (kind or _Options)._faults(values)
     if kind is not None:
         accepted = {field.name for field in fields(kind)}
         # `kv_order` describes the source too.
-        extra = [key for key in given if key not in {*accepted, "kv_order"} and given[key] != _DEFAULTS.get(key)]
+        extra = [key for key in values if key not in {*accepted, "kv_order"} and values[key] != _DEFAULTS.get(key)]
         faults += [_without_effect(key, to) for key in extra]
         if not faults:
-            return kind(**{key: value for key, value in given.items() if key in accepted})
+            return kind(**{key: value for key, value in values.items() if key in accepted})
     raise ConfigError(faults)
 
 

@@ -1,6 +1,6 @@
-"""What a conversion writes: containers laid out before the first byte, and the jobs that fill them.
+"""The output of a conversion: files laid out before the first byte, and the jobs that fill them.
 
-Every offset is known beforehand, so that jobs run in parallel and in any order, and a killed conversion goes on with
+Every offset is known beforehand, so that jobs run in parallel and in any order, and a killed conversion resumes with
 the jobs that were not done.
 """
 
@@ -20,11 +20,11 @@ from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.tensor_ranges import Tally
 
 BLOCK = 1 << 20
-"""Bytes read, converted and written at a time, by each worker: as much as a processor's cache holds."""
+"""Bytes that each worker reads, converts and writes at a time: as much as a processor's cache holds."""
 _PIECES = 4
-"""Blocks read together of what is cut across its rows: a rank gets a piece of each, and small writes are slow."""
+"""Blocks read together if rows are cut: a rank gets a piece of each, and small writes are slow."""
 REMOTE_BLOCK = 16 << 20
-"""The same where each is a request to an object store."""
+"""`BLOCK` for object stores, where each is a request."""
 Put = Callable[[str, int, "bytes | memoryview"], None]
 """Write bytes at an offset of a file."""
 
@@ -47,20 +47,20 @@ class TensorFile:
 
     file: str
     offsets: dict[str, int]
-    """Name -> where its bytes begin."""
+    """Name -> offset of its first byte."""
     end: int
-    """Where the part known beforehand ends, and `tail` is written."""
+    """The end of the part known beforehand, where `tail` is written."""
     fixed: list[tuple[int, bytes]]
-    """What stands between the tensors, in rising order."""
+    """(offset, bytes) between the tensors, in rising order."""
     descriptor: Callable[[str, int, int], bytes] | None = None
-    """(name, crc32, size) -> what follows each tensor."""
+    """(name, crc32, size) -> bytes that follow the tensor."""
     tail: Callable[[dict[str, int]], bytes] | None = None
-    """crc32 of each tensor -> what ends the file."""
+    """crc32 of each tensor -> bytes that end the file."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A tensor to be written: the parameters to read, and where their parts go, one container a tp rank."""
+    """A tensor to write: the parameters to read, and a file for each tp rank's part of them."""
 
     name: str
     parts: tuple[str, ...]
@@ -68,7 +68,7 @@ class Write:
 
 
 Job = tuple[Write, ...]
-"""What is read together, since it is one tensor in the source, and is done or not done together."""
+"""Writes that are done together, since they read one tensor of the source."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Running:
 
     def add(self, bits: Bits, put: Put, tally: Tally) -> None:
         data = np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
-        known = tally.crc32(data)  # as they were read
+        known = tally.crc32(data)  # hashed as they were read
         for start in range(0, len(data), BLOCK):
             part = data[start : start + BLOCK]
             if known is None:
@@ -94,7 +94,7 @@ class Running:
 
 
 def run(job: Job, source: WeightSource, layout: Sharding, put: Put) -> list[int]:
-    """Do one job; gives the crc32 of each tensor written, in the order of its writes and their targets."""
+    """Do one job; returns the crc32 of each tensor written, in the order of its writes and their targets."""
     tally, crcs = Tally(), []
     for write in job:
         running = [Running(c, c.offsets[write.name]) for c in write.targets]
@@ -114,7 +114,7 @@ def _part(
 ) -> None:
     shape, dtype = source.shape(name), source.dtype(name)
     width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
-    step = max(1, (REMOTE_BLOCK if source.where.path() is None else BLOCK) // max(1, row))
+    step = max(1, (REMOTE_BLOCK if source.location.path() is None else BLOCK) // max(1, row))
     seams = source.seams(name)
     shards = [layout.shard(name, t) for t in range(len(running))]
     if shards[0].dim == 0:
@@ -134,7 +134,7 @@ def _part(
 
 
 def _blocks(start: int, stop: int, step: int, seams: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Of at most `step` rows each, none across a seam."""
+    """Ranges of at most `step` rows, none across a seam."""
     for a, b in pairwise(sorted({start, stop, *(seam for seam in seams if start < seam < stop)})):
         for first in range(a, b, step):
             yield first, min(first + step, b)

@@ -1,4 +1,4 @@
-"""Where a tensor lies in a file of a place, read in ranges, and what reading it found."""
+"""Tensors in files, read in ranges, and checksums of what was read."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from smtrain.worker.checkpoint.checksum import combined, crc32
 from smtrain.worker.checkpoint.dtypes import Bits, DType
 from smtrain.worker.checkpoint.storage import Bounds, Place
 
-_BLOCK = 1 << 18  # bytes hashed at a time: the processor's cache holds them
+_BLOCK = 1 << 18  # bytes hashed at a time, which fit a processor's cache
 
 
 @dataclass
 class Tally:
-    """Running checksums of slabs that are read front to back, so that checking them needs no reading of its own."""
+    """Running checksums of slabs read front to back, so that checking them needs no second reading."""
 
     _seen: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _last: tuple[Bits, int] | None = None
-    """What was read last, held so that no other bytes come to lie there, and its crc32."""
+    """The last array read and its crc32; held so that its address is not reused."""
 
     def add(self, slab: Slab, start: int, data: Bits) -> None:
-        """Bytes of a slab from its byte `start`; those that do not follow the last ones are not counted."""
+        """Count bytes of a slab from its byte `start`, if they follow the last ones."""
         at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
         if start == at:
             own = crc32(data)
@@ -33,20 +33,20 @@ class Tally:
             self._seen[slab.file, slab.offset] = (at + data.nbytes, combined(crc, own, data.nbytes))
 
     def crc32(self, data: Bits) -> int | None:
-        """Of an array that is, in memory, what was read last."""
+        """The crc32 of an array if it is the one read last, else None."""
         if self._last is None or data.nbytes != self._last[0].nbytes or _address(data) != _address(self._last[0]):
             return None
         return self._last[1]
 
     def of(self, slab: Slab) -> int | None:
-        """The crc32 of all its bytes, if all were seen."""
+        """The crc32 of a slab if all its bytes were counted, else None."""
         at, crc = self._seen.get((slab.file, slab.offset), (0, 0))
         return crc if at == slab.size else None
 
 
 @dataclass(frozen=True)
 class Slab:
-    """A tensor where it lies in a file."""
+    """A tensor in a file: offset, type, shape and strides."""
 
     place: Place
     file: str
@@ -55,7 +55,7 @@ class Slab:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     crc32: int | None = None
-    """Of the bytes of its storage, where the file tells it."""
+    """crc32 of its storage, if the file has one."""
 
     @property
     def size(self) -> int:
@@ -63,7 +63,7 @@ class Slab:
         return prod(self.shape) * self.dtype.itemsize
 
     def bits(self, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """The part within `bounds`; of a local file, a view of its pages that nobody may write to."""
+        """Read the part within `bounds`; of a local file, a read-only view of its pages."""
         shape, n = [b - a for a, b in bounds], self.dtype.itemsize
         if 0 in shape:
             return np.empty(shape, self.dtype.bits)
@@ -84,10 +84,10 @@ class Slab:
         return self if crc32 is None else replace(self, crc32=crc32)
 
     def check(self, name: str, tally: Tally | None = None) -> None:
-        """Raises CheckpointError where the bytes on this machine's disk are not those of `crc32`.
+        """Raises CheckpointError if the bytes on this machine's disk do not match `crc32`.
 
-        Bytes that `tally` saw are not read again. An object store keeps checksums of its own, and reading everything
-        twice is not cheap there.
+        Bytes counted by `tally` are not read again. Object stores keep their own checksums, and reading twice is not
+        cheap there, so they are not checked.
         """
         if self.crc32 is None or self.place.path() is None:
             return
@@ -101,7 +101,7 @@ class Slab:
             )
 
     def seen(self, name: str) -> int | None:
-        """`check`; where nobody wrote a checksum, the crc32 of the bytes on this machine's disk."""
+        """`check`; without a checksum, returns the crc32 of the bytes on this machine's disk."""
         if self.crc32 is not None or self.place.path() is None:
             self.check(name)
             return None
@@ -109,7 +109,7 @@ class Slab:
         return self._crc32(0 if 0 in self.shape else (last + 1) * self.dtype.itemsize)
 
     def _crc32(self, size: int) -> int:
-        """Of so many bytes from where it begins."""
+        """The crc32 of the first `size` bytes."""
         crc = 0
         for start in range(0, size, _BLOCK):
             stop = min(start + _BLOCK, size)
@@ -118,8 +118,8 @@ class Slab:
 
 
 def _address(data: Bits) -> int:
-    found: int = data.__array_interface__["data"][0]
-    return found
+    address: int = data.__array_interface__["data"][0]
+    return address
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
-"""Carry out a conversion into an object store: each file goes out front to back in parts, the manifest last.
+"""Carry out a conversion into an object store: each file is uploaded front to back in parts, the manifest last.
 
-Where nothing is in the way, a file is there as soon as it is whole, and a journal beside them says which are, so that a
-killed conversion goes on with the others. While there is a journal and no manifest, the target is no checkpoint. Where
-an older output is in the way, nothing of it is touched before everything is up.
+If nothing is in the way, a file appears as soon as it is whole, and a journal lists the whole ones, so that a killed
+conversion resumes with the others. While there is a journal and no manifest, the target is no checkpoint. An older
+output in the way is not touched before everything is uploaded.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from smtrain.worker.checkpoint.storage import RemotePlace, filesystem
 from smtrain.worker.checkpoint.tensor_files import Job, TensorFile, run
 
 _PART = 8 << 20  # bytes of one part of a multipart upload
-_UNSAID = 64 << 20  # bytes of finished files after which the journal, one object, is written again
+_JOURNAL_EVERY = 64 << 20  # bytes of finished files after which the journal, one object, is written again
 
 
 def upload(source: WeightSource, target: str, plan: ConversionPlan, work: str, overwrite: bool = True) -> None:
-    """Write `plan` under a URI; `work` says what the journal is of.
+    """Write `plan` under a URI; `work` identifies the journal.
 
-    Raises CheckpointError where the source turns out broken or the target cannot be written; what the conversion wrote
-    is gone then. Without `overwrite`, what has been done before is left, and other files are an error.
+    Raises CheckpointError if the source turns out broken or the target cannot be written, and then removes what it
+    wrote. Without `overwrite`, a finished output is left, and other files are an error.
     """
     try:
         fs, prefix = filesystem(target)
         present = {path: (size, version) for path, size, version in RemotePlace(target).stamp()}
         if not overwrite and (JOURNAL not in present or MANIFEST in present):
-            told = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
-            if is_done(plan, work, {path: size for path, (size, _) in present.items()}, told, target):
-                if JOURNAL in present:  # of a run killed right after its manifest
+            written = fs.cat_file(f"{prefix}/{MANIFEST}") if MANIFEST in present else None
+            if is_done(plan, work, {path: size for path, (size, _) in present.items()}, written, target):
+                if JOURNAL in present:  # left by a run killed right after its manifest
                     fs.rm_file(f"{prefix}/{JOURNAL}")
                 return
         writer = _Writer(
@@ -71,34 +71,34 @@ def _unwritable(target: str, error: Exception) -> CheckpointError:
 
 
 class _Journal:
-    """Which files of one conversion are in the target, whole: an object beside them."""
+    """An object in the target that lists the whole files of one conversion."""
 
     def __init__(self, fs: Any, prefix: str, target: str, work: str, present: dict[str, tuple[int, str]]) -> None:
         self.fs, self.prefix, self._work = fs, prefix, work
         self.done: dict[str, dict[str, Any]] = {}
         """File -> size, version and the crc32 of its tensors."""
         self.mixed = False
-        """Files of an older output may be among them."""
+        """Whether files of an older output may be among them."""
         self.files: list[str] = []
-        """All that it is to write, there or not."""
+        """All files that the conversion writes."""
         self.older: list[str] = []
-        """What an earlier conversion wrote, whose manifest is gone now."""
+        """Files of an earlier conversion whose manifest is gone."""
         self.left: list[str] = []
-        """What is there of another conversion, which was killed."""
-        self._unsaid = 0
+        """Files of another conversion that was killed."""
+        self._unrecorded = 0
         self._lock = threading.Lock()
         if MANIFEST in present:
             self.older = [file for file in written_by(fs.cat_file(f"{prefix}/{MANIFEST}")) if file in present]
         if JOURNAL not in present or MANIFEST in present:
             return
         try:
-            found = json.loads(fs.cat_file(f"{prefix}/{JOURNAL}"))
-            of, self.mixed, self.files = found["work"], found["mixed"], list(found["files"])
-            done = dict(found["done"])
-            self.older = [file for file in found.get("older", []) if file in present]
+            journal = json.loads(fs.cat_file(f"{prefix}/{JOURNAL}"))
+            owner, self.mixed, self.files = journal["work"], journal["mixed"], list(journal["files"])
+            done = dict(journal["done"])
+            self.older = [file for file in journal["older"] if file in present]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{target}/{JOURNAL} cannot be read ({error!r}); delete {target}.") from None
-        if of == work:
+        if owner == work:
             self.done = {f: a for f, a in done.items() if present.get(f) == (a["size"], a["version"])}
         elif self.mixed:
             raise CheckpointError(
@@ -108,39 +108,39 @@ class _Journal:
             self.left = [file for file in self.files if file in present]
 
     def begin(self, plan: ConversionPlan, mixed: bool) -> None:
-        """From now on the target is no checkpoint, until it has a manifest and no journal."""
+        """Write the journal: from now on the target is no checkpoint, until it has a manifest and no journal."""
         self.mixed = mixed
         self.files = [*(container.file for container in plan.containers), *plan.extras]
         self._write()
 
     def note(self, file: str, crcs: dict[str, int]) -> None:
-        """A file is there, and whole."""
+        """Record a file that is there and whole."""
         path = f"{self.prefix}/{file}"
         self.fs.invalidate_cache(path)
         about = self.fs.info(path)
         with self._lock:
             self.done[file] = {"size": int(about["size"]), "version": RemotePlace.version(about), "crc32": crcs}
-            self._unsaid += int(about["size"])
-            if self._unsaid >= _UNSAID:
+            self._unrecorded += int(about["size"])
+            if self._unrecorded >= _JOURNAL_EVERY:
                 self._write()
 
     def flush(self) -> None:
         with self._lock:
-            if self._unsaid:
+            if self._unrecorded:
                 self._write()
 
     def _write(self) -> None:
-        told = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
-        self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(told).encode())
-        self._unsaid = 0
+        journal = {"work": self._work, "mixed": self.mixed, "files": self.files, "older": self.older, "done": self.done}
+        self.fs.pipe_file(f"{self.prefix}/{JOURNAL}", json.dumps(journal).encode())
+        self._unrecorded = 0
 
     def end(self) -> None:
         self.fs.rm_file(f"{self.prefix}/{JOURNAL}")
-        self._unsaid = 0
+        self._unrecorded = 0
 
 
 class _Upload:
-    """A file written front to back in parts and not there until `commit`."""
+    """A file uploaded front to back in parts, which appears with `commit`."""
 
     def __init__(self, fs: Any, path: str, container: TensorFile) -> None:
         self.container = container
@@ -179,13 +179,13 @@ class _Writer:
         self._fs, self._prefix = journal.fs, journal.prefix
         self._progress, self._lock = ConversionProgress(plan), threading.Lock()
         self._open: list[_Upload] = []
-        """Begun, and not there."""
+        """Uploads that are not committed."""
         self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
         old = present.keys() - set(journal.files)
         stale = {*journal.older, *(file for file in old if matches(file, plan.replaces))}
         self._stale = sorted(stale - self._files)
         self._mixed = bool(self._stale or self._files & old) or journal.mixed
-        # xser has too many files to keep them all back
+        # xser has too many files to keep all uploads open
         xser = any(".tensors/" in container.file for container in plan.containers)
         self._holds_back = self._mixed and not journal.mixed and not xser
         self._begun = False
@@ -211,16 +211,16 @@ class _Writer:
         self._journal.end()
 
     def leave_nothing(self) -> None:
-        """After an error: of what is not an older output's, nothing stays, and the journal last."""
+        """After an error: remove our files, unless they replace an older output's, and the journal last."""
         if not self._begun or self._mixed:
             return
-        with suppress(Exception):  # the store may be why
+        with suppress(Exception):  # the store may be the cause
             self._fs.invalidate_cache()
             self._remove([file for file in self._files if self._fs.exists(f"{self._prefix}/{file}")])
             self._journal.end()
 
     def close(self) -> None:
-        """Nothing that is not whole stays, and the journal knows all that is."""
+        """Discard unfinished uploads, and write the journal."""
         for upload in self._open:
             upload.discard()
         with suppress(Exception):

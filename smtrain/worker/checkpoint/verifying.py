@@ -1,7 +1,7 @@
-"""Whether files hold the bytes that were written: hashed on threads, while something else is done with the same pages.
+"""Verify that files hold the bytes that were written: hash them on threads while they are loaded.
 
-A Python thread that hashes holds no lock, so that a checkpoint is loaded meanwhile; both read the files front to back,
-and the second to come finds the pages in memory. Pure Python, no torch.
+Hashing releases the interpreter's lock, so a checkpoint can be loaded meanwhile; both read the files front to back, and
+the second reader finds the pages in memory. Pure Python, no torch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _BLOCK = 4 << 20
 
 
 class GivenUpError(Exception):
-    """Nobody waits for a checksum any more."""
+    """The checksum is no longer needed."""
 
 
 def sums_of(
     path: Path, *kinds: str, from_disk: bool = False, given_up: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """The checksums of a file's bytes that a record keeps, read once: `sha256` in hex, `crc32`.
+    """Checksums of a file, read once: `sha256` in hex, `crc32`.
 
-    `from_disk`, of pages that have been flushed and are read anew. Raises OSError as the disk does, and `GivenUpError`
-    soon after `given_up` says so.
+    With `from_disk`, flushed pages are dropped from memory and read from the disk. Raises OSError as the disk does, and
+    `GivenUpError` soon after `given_up()`.
     """
     digest, crc, buffer = hashlib.sha256(), 0, bytearray(_BLOCK)
     view = memoryview(buffer)
@@ -50,18 +50,12 @@ def sums_of(
 
 
 def quickest(about: Mapping[str, Any]) -> str | None:
-    """Which of the checksums that a file was written with tells damage at the least cost; None where it has none.
-
-    crc32 runs at some ten times the speed of sha256. Older versions wrote sha256 alone.
-    """
+    """The cheapest checksum in a file's record: crc32 is some ten times as fast as sha256. None without any."""
     return next((kind for kind in ("crc32", "sha256") if kind in about), None)
 
 
 def differs(path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] = lambda: False) -> str | None:
-    """In what the bytes of a file are not those that its record is `about`, None where they are.
-
-    Raises as `sums_of` does.
-    """
+    """Describe how a file differs from its record `about`, None if it does not. Raises as `sums_of` does."""
     kind = quickest(about) or "sha256"
     return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], about[kind])
 
@@ -75,7 +69,7 @@ def _difference(kind: str, found: Any, written: Any) -> str | None:
 
 
 def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: str = NAME) -> None:
-    """Raises `CheckpointError` where the bytes of file `name` are not those that the `record` is `about`."""
+    """Raises `CheckpointError` if file `name` differs from its entry `about` in the file `record`."""
     try:
         reason = differs(checkpoint / name, about)
     except OSError as error:
@@ -91,7 +85,8 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: st
 
 
 def verify(checkpoint: Path) -> None:
-    """Read every file and compare its hash. Raises `CheckpointError` naming the first that differs or is missing."""
+    """Compare all files with their hashes. Raises `CheckpointError`, which names the first that differs or is "
+    "missing."""
     reason = fault(checkpoint)
     if reason is not None:
         raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged")
@@ -100,14 +95,14 @@ def verify(checkpoint: Path) -> None:
 
 
 class Verification:
-    """Hashes files of a checkpoint on `threads` threads, from the moment it is made."""
+    """Hashes files of a checkpoint on `threads` threads, starting at once."""
 
     def __init__(
         self, checkpoint: Path, files: Mapping[str, Mapping[str, Any]], threads: int = 1, loaded: Collection[str] = ()
     ) -> None:
-        """`files` gives what the record says of each, by its path in the checkpoint; each has a checksum.
+        """`files`: path in the checkpoint -> record, each with a checksum.
 
-        Those of `loaded` that have a crc32 are left to who loads them, so that the disk is read once.
+        Those of `loaded` that have a crc32 are left to the loader, so that the disk is read once.
         """
         self._checkpoint, self._files = checkpoint, files
         self._loaded = {name for name in loaded if name in files and quickest(files[name]) == "crc32"}
@@ -121,26 +116,26 @@ class Verification:
         return not self._loaded and all(running.done() for running in self._running.values())
 
     def close(self) -> None:
-        """Hash no more: the process is to end."""
+        """Stop hashing, because the process is about to end."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fault(self, read: Mapping[str, int]) -> str | None:
-        """Waits until all is hashed; the first file that differs, and in what, None if none does.
+        """Wait for all hashes; describes the first file that differs, None if all match.
 
-        `read` gives the crc32 of what has been loaded; a file whose loading failed midway is read here.
+        `read`: crc32 of the files that were loaded; a file whose loading failed midway is read here.
         """
-        told: dict[str, str | None] = {}
+        reasons: dict[str, str | None] = {}
         for name in sorted(self._loaded):
             if name in read:
-                told[name] = _difference("crc32", read[name], self._files[name]["crc32"])
+                reasons[name] = _difference("crc32", read[name], self._files[name]["crc32"])
                 self.bytes += int(self._files[name]["size"])
             else:
                 self._running[name] = self._pool.submit(self._differs, name)
-        told |= {name: running.result() for name, running in self._running.items()}
-        found = [f"{name} {reason}" for name, reason in sorted(told.items()) if reason]
+        reasons |= {name: running.result() for name, running in self._running.items()}
+        faults = [f"{name} {reason}" for name, reason in sorted(reasons.items()) if reason]
         self._pool.shutdown()
-        return found[0] + (f", and so do {len(found) - 1} more files" if len(found) > 1 else "") if found else None
+        return faults[0] + (f", and so do {len(faults) - 1} more files" if len(faults) > 1 else "") if faults else None
 
     def _differs(self, name: str) -> str | None:
         try:
@@ -154,21 +149,21 @@ class Verification:
 
 
 class Watch:
-    """Checks whole, on threads, what a source of weights is read of in parts; it is what `WeightSource.watch` takes."""
+    """Checks tensors as a whole, on threads, while a source reads parts of them; for `WeightSource.watch`."""
 
     def __init__(
         self, threads: int = 1, share: tuple[int, int] = (0, 1), known: Mapping[str, int] | None = None
     ) -> None:
-        """`share` (i, n): of what n processes read alike, this is the i-th, which checks its n-th part at once.
+        """`share` (i, n): this is the i-th of n processes that read the same, each of which checks its part at once.
 
-        `known` are crc32 of what nobody wrote any for, as a former reader found them.
+        `known`: crc32 that an earlier reader found of tensors without a checksum.
         """
         self._share, self._known, self._lock = share, dict(known or {}), threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
         self._read: dict[str, Callable[[], int | None]] = {}
         self._running: dict[str, Future[int | None]] = {}
         self.found: dict[str, int] = {}
-        """crc32 of what nobody wrote any for."""
+        """crc32 of tensors without a checksum."""
 
     def __call__(self, name: str, check: Callable[[], int | None]) -> None:
         mine, of = self._share
@@ -180,26 +175,26 @@ class Watch:
 
     @property
     def left(self) -> set[str]:
-        """What has been read here and is another's to check, if that one reads it too."""
+        """Names read here that another process checks, if it reads them too."""
         return set(self._read) - set(self._running)
 
     @property
     def begun(self) -> set[str]:
-        """What is checked here."""
+        """Names that are checked here."""
         return set(self._running)
 
     def add(self, names: Iterable[str]) -> None:
-        """Check these too, which have been read."""
+        """Check these names too, which have been read."""
         for name in names:
             self._running[name] = self._pool.submit(self._read[name])
 
     def fault(self) -> str | None:
-        """Waits until all is checked; what is wrong with the first that is not as it was written, None if all is."""
+        """Wait for all checks; describes the first tensor that is not as it was written, None if all are."""
         self._pool.shutdown()
-        faults = [told for name, running in self._running.items() if (told := self._told(name, running))]
+        faults = [fault for name, running in self._running.items() if (fault := self._fault_of(name, running))]
         return faults[0] if faults else None
 
-    def _told(self, name: str, running: Future[int | None]) -> str | None:
+    def _fault_of(self, name: str, running: Future[int | None]) -> str | None:
         if (error := running.exception()) is not None:
             return str(error)
         if (crc := running.result()) is None:
@@ -214,21 +209,21 @@ class Watch:
 
 
 def deal(needed: Sequence[Collection[str]], sizes: Mapping[str, int]) -> list[list[str]]:
-    """Who hashes what among the processes of a host: each file once, by one that needs it, evenly in bytes.
+    """Share the files among a host's processes: each once, to one that needs it, evenly in bytes.
 
-    `needed` are the files that each process reads; all of them come to the same answer.
+    `needed`: the files that each process reads. The result is the same on all of them.
     """
-    held = [0] * len(needed)
+    load = [0] * len(needed)
     out: list[list[str]] = [[] for _ in needed]
     for name in sorted(set().union(*needed), key=lambda name: (-sizes.get(name, 0), name)):
-        mine = min((i for i, names in enumerate(needed) if name in names), key=lambda i: (held[i], i))
+        mine = min((i for i, names in enumerate(needed) if name in names), key=lambda i: (load[i], i))
         out[mine].append(name)
-        held[mine] += sizes.get(name, 0)
+        load[mine] += sizes.get(name, 0)
     return out
 
 
 def host_of(local_ranks: Sequence[int], rank: int) -> range:
-    """The ranks on the host of `rank`; `local_ranks` has everyone's number on its host, by rank."""
+    """The ranks on the host of `rank`; `local_ranks`: every rank's number on its host."""
     first = [at for at, local in enumerate(local_ranks) if local == 0]
     return range(
         max((at for at in first if at <= rank), default=0), min([at for at in first if at > rank] or [len(local_ranks)])

@@ -199,8 +199,8 @@ FAULTS: dict[str, tuple[Change, str]] = {
         "has no model_type: add model_type: llama",
     ),
     "no type": (with_config({}, ("model_type",)), "has no model_type: add the one of the model"),
-    "layers too many": (with_config({"num_hidden_layers": 5}), "has 3 layers where its config.json says"),
-    "layers too few": (with_config({"num_hidden_layers": 2}), "has 3 layers where its config.json says 2"),
+    "layers too many": (with_config({"num_hidden_layers": 5}), "has 3 layers, and its config.json says"),
+    "layers too few": (with_config({"num_hidden_layers": 2}), "has 3 layers, and its config.json says 2"),
     "a layer missing": (
         with_tensors(lambda held: [held.pop(n) for n in list(held) if ".layers.1." in n]),
         "has no weights of layer 1",
@@ -285,7 +285,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "another name of torch": (as_bin(dict, "final.pt"), "files of torch.save under other names"),
     "a whole object": (as_bin(lambda held: {**held, "extra": Whole()}), "holds more than tensors"),
     "two models": (as_bin(lambda held: {"model": held, "model_state_dict": held}), "holds several models"),
-    "numbers among tensors": (as_bin(lambda held: {**held, "epoch": 3}), "holds epoch where only named tensors belong"),
+    "numbers among tensors": (as_bin(lambda held: {**held, "epoch": 3}), "holds epoch and not only named tensors"),
     "a head that scores": (
         with_tensors(lambda held: held.update({"score.weight": torch.ones(2, 16)})),
         "a head that classifies or scores",

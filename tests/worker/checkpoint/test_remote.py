@@ -91,7 +91,7 @@ def killed(after: int) -> Iterator[list[str]]:
             (uploading._Upload, "commit"),
         ):
             patch.setattr(owner, name, counted(getattr(owner, name)))
-        patch.setattr(uploading, "_UNSAID", 0)
+        patch.setattr(uploading, "_JOURNAL_EVERY", 0)
         patch.setattr("smtrain.worker.checkpoint.conversion_plan.cores_here", lambda: 1)
         with suppress(KeyboardInterrupt):
             yield seen
@@ -222,7 +222,7 @@ def test_a_killed_conversion_to_s3_goes_on(tmp_path: Path, local_home: Path) -> 
         "    global calls; calls += 1\n"
         "    if calls > int(most): os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return real(*job)\n"
-        "uploading.run, uploading._UNSAID, conversion_plan.cores_here = counted, 0, lambda: 1\n"
+        "uploading.run, uploading._JOURNAL_EVERY, conversion_plan.cores_here = counted, 0, lambda: 1\n"
         "convert(s, t, to=Nxd(tp=2, pp=2)); print(calls, len(list(diff(s, t))))\n"
     )
     for most in (15, 1000):

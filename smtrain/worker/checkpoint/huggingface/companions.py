@@ -1,4 +1,4 @@
-"""The files that go along with weights written elsewhere: all of the model's folder that are not weights.
+"""Companion files: everything in a model's folder that is not weights and is copied along with them.
 
 `smtrain.core.model.hf_folder.companions_in` decides for each file, for all kinds of target alike.
 """
@@ -16,19 +16,19 @@ from smtrain.core.text import Say
 from smtrain.worker.checkpoint.storage import Place
 
 OF_A_WHOLE_MODEL = {"generation_config.json": "of a whole model; loaders of an adapter read the base model's"}
-"""Companions that an adapter's folder has no use for."""
+"""Companions that an adapter's folder does not need."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Files that are written next to the weights, and those that are not."""
+    """Files to write next to the weights, and those left out."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Name (of a whole folder, with a slash) -> the reason."""
+    """Name (of a whole folder with a slash) -> the reason."""
 
     def tell(self, say: Say) -> None:
-        """Name what is left out: a line for each reason."""
+        """Report what is left out: a line for each reason."""
         by_reason = sorted(self.left_out.items(), key=lambda item: item[1])
         for reason, items in groupby(by_reason, key=lambda item: item[1]):
             say(f"left out ({reason}): {', '.join(name for name, _ in items)}")
@@ -37,22 +37,22 @@ class Carried:
 NOTHING = Carried()
 
 
-def companions_of(beside: Place, replaced: Mapping[str, str] | None = None) -> Carried:
-    """Read all files of a model's folder that go along with its weights; `replaced` are those that are written again.
+def companions_of(folder: Place, replaced: Mapping[str, str] | None = None) -> Carried:
+    """Read the companion files of a model's folder, without those `replaced` (name -> reason) by new ones.
 
     Raises CheckpointError if one cannot be read.
     """
-    sizes = beside.files()
-    found = companions_in(sizes, replaced)
-    files = {name: bytes(beside.read(name, 0, sizes[name])) for name in found.kept}
+    sizes = folder.files()
+    companions = companions_in(sizes, replaced)
+    files = {name: bytes(folder.read(name, 0, sizes[name])) for name in companions.kept}
     if (name := "tokenizer_config.json") in files:
         files[name] = _for_everyone(files[name])
-    return Carried(files, {**found.left_out, **_links(beside)})
+    return Carried(files, {**companions.left_out, **_links(folder)})
 
 
-def _links(beside: Place) -> dict[str, str]:
-    """Links that nothing was read through: to a folder, and to what is not there."""
-    root = beside.path()
+def _links(folder: Place) -> dict[str, str]:
+    """Links that were not followed: to folders, and broken ones."""
+    root = folder.path()
     if root is None:
         return {}
     out = {}
@@ -64,12 +64,12 @@ def _links(beside: Place) -> dict[str, str]:
 
 
 def _for_everyone(tokenizer_config: bytes) -> bytes:
-    """The same file, unless transformers 4 would not read it."""
+    """Rewrite a tokenizer_config.json so that transformers 4 and 5 read it; unchanged if they do already."""
     try:
-        said = json.loads(tokenizer_config)
+        config = json.loads(tokenizer_config)
     except ValueError:
         return tokenizer_config
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         return tokenizer_config
-    written = hf_tokenizer.for_everyone(said)
-    return tokenizer_config if written == said else (json.dumps(written, indent=2) + "\n").encode()
+    common = hf_tokenizer.for_everyone(config)
+    return tokenizer_config if common == config else (json.dumps(common, indent=2) + "\n").encode()

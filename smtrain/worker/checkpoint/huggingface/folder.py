@@ -1,6 +1,6 @@
 """Hugging Face folders: config.json and weights, one file or shards with an index, read and written lazily.
 
-Weights are read from safetensors, or else from torch's `pytorch_model.bin`; what is written is safetensors.
+Weights are read from safetensors, or else from torch's `pytorch_model.bin`, and written as safetensors.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 _SAMPLED = 64
-"""Rows of a tied output layer that are compared as a model is opened; all are as it is read."""
+"""Rows of a tied output layer to compare when a model is opened; all are compared when it is read."""
 INDEX = "model.safetensors.index.json"
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
 
 
-def is_hf_folder(where: Place) -> bool:
-    return weights_in(where.files()) is not None
+def is_hf_folder(location: Place) -> bool:
+    return weights_in(location.files()) is not None
 
 
-def read_config(where: Place | Path | str) -> dict[str, Any]:
+def read_config(location: Place | Path | str) -> dict[str, Any]:
     """Read a folder's config.json, which may be named itself; raises CheckpointError if there is none."""
-    where = place(folder_of(str(where)) if isinstance(where, (str, Path)) else where)
-    root = where.path()
+    location = place(folder_of(str(location)) if isinstance(location, (str, Path)) else location)
+    root = location.path()
     if root is not None and not root.is_dir():
         why = "is a file" if root.exists() else "does not exist"
         raise CheckpointError(f"{root} {why}; name the model's folder, or the config.json in it.")
-    if CONFIG not in where.files():
+    if CONFIG not in location.files():
         if root is not None and (lost := broken_link(root)):
             raise CheckpointError(f"{lost}.")
         raise CheckpointError(
-            f"{where} has no config.json; copy the model's into it, or name its folder with --config (config=)."
+            f"{location} has no config.json; copy the model's into it, or name its folder with --config (config=)."
         )
-    return read_json(where, CONFIG)
+    return read_json(location, CONFIG)
 
 
 class HFSource(WeightSource):
     """A Hugging Face folder as a `WeightSource`.
 
-    Read are also names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
-    numbered shards without an index. Raises CheckpointError where a file is missing, cut short or not what its name
+    It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
+    numbered shards without an index. Raises CheckpointError if a file is missing, cut short or not what its name
     says, where the index points out of the folder, where the weights are quantized, where a parameter of the model is
     missing or has another shape than config.json says, and where a tensor is none of the model's.
     """
@@ -92,7 +92,7 @@ class HFSource(WeightSource):
         plain = plain_names(stored, self._shape, self._place)
         held = {plain[name]: slab for name, slab in stored.items()}
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
-        """Whether loaders that go by the names in the files would not find the weights."""
+        """Whether loaders that go by the names in the files would miss weights."""
         self._refuse_quantized(held)
         self._slabs: dict[str, Slab] = {}
         head = f"{FAMILIES[self._shape.family].head}.weight"
@@ -122,28 +122,28 @@ class HFSource(WeightSource):
         return next((n for n in (name, *self._shape.file_aliases(name)) if n in held), None)
 
     def _refuse_quantized(self, held: dict[str, Slab]) -> None:
-        """Raises CheckpointError for quantized weights, and for a config.json that says so of plain ones."""
-        said = quantization(self._config)
-        named = f"config.json names {said}, and " if said else ""
+        """Raises CheckpointError for quantized weights, and for a config.json that wrongly calls them quantized."""
+        method = quantization(self._config)
+        named = f"config.json names {method}, and " if method else ""
         odd = next((name for name, slab in held.items() if slab.dtype.name.startswith("float8")), None)
         if odd is not None:
             raise quantized(self._place, f"{named}{odd} is {held[odd].dtype}")
         if (scale := quantized_in(held)) is not None:
             raise quantized(self._place, f"{named}it has {scale}")
-        if said is None:
+        if method is None:
             return
         kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
         packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
         names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
         if packed or None in names:
-            raise quantized(self._place, f"config.json names {said}")
+            raise quantized(self._place, f"config.json names {method}")
         raise CheckpointError(
-            f"{self._place}/config.json says that the weights are quantized ({said}), and they are plain "
+            f"{self._place}/config.json says that the weights are quantized ({method}), and they are plain "
             f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
         )
 
     def _refuse_untied(self, head: Slab) -> None:
-        """Compare some rows of the output layer with the embedding, to which config.json ties it."""
+        """Raises CheckpointError if sampled rows of the output layer differ from the embedding that it is tied to."""
         embed = self._slabs[self._shape.embed_name]
         rows = embed.shape[0]
         picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
@@ -188,25 +188,25 @@ class HFSource(WeightSource):
         self._read = read
 
     @property
-    def where(self) -> Place:
+    def location(self) -> Place:
         return self._place
 
     def _held(self) -> dict[str, Slab]:
-        """Stored name -> where it lies, of everything in the folder."""
+        """Stored name -> slab, of all tensors in the folder."""
         files = self._place.files()
         self._unusual = False
         first = weights_in(files)
         if first is None:
             there, absent = missing_shards(files)
-            if there and not absent:  # the files say themselves what they hold
+            if there and not absent:  # complete without an index
                 self._unusual = True
                 return self._all_of({name: file for file in there for name in self._file(file)}, "")
             raise no_weights(self._place)
         if not first.endswith(".index.json"):
             return self._file(first)
         path = f"{self._place}/{first}"
-        told = read_json(self._place, first, "; or delete it: numbered shards are read without it")
-        weight_map = told.get("weight_map")
+        index = read_json(self._place, first, "; or delete it: numbered shards are read without it")
+        weight_map = index.get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(
                 f"{path} is not an index of weights (it has no weight_map); copy this file again, or delete it: "
@@ -254,29 +254,29 @@ class HFSource(WeightSource):
         return self._slabs[name]
 
 
-def no_weights(where: Place) -> CheckpointError:
-    """The error for a folder without weights of the forms that are read: what it holds instead, and what to do."""
-    there, absent = missing_shards(where.files())
+def no_weights(location: Place) -> CheckpointError:
+    """The error for a folder without weights that we read: its content, and the remedy."""
+    there, absent = missing_shards(location.files())
     if there:
-        return lacking(where, absent, len(there) + len(absent), None)
-    if found := folder_misfit(where.files(), where):
+        return lacking(location, absent, len(there) + len(absent), None)
+    if found := folder_misfit(location.files(), location):
         return CheckpointError(f"{found}.")
     return CheckpointError(
-        f"{where} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
+        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
     )
 
 
-def lacking(where: Place, absent: list[str], of: int, index: str | None) -> CheckpointError:
-    """The error for files of weights that were not copied."""
+def lacking(location: Place, absent: list[str], of: int, index: str | None) -> CheckpointError:
+    """The error for missing files of weights."""
     shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
-    told = f", which {index} names" if index else ""
+    named = f", which {index} names" if index else ""
     return CheckpointError(
-        f"{where} lacks {len(absent)} of its {of} files of weights ({shown}){told}; copy those files into it."
+        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those files into it."
     )
 
 
 def refuse_renamed(folder: Path | str) -> None:
-    """Raises CheckpointError for a folder whose weights other libraries would not find by their names, or not whole."""
+    """Raises CheckpointError for a folder whose weights other libraries would not find by their names."""
     described = read_config(folder)
     if described.get("model_type") in FAMILIES and quantization(described) is None and HFSource(folder).renamed:
         raise CheckpointError(
@@ -294,18 +294,17 @@ def write_hf(
     readme: bytes | None = None,
     carried: Carried | None = None,
 ) -> None:
-    """Write an ordinary Hugging Face folder, a few blocks in memory at a time; it appears whole.
+    """Write a standard Hugging Face folder, a few blocks in memory at a time; it appears whole.
 
-    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its other
-    files go along (`companions_of`), or those that are `carried` instead. `readme` is the model card. More than
-    `max_shard_size` bytes make shards and an index. Raises CheckpointError where the target is a file, or the
-    companions are of another model.
+    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its companion
+    files are written too, or `carried` instead. `readme` is the model card. Files are cut at `max_shard_size` bytes.
+    Raises CheckpointError if the target is a file, or the companions are of another model.
     """
-    said = normalise(source.config)
-    shape = said.shape
-    beside = None if companions is None else place(companions)
-    config = source.config if beside is None else read_config(beside)
-    if normalise(config) != said:
+    normal = normalise(source.config)
+    shape = normal.shape
+    folder = None if companions is None else place(companions)
+    config = source.config if folder is None else read_config(folder)
+    if normalise(config) != normal:
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder training "
             "started from.",
@@ -322,7 +321,7 @@ def write_hf(
         containers.append(container)
         groups.append(_jobs(source, container))
         weight_map |= dict.fromkeys(shard, file)
-    carried = carried or (Carried() if beside is None else companions_of(beside))
+    carried = carried or (Carried() if folder is None else companions_of(folder))
     extras = dict(carried.files)
     if readme is not None:
         extras[README] = readme
@@ -337,7 +336,7 @@ def write_hf(
 
 
 def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
-    """In the order of the file; what is one tensor in the source is one job, as far as the file holds it."""
+    """Jobs in the order of the file; parameters that are one tensor in the source share a job."""
     jobs: list[Job] = []
     for name in sorted(container.offsets, key=container.offsets.__getitem__):
         write = Write(name, (name,), (container,))
@@ -349,7 +348,7 @@ def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
 
 
 def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
-    """Loaders go by the type that config.json names, so where it names one, it is the weights'."""
+    """Set the type that config.json names to the weights', since loaders go by it."""
     name = str(dtypes.pop()) if len(dtypes) == 1 else None
     return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
 

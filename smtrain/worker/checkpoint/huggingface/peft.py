@@ -32,20 +32,19 @@ def write_peft(
 ) -> None:
     """Write the adapter of a checkpoint into a folder, which appears whole.
 
-    `base` is the model that it was trained on, as its user names it, `carried` the files of the model's folder that go
-    along, `readme` the model card. Raises `CheckpointError` where the checkpoint is of no adapter or the target
-    cannot be written.
+    `base` is the model that it was trained on, as the user names it, `carried` its companion files, `readme` the model
+    card. Raises `CheckpointError` if the checkpoint holds no adapter or the target cannot be written.
     """
     manifest = source.manifest
     lora = manifest.lora
     if lora is None:
-        raise CheckpointError(f"{source.where} holds a whole model, not an adapter; write it with --to hf.")
+        raise CheckpointError(f"{source.location} holds a whole model, not an adapter; write it with --to hf.")
     layout = Layout(manifest.shape)
     names = {f"{PREFIX}{spec.name}": spec.name for spec in layout.shape.specs}
-    tensors = {told: Tensor(source.dtype(name), source.shape(name)) for told, name in names.items()}
+    tensors = {key: Tensor(source.dtype(name), source.shape(name)) for key, name in names.items()}
     container = safetensors.container(WEIGHTS, tensors, {BASE: manifest.base} if manifest.base else None)
     ordered = sorted(names, key=container.offsets.__getitem__)
-    jobs: list[Job] = [(Write(told, (names[told],), (container,)),) for told in ordered]
+    jobs: list[Job] = [(Write(key, (names[key],), (container,)),) for key in ordered]
     extras = dict(carried.files)
     if readme is not None:
         extras[README] = readme

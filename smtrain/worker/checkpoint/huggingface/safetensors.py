@@ -1,6 +1,6 @@
-"""The safetensors container: where each tensor lies in a file, and the header of a file to be written.
+"""The safetensors container: find the tensors in a file, and lay out a file to write.
 
-Our own reader, because safetensors' own opens paths only, and we read ranges of objects in S3 too.
+The safetensors package opens only paths; we read ranges of objects in S3 too.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.worker.checkpoint.tensor_ranges import Slab, contiguous
 
 _PACKED = ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0")
-"""Types of quantized weights that are no whole number of bytes, or no numbers by themselves."""
+"""Types of quantized weights: not whole bytes, or not numbers by themselves."""
 _HEADER_LIMIT = 100_000_000
 
 
-def metadata(where: Place, file: str) -> dict[str, str]:
-    """The strings that a file's header has beside its tensors; it has been read by `slabs`, and is whole."""
-    length = int.from_bytes(where.read(file, 0, 8), "little")
-    held = json.loads(bytes(where.read(file, 8, 8 + length))).get("__metadata__")
+def metadata(location: Place, file: str) -> dict[str, str]:
+    """The strings in a file's header; call `slabs` first, which checks that the file is whole."""
+    length = int.from_bytes(location.read(file, 0, 8), "little")
+    held = json.loads(bytes(location.read(file, 8, 8 + length))).get("__metadata__")
     return {k: v for k, v in held.items() if isinstance(v, str)} if isinstance(held, dict) else {}
 
 
-def slabs(where: Place, file: str) -> dict[str, Slab]:
-    """Name -> where it lies. Raises CheckpointError where the file is cut short, or its header is none."""
+def slabs(location: Place, file: str) -> dict[str, Slab]:
+    """Name -> slab. Raises CheckpointError if the file is cut short or its header is invalid."""
 
     def broken(reason: str) -> CheckpointError:
-        return strange(where, file) or CheckpointError(
-            f"{where}/{file} is not a complete safetensors file ({reason}); copy this file again."
+        return strange(location, file) or CheckpointError(
+            f"{location}/{file} is not a complete safetensors file ({reason}); copy this file again."
         )
 
-    total = where.files().get(file)
+    total = location.files().get(file)
     if total is None:
-        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
+        raise CheckpointError(f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
     if total < 8:
         raise broken(f"it has {total} bytes")
-    length = int.from_bytes(where.read(file, 0, 8), "little")
+    length = int.from_bytes(location.read(file, 0, 8), "little")
     if length > min(_HEADER_LIMIT, total - 8):
         raise broken(f"its header would take {length} bytes")
     try:
-        header = json.loads(bytes(where.read(file, 8, 8 + length)), object_pairs_hook=_once)
+        header = json.loads(bytes(location.read(file, 8, 8 + length)), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise broken(f"its header is not JSON: {error}") from None
     if not isinstance(header, dict):
@@ -53,7 +53,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
     header.pop("__metadata__", None)
     out, spans = {}, []
     if packed := next((n for n, a in header.items() if isinstance(a, dict) and a.get("dtype") in _PACKED), None):
-        raise quantized(where, f"{packed} in {header[packed]['dtype']}")
+        raise quantized(location, f"{packed} in {header[packed]['dtype']}")
     for name, about in header.items():
         try:
             dtype, shape, (start, stop) = BY_CODE[about["dtype"]], tuple(about["shape"]), about["data_offsets"]
@@ -63,7 +63,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
         except (KeyError, ValueError, TypeError):
             raise broken(f"its header says {str(about)[:200]} of {name[:200]!r}") from None
         spans.append((start, stop))
-        out[name] = Slab(where, file, 8 + length + start, dtype, shape, contiguous(shape))
+        out[name] = Slab(location, file, 8 + length + start, dtype, shape, contiguous(shape))
     end = 0
     for start, stop in sorted(spans):
         if start != end:
@@ -75,7 +75,7 @@ def slabs(where: Place, file: str) -> dict[str, Slab]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose every key is there once: of two, readers would take different ones."""
+    """Refuse duplicate keys, of which readers would take different ones."""
     out = dict(pairs)
     if len(out) != len(pairs):
         twice = next(key for at, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:at]))
@@ -83,12 +83,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def container(file: str, tensors: dict[str, Tensor], told: dict[str, str] | None = None) -> TensorFile:
-    """A file of these tensors in this order, but the widest types first so that every tensor is aligned.
-
-    `told` are strings that its header has beside them.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(told or {})}}
+def container(file: str, tensors: dict[str, Tensor], strings: dict[str, str] | None = None) -> TensorFile:
+    """Lay out a file of these tensors, the widest types first so that each is aligned; `strings` go into its header."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(strings or {})}}
     at = 0
     spans = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):

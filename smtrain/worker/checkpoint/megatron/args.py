@@ -1,4 +1,4 @@
-"""The `args` of a Megatron checkpoint: what its --use-checkpoint-args reads a model's shape from."""
+"""The `args` of a Megatron checkpoint, from which --use-checkpoint-args reads a model's shape."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
 
 
 def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron) -> dict[str, Any]:
-    """The options of pretrain_gpt.py that describe a model, under the names of their attributes.
+    """The options of pretrain_gpt.py that describe a model, by attribute name.
 
-    Raises CheckpointError for a model that Megatron-core would compute otherwise.
+    Raises CheckpointError for a model that Megatron-core would compute differently.
     """
     normal = normalise(config)
     if normal.parallel_residual:

@@ -1,7 +1,7 @@
-"""Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP]/model_optim_rng.pt`, each rank's own part.
+"""Read Megatron's legacy checkpoints: `iter_NNNNNNN/mp_rank_TT[_PPP]/model_optim_rng.pt`, each rank's own part.
 
-Read are Megatron-core's names with either spec, one or several virtual stages, and whatever else a training run left
-in the files, of which nothing is run (unpickle.py).
+Names are Megatron-core's with either spec, with one or several virtual stages. Whatever else a training run left in the
+files is skipped, and nothing in them is run (unpickle.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Shards = Mapping[tuple[int, int, int], Mapping[str, Slab]]
 
 
 def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
-    """(tp rank, pipeline stage) -> file; empty where there are none. Raises CheckpointError for expert parallelism."""
+    """(tp rank, pipeline stage) -> file, maybe empty. Raises CheckpointError for expert parallelism."""
     out: dict[tuple[int, int], str] = {}
     for file in sorted(files):
         if found := _RANK.fullmatch(file):
@@ -53,15 +53,17 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
     return out
 
 
-def iteration(where: Place) -> str | None:
-    """The folder of the newest iteration, by the tracker or by its name; None where there is none."""
-    files = where.files()
+def iteration(location: Place) -> str | None:
+    """The folder of the newest iteration, by the tracker file or by name; None without one."""
+    files = location.files()
     folders = sorted({file.split("/")[0] for file in files if "/" in file and FOLDER.fullmatch(file.split("/")[0])})
     if TRACKER in files:
-        said = read_text(where, TRACKER, 1000).strip()
-        named = said if said == "release" else f"iter_{int(said):07d}" if said.isdecimal() else None
+        tracked = read_text(location, TRACKER, 1000).strip()
+        named = tracked if tracked == "release" else f"iter_{int(tracked):07d}" if tracked.isdecimal() else None
         if named not in folders:
-            raise CheckpointError(f"{where}/{TRACKER} says {said[:50]!r}, and there is no such folder; copy it again.")
+            raise CheckpointError(
+                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it again."
+            )
         return named
     return folders[-1] if folders else None
 
@@ -69,13 +71,13 @@ def iteration(where: Place) -> str | None:
 class MegatronSource(PieceSource):
     """A legacy checkpoint as a `WeightSource`; the topology is read from the files.
 
-    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError where a file is
+    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError if a file is
     missing, cut short or no checkpoint, or does not fit the config.
     """
 
-    def __init__(self, where: Place, folder: str, config: dict[str, Any]) -> None:
-        at = where.below(folder) if folder else where
-        manifest = read_manifest(where)
+    def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
+        at = location.below(folder) if folder else location
+        manifest = read_manifest(location)
         paths = rank_files(at.files())
         self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
         self.folder = folder
@@ -99,12 +101,12 @@ class MegatronSource(PieceSource):
             )
         blocks = global_blocks(at, shape, shards, self.tp, self.pp, self.vpp)
         twins = blocks.pop(HEAD, None) if shape.tied else None
-        super().__init__(where, config, table(shape), blocks, twins)
+        super().__init__(location, config, table(shape), blocks, twins)
 
 
-def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
-    """What one rank's file holds, a dict a virtual stage; names as the local spec has them."""
-    content = torchzip.load(where, file, lenient=True)
+def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
+    """Read one rank's file: a dict for each virtual stage, with the local spec's names."""
+    content = torchzip.load(location, file, lenient=True)
     models = (
         {int(found[1] or 0): value for key, value in content.items() if (found := _CHUNK.fullmatch(str(key)))}
         if isinstance(content, dict)
@@ -112,58 +114,60 @@ def _chunks(where: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Sla
     )
     if not models or sorted(models) != list(range(len(models))):
         raise CheckpointError(
-            f"{where}/{file} has no model in it (model, or model0 and so on); it is not a checkpoint."
+            f"{location}/{file} has no model in it (model, or model0 and so on); it is not a checkpoint."
         )
     out = []
     for v in sorted(models):
         tensors: dict[str, Slab] = {}
-        for key, found in _flat(where, file, models[v]):
+        for key, found in _flat(location, file, models[v]):
             if ignored(key):
                 continue
             if not isinstance(found, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; copy this file again.")
+                raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
             name = canonical(key)
             if name in tensors:
-                raise CheckpointError(f"{where}/{file} has {name[:200]} under the names of both specs; save it again.")
+                raise CheckpointError(
+                    f"{location}/{file} has {name[:200]} under the names of both specs; save it again."
+                )
             tensors[name] = found
         out.append(tensors)
     known = {slab.crc32 for tensors in out for slab in tensors.values()}
     if crcs and not known <= {*crcs.values(), None}:
-        raise CheckpointError(f"{where}/{file} is not what the manifest lists; convert the model again.")
+        raise CheckpointError(f"{location}/{file} is not what the manifest lists; convert the model again.")
     return out
 
 
-def _flat(where: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str, Any]]:
-    """Nested dicts of names as dotted names."""
+def _flat(location: Place, file: str, model: Any, depth: int = 0) -> list[tuple[str, Any]]:
+    """Flatten nested dicts to dotted names."""
     if not isinstance(model, dict):
         raise CheckpointError(
-            f"{where}/{file} holds something other than named tensors; it is not a checkpoint of weights."
+            f"{location}/{file} holds something other than named tensors; it is not a checkpoint of weights."
         )
     out: list[tuple[str, Any]] = []
     for key, value in model.items():
         if isinstance(value, dict) and depth < 6:
-            out += [(f"{key}.{name}", found) for name, found in _flat(where, file, value, depth + 1)]
+            out += [(f"{key}.{name}", found) for name, found in _flat(location, file, value, depth + 1)]
         else:
             out.append((str(key), value))
     return out
 
 
 Part = Callable[[str, Slab, int], "tuple[str, list[tuple[int, int]]] | None"]
-"""(key in the whole model, tensor, tp rank) -> the tensor that it is a part of, and which rows."""
+"""(key in the whole model, tensor, tp rank) -> the tensor that it is a part of and its rows there, or None."""
 
 
 def global_blocks(
-    where: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int, part: Part | None = None
+    location: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int, part: Part | None = None
 ) -> dict[str, list[TensorBlock]]:
     """Key in the whole model -> its blocks, from the parts of all ranks.
 
-    `part` tells of tensors that are not as Megatron-core has them. Raises CheckpointError for tensors that are none of
-    the model's, and for shapes that are not a rank's.
+    `part` places tensors that Megatron-core stores differently. Raises CheckpointError for tensors that the model does
+    not have, and for shapes that do not fit a rank.
     """
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
     if starts[-1] != shape.layers:
-        raise CheckpointError(f"{where} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
+        raise CheckpointError(f"{location} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
     fused = {f.key: f for f in (*table(shape), head(shape))}
     out: dict[str, list[TensorBlock]] = {}
     for (t, p, v), tensors in sorted(shards.items()):
@@ -171,7 +175,7 @@ def global_blocks(
             key = _global(name, starts[v * pp + p])
             found = part(key, slab, t) if part is not None else None
             if found is not None and found[0] in fused:
-                out.setdefault(found[0], []).extend(_rows(where, fused[found[0]], slab, found[1]))
+                out.setdefault(found[0], []).extend(_rows(location, fused[found[0]], slab, found[1]))
                 continue
             if key not in fused:
                 kind = (
@@ -179,10 +183,10 @@ def global_blocks(
                 )
                 if "expert" in name:
                     kind = "a mixture of experts, which smtrain does not read yet; take a dense model"
-                raise CheckpointError(f"{where} holds {name[:200]}: {kind}.")
+                raise CheckpointError(f"{location} holds {name[:200]}: {kind}.")
             if key == EMBEDDING and p > 0:
-                key = HEAD  # the copy that some versions keep on the last stage of a tied model
-            out.setdefault(key, []).extend(_blocks(where, fused[key], slab, tp, t))
+                key = HEAD  # some versions keep a copy on the last stage of a tied model
+            out.setdefault(key, []).extend(_blocks(location, fused[key], slab, tp, t))
     return out
 
 
@@ -195,8 +199,8 @@ def _global(name: str, first: int) -> str:
     return f"decoder.layers.{first + int(found[1])}.{found[2]}" if found else name
 
 
-def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[TensorBlock]:
-    """Where a rank's part belongs; the padding of a vocabulary belongs nowhere."""
+def _blocks(location: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[TensorBlock]:
+    """The blocks of the model that a rank's part holds; the padding of a vocabulary is left out."""
     vocab = fused.shape[0]
     if fused.key in (EMBEDDING, HEAD) and slab.shape:
         vocab = max(slab.shape[0] * tp, vocab)
@@ -204,8 +208,8 @@ def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Ten
     wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
     if slab.shape != wanted:
         raise CheckpointError(
-            f"{where}: {fused.key} on tp rank {t} is {list(slab.shape)} where {list(wanted)} belongs; is config.json "
-            "of this model?",
+            f"{location}: {fused.key} on tp rank {t} is {list(slab.shape)} instead of {list(wanted)}; is "
+            "config.json of this model?",
             code="checkpoint.other_model",
         )
     whole = tuple((0, n) for n in fused.shape)
@@ -220,12 +224,12 @@ def _blocks(where: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[Ten
     return out
 
 
-def _rows(where: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]]) -> list[TensorBlock]:
-    """Where the rows of a tensor belong, in its order."""
+def _rows(location: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]]) -> list[TensorBlock]:
+    """The blocks of the model at `ranges` of rows that a tensor holds one after another."""
     wanted = (sum(b - a for a, b in ranges), *fused.shape[1:])
     if slab.shape != wanted:
         raise CheckpointError(
-            f"{where}: a part of {fused.key} is {list(slab.shape)} where {list(wanted)} belongs; is config.json of "
+            f"{location}: a part of {fused.key} is {list(slab.shape)} instead of {list(wanted)}; is config.json of "
             "this model?",
             code="checkpoint.other_model",
         )

@@ -1,4 +1,4 @@
-"""Megatron checkpoints as a target: the legacy form, a file for every tensor- and pipeline-parallel rank."""
+"""Write Megatron's legacy checkpoints, a file for every tensor- and pipeline-parallel rank."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def write_megatron(
 
 
 def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[str, str]]]:
-    """(name in the whole model, name in the rank's file, as the local spec has it) of each virtual stage of a stage."""
+    """For each virtual stage of stage `p`: (name in the whole model, local spec's name in the rank's file)."""
     out: list[list[tuple[str, str]]] = []
     last = len(layers) - 1
     for v, held in enumerate(layers[p]):

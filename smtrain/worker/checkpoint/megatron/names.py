@@ -1,4 +1,4 @@
-"""What Megatron calls the tensors of a model, and which Hugging Face parameters each is made of; pure data.
+"""Megatron's names for the tensors of a model, and the Hugging Face parameters that each consists of; pure data.
 
 Names are those of Megatron-core's GPTModel with its local spec and the layer's number in the whole model. The rows of
 an attention input are, for each key/value head, its query heads, the key, the value; those of a gated MLP are gate,
@@ -18,7 +18,7 @@ from smtrain.core.model.families import FAMILIES, ModelShape, Role, Spec
 from smtrain.core.model.layout import Shard
 
 Spelling = Literal["te", "local"]
-"""Which of Megatron's layer specs a checkpoint is for: they name the norms differently."""
+"""Megatron's layer specs, which name the norms differently."""
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 POSITIONS = "embedding.position_embeddings.weight"
@@ -57,15 +57,15 @@ class Fused:
     key: str
     parts: tuple[str, ...]
     role: Role
-    """That of the first part, which says how tensor parallelism cuts it."""
+    """The first part's role, which determines the tensor-parallel cut."""
     shape: tuple[int, ...]
     segments: tuple[tuple[str, int, int], ...]
-    """(part, first row, row after the last) one after another."""
+    """(part, first row, row after the last), in order."""
 
     @property
     def layer(self) -> int | None:
-        found = LAYER.match(self.key)
-        return int(found[1]) if found else None
+        match = LAYER.match(self.key)
+        return int(match[1]) if match else None
 
     def starts(self) -> list[int]:
         """The row of the fused tensor at which each segment begins, and its end."""
@@ -73,13 +73,13 @@ class Fused:
 
 
 def table(shape: ModelShape) -> tuple[Fused, ...]:
-    """Every tensor of a model in the order of the forward pass; of a tied pair only the embedding."""
+    """All tensors of a model in the order of the forward pass; of a tied pair only the embedding."""
     specs = {spec.name: spec.upright() for spec in shape.specs}
     return tuple(fused for spec in specs.values() if (fused := _fused(shape, specs, spec)) is not None)
 
 
 def head(shape: ModelShape) -> Fused:
-    """The output matrix under its own name; a tied model's is made of the embedding."""
+    """The output matrix under its own name; in a tied model it consists of the embedding."""
     return Fused(
         HEAD, (shape.head_name,), Role.VOCAB, (shape.vocab, shape.hidden), ((shape.head_name, 0, shape.vocab),)
     )
@@ -99,10 +99,10 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         return Fused(f"decoder.final_layernorm.{kind}", (spec.name,), spec.role, spec.shape, whole)
     number, _, leaf = stem.removeprefix(f"{family.prefix}.{family.layers}.").partition(".")
     if leaf not in _LEAVES:
-        return None  # k, v and up stand with q and gate
-    key, beside = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
+        return None  # k, v and up are stored with q and gate
+    key, block = f"decoder.layers.{number}.{_LEAVES[leaf]}.{kind}", spec.name.rsplit(".", 2)[0]
     if leaf == "self_attn.q_proj":
-        parts = tuple(f"{beside}.{p}_proj.{kind}" for p in "qkv")
+        parts = tuple(f"{block}.{p}_proj.{kind}" for p in "qkv")
         d, group = shape.head_dim, shape.heads // shape.kv_heads
         widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
         segments = tuple((part, g * width, (g + 1) * width) for g in range(shape.kv_heads) for part, width in widths)
@@ -112,7 +112,7 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
             (spec.name, i * third + h * d, i * third + (h + 1) * d) for h in range(shape.heads) for i in range(3)
         )
     elif leaf == "mlp.gate_proj":
-        parts = (spec.name, f"{beside}.up_proj.{kind}")
+        parts = (spec.name, f"{block}.up_proj.{kind}")
         segments = tuple((part, 0, shape.intermediate) for part in parts)
     else:
         parts, segments = (spec.name,), whole
@@ -121,7 +121,7 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
 
 
 def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
-    """What tensor-parallel rank `t` holds of a tensor, by its rows or columns; a vocabulary is padded to `vocab`."""
+    """The rows or columns of a tensor on tensor-parallel rank `t`; a vocabulary is padded to `vocab`."""
     rows = fused.shape[0]
     if fused.role in (Role.WHOLE, Role.HEAD_NORM):
         return Shard()
@@ -139,7 +139,7 @@ def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
 
 
 def mesh_faults(shape: ModelShape, tp: int, pp: int) -> list[str]:
-    """Every reason why Megatron cannot cut a model so; it repeats no key/value head."""
+    """All reasons why Megatron, which repeats no key/value heads, cannot cut a model so."""
     faults = []
     if shape.kv_heads % tp:
         faults.append(
@@ -160,17 +160,17 @@ def padded(vocab: int, tp: int, divisor: int) -> int:
 
 
 Chunks = tuple[tuple[range, ...], ...]
-"""[pipeline stage][virtual stage] -> the layers that it holds, by their number in the whole model."""
+"""[pipeline stage][virtual stage] -> its layers, numbered as in the whole model."""
 
 
 def chunks(
     layers: int, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None,
     each: Sequence[int] | None = None,
 ) -> Chunks:  # fmt: skip
-    """How Megatron deals layers to pipeline stages.
+    """Deal layers to pipeline stages as Megatron does.
 
     `first` and `last` are --decoder-first/last-pipeline-num-layers, `each` MindSpeed's --num-layer-list. Raises
-    ConfigError where they do not come to the model's layers.
+    ConfigError if they do not add up to the model's layers.
     """
     if each is None:
         ends = [first] * (first is not None) + [last] * (last is not None)
@@ -195,23 +195,23 @@ def chunks(
 
 
 def spelled(key: str, spelling: Spelling) -> str:
-    """A name as the checkpoint's spec has it."""
-    if spelling == "te" and (found := LAYER.match(key)):
+    """A local name in the spelling of a spec."""
+    if spelling == "te" and (match := LAYER.match(key)):
         for local, te in _TE.items():
-            if found[2].startswith(local):
+            if match[2].startswith(local):
                 return key.replace(local, te)
     return key
 
 
 def canonical(key: str) -> str:
-    """The local spec's name of any."""
+    """The local spec's name for a name of either spec."""
     for local, te in _TE.items():
         key = key.replace(te, local)
     return key
 
 
 def ignored(key: str) -> bool:
-    """Whether a name is of something that is no weight: fp8 state, and buffers that are computed."""
+    """Whether a name belongs to fp8 state or to a computed buffer, not to a weight."""
     return (
         key.endswith(("_extra_state", "inv_freq", ".rotary_pos_emb"))
         or "._extra_state/" in key

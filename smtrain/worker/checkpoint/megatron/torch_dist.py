@@ -1,7 +1,7 @@
-"""Megatron-core's `torch_dist` checkpoints: torch's distributed format, whose tensors are of the whole model.
+"""Read Megatron-core's `torch_dist` checkpoints: torch's distributed format with tensors of the whole model.
 
-`.metadata` says where the chunks of every tensor lie in the `.distcp` files, each of which is a stream of torch.save.
-Layers are stacked along a first dimension or stand for themselves; both are read.
+`.metadata` locates the chunks of every tensor in the `.distcp` files; each chunk is a stream of torch.save. Layers may
+be stacked along a first dimension or stored one by one.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Opaque, unpickle
 
-METADATA, SAID = ".metadata", "metadata.json"
+METADATA, METADATA_JSON = ".metadata", "metadata.json"
 _STACKED = re.compile(r"decoder\.layers\.(?!\d)(.+)")
 _HALF = re.compile(r"(.+\.linear_fc1\.(?:weight|bias))_([wv])")
 _OURS = ("embedding.", "decoder.", "output_layer.", "encoder.")
 _LIMIT = 1 << 30
 
 
-def backend(where: Place) -> str | None:
-    """What metadata.json names; None where there is none."""
-    if SAID not in where.files():
+def backend(location: Place) -> str | None:
+    """The format that metadata.json names; None without one."""
+    if METADATA_JSON not in location.files():
         return None
     try:
-        said = json.loads(read_text(where, SAID))
+        metadata = json.loads(read_text(location, METADATA_JSON))
     except (ValueError, RecursionError):
         return None
-    found = said.get("sharded_backend") if isinstance(said, dict) else None
-    return found if isinstance(found, str) else None
+    name = metadata.get("sharded_backend") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None
 
 
 class TorchDistSource(PieceSource):
     """A `torch_dist` checkpoint as a `WeightSource`.
 
-    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError where a file is
-    missing, cut short or none of the format, or does not fit the config.
+    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError if a file is
+    missing, cut short or of another format, or does not fit the config.
     """
 
-    def __init__(self, where: Place, folder: str, config: dict[str, Any]) -> None:
-        at = where.below(folder) if folder else where
-        _vouched(where, at, folder)
+    def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
+        at = location.below(folder) if folder else location
+        _vouched(location, at, folder)
         self.folder = folder
         shape = ModelShape.from_config(config)
         fused = {f.key: f for f in (*table(shape), head(shape))}
@@ -71,12 +71,12 @@ class TorchDistSource(PieceSource):
                 _check(at, fused[name], key, size if layer is None else size[1:], shift)
                 blocks.setdefault(name, []).extend(_blocks(fused[name], chunks, layer, shift))
         twins = blocks.pop(HEAD, None) if shape.tied else None
-        super().__init__(where, config, table(shape), blocks, twins)
+        super().__init__(location, config, table(shape), blocks, twins)
 
 
-def _vouched(where: Place, at: Place, folder: str) -> None:
-    """Raises CheckpointError where a manifest of ours says that `.metadata` is another."""
-    about = read_manifest(where).get("files", {}).get(f"{folder}/{METADATA}", {})
+def _vouched(location: Place, at: Place, folder: str) -> None:
+    """Raises CheckpointError if our manifest has another hash of `.metadata`."""
+    about = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
     size = at.files().get(METADATA, 0)
     if "sha256" in about and hashlib.sha256(at.read(METADATA, 0, size)).hexdigest() != about["sha256"]:
         raise CheckpointError(
@@ -91,7 +91,7 @@ class _Chunk:
 
 
 def _names(key: str, size: tuple[int, ...], shape: ModelShape) -> Iterator[tuple[str, int | None, int]]:
-    """(name in the whole model, which layer of a stack, how many rows further down it begins)."""
+    """(name in the whole model, layer within a stack or None, row at which it begins)."""
     shift = 0
     if half := _HALF.fullmatch(key):
         key, shift = half[1], shape.intermediate if half[2] == "v" else 0
@@ -105,13 +105,13 @@ def _names(key: str, size: tuple[int, ...], shape: ModelShape) -> Iterator[tuple
         yield key, None, shift
 
 
-def _check(where: Place, fused: Fused, key: str, size: tuple[int, ...], shift: int) -> None:
+def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], shift: int) -> None:
     wanted = fused.shape if not _HALF.fullmatch(key) else (fused.shape[0] // 2, *fused.shape[1:])
     vocabulary = fused.key in (EMBEDDING, HEAD) and len(size) == 2 and size[0] >= wanted[0] and size[1:] == wanted[1:]
     if size != wanted and not vocabulary:
         raise CheckpointError(
-            f"{where}: {key[:200]} has shape {list(size)} where config.json asks for {list(wanted)}; the two are not "
-            "of one model."
+            f"{location}: {key[:200]} has shape {list(size)}, and config.json asks for {list(wanted)}; the two are "
+            "not of one model."
         )
 
 
@@ -134,28 +134,28 @@ def _blocks(fused: Fused, chunks: list[_Chunk], layer: int | None, shift: int) -
             yield block
 
 
-def _tensors(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
-    """(key, shape, chunks) of every tensor. Raises CheckpointError where `.metadata` is not what torch writes."""
+def _tensors(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
+    """(key, shape, chunks) of every tensor. Raises CheckpointError if `.metadata` is damaged."""
     try:
-        yield from _read(where)
+        yield from _read(location)
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle leads to whatever it likes
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{where}/{METADATA} is not what torch writes ({reason}); copy this file again."
+            f"{location}/{METADATA} is not what torch writes ({reason}); copy this file again."
         ) from None
 
 
-def _read(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
-    size = where.files().get(METADATA)
+def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
+    size = location.files().get(METADATA)
     if size is None or size > _LIMIT:
-        raise CheckpointError(f"{where} has no {METADATA}; copy this file into it.")
+        raise CheckpointError(f"{location} has no {METADATA}; copy this file into it.")
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
         raise ValueError("it holds tensors itself")
 
-    top = _state(unpickle(bytes(where.read(METADATA, 0, size)), stored, lenient=True), "Metadata")
+    top = _state(unpickle(bytes(location.read(METADATA, 0, size)), stored, lenient=True), "Metadata")
     found: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
     for index, info in top["storage_data"].items():
         at = _state(index, "MetadataIndex")
@@ -171,7 +171,7 @@ def _read(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
             part = _state(chunk, "ChunkStorageMetadata")
             if (key, part["offsets"]) not in found:
                 raise ValueError(f"{key} lacks the chunk at {part['offsets']}")
-            slab = _slab(where, key, found[key, part["offsets"]])
+            slab = _slab(location, key, found[key, part["offsets"]])
             if slab.shape != part["sizes"]:
                 raise ValueError(f"a chunk of {key} has shape {list(slab.shape)} instead of {list(part['sizes'])}")
             chunks.append(_Chunk(_numbers(part["offsets"]), slab))
@@ -180,37 +180,37 @@ def _read(where: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
 
 def _state(found: Any, kind: str) -> dict[str, Any]:
     if not isinstance(found, Opaque) or not found.name.endswith(f".{kind}") or not isinstance(found.state, dict):
-        raise ValueError(f"it has no {kind} where one belongs")
+        raise ValueError(f"it lacks a {kind}")
     return found.state
 
 
 def _numbers(found: Any) -> tuple[int, ...]:
     if not isinstance(found, tuple) or not all(type(n) is int and n >= 0 for n in found):
-        raise ValueError("it has something else where a shape belongs")
+        raise ValueError("it has something else in place of a shape")
     return found
 
 
-def _slab(where: Place, key: str, info: dict[str, Any]) -> Slab:
+def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:
     file, (offset, length) = info["relative_path"], _numbers((info["offset"], info["length"]))
     if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
         raise ValueError(f"it points {key} to {str(file)[:100]!r}, which is not a file of its own folder")
     if info.get("transform_descriptors"):
         raise ValueError(f"{key} is stored transformed ({str(info['transform_descriptors'])[:100]}), which is not read")
-    if offset + length > where.files().get(file, -1):
+    if offset + length > location.files().get(file, -1):
         raise CheckpointError(
-            f"{where}/{file} is missing or cut short; copy this file again.", code="checkpoint.damaged"
+            f"{location}/{file} is missing or cut short; copy this file again.", code="checkpoint.damaged"
         )
-    slab = torchzip.load(_Part(where, file, offset, length), f"{file}@{offset}")
+    slab = torchzip.load(_Part(location, file, offset, length), f"{file}@{offset}")
     if not isinstance(slab, Slab):
         raise ValueError(f"{key} is not a tensor in {file}")
     return slab
 
 
 class _Part:
-    """A range of a file as a file of its own, `NAME@OFFSET`."""
+    """A place whose only file, `NAME@OFFSET`, is a range of another file."""
 
-    def __init__(self, where: Place, file: str, offset: int, length: int) -> None:
-        self._where, self._file, self._offset, self._length = where, file, offset, length
+    def __init__(self, location: Place, file: str, offset: int, length: int) -> None:
+        self._where, self._file, self._offset, self._length = location, file, offset, length
 
     def __str__(self) -> str:
         return str(self._where)

@@ -1,4 +1,4 @@
-"""Megatron-core's `torch_dist` form as a target: chunks of the whole model's tensors, free of any mesh."""
+"""Write Megatron-core's `torch_dist` form: chunks of the whole model's tensors, independent of any mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.legacy import TRACKER
 from smtrain.worker.checkpoint.megatron.legacy_writer import ITERATION, REPLACES, stage_layers
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, LAYER, spelled, table
-from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, SAID
+from smtrain.worker.checkpoint.megatron.torch_dist import METADATA, METADATA_JSON
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
@@ -28,7 +28,7 @@ from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, du
 _FILE = 1 << 30  # bytes of one .distcp file at least, so that several are written at a time
 _MODULE = "torch.distributed.checkpoint.metadata"
 _NOTHING_AT, _NOTHING = "__states_0.distcp", torchzip_writer.alone("archive", dumps([None]))
-"""What Transformer Engine's layers keep where nothing is in fp8: one None for all of them."""
+"""The state of Transformer Engine's layers without fp8: None, stored once for all of them."""
 _STATES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
 
 
@@ -37,9 +37,9 @@ class _WrittenChunk:
     """A part of a stored tensor."""
 
     name: str
-    """A key of `megatron_names.table`; a second half has a + behind."""
+    """A key of `megatron.names.table`; a second half ends in +."""
     rows: tuple[int, int]
-    """Those of the tensor of that key that it has."""
+    """Its rows of the tensor of that key."""
     key: str
     """The stored tensor."""
     offsets: tuple[int, ...]
@@ -53,7 +53,7 @@ class _WrittenChunk:
 
 
 class _Cut:
-    """One rank, which holds the rows of each chunk."""
+    """The cut for a single rank that holds the rows of each chunk."""
 
     def __init__(self, chunks: list[_WrittenChunk], source: FusedSource) -> None:
         self._shards = {}
@@ -85,7 +85,7 @@ def write_torch_dist(
         "args": New(Name("argparse", "Namespace"), settings), "checkpoint_version": 3.0, "iteration": 1,
         "num_floating_point_operations_so_far": 0, "content_metadata": {"singleton_local_shards": False},
     }  # fmt: skip
-    said = {
+    backends = {
         "sharded_backend": "torch_dist", "sharded_backend_version": 1,
         "common_backend": "torch", "common_backend_version": 1,
     }  # fmt: skip
@@ -95,7 +95,7 @@ def write_torch_dist(
         f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
         f"{ITERATION}/common.pt": torchzip_writer.alone("common", dumps(common)),
         f"{ITERATION}/{_NOTHING_AT}": _NOTHING,
-        f"{ITERATION}/{SAID}": json.dumps(said).encode(),
+        f"{ITERATION}/{METADATA_JSON}": json.dumps(backends).encode(),
         TRACKER: b"1",
     }
     about = {"kind": "megatron", "form": "torch_dist", "topology": {"tp": 1, "pp": 1}}
@@ -104,7 +104,7 @@ def write_torch_dist(
 
 
 def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_WrittenChunk]:
-    """Every chunk in the order of the model: of layers one each, of a gated MLP's input two."""
+    """All chunks in the order of the model: one for each layer's tensor, two for a gated MLP's input."""
     out = []
     for fused in table(shape):
         size, dtype = fused.shape, source.dtype(fused.key)
@@ -130,7 +130,7 @@ Places = dict[str, tuple[str, int, int]]
 
 
 def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[Job]], Places]:
-    """Files of `_FILE` bytes at least, in which each chunk is a stream of torch.save."""
+    """Lay out files of at least `_FILE` bytes, in which each chunk is a stream of torch.save."""
     files: list[list[_WrittenChunk]] = [[]]
     size = 0
     for chunk in chunks:
@@ -166,14 +166,14 @@ def _end(ends: dict[str, torchzip_writer.Alone], name: str, crc32: int, _size: i
 
 
 def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) -> bytes:
-    """`.metadata` as torch.distributed.checkpoint.FileSystemReader reads it."""
+    """The `.metadata` file that torch.distributed.checkpoint.FileSystemReader reads."""
 
     def size(numbers: tuple[int, ...]) -> Called:
         return Called(Name("torch", "Size"), (numbers,))
 
     def index(key: str, offsets: tuple[int, ...] | None) -> New:
-        where = None if offsets is None else size(offsets)
-        return New(Name(_MODULE, "MetadataIndex"), {"fqn": key, "offset": where, "index": None})
+        location = None if offsets is None else size(offsets)
+        return New(Name(_MODULE, "MetadataIndex"), {"fqn": key, "offset": location, "index": None})
 
     def info(file: str, offset: int, length: int) -> New:
         kind = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")

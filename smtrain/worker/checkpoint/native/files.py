@@ -1,4 +1,4 @@
-"""The files of a native checkpoint: their names, which rank reads which, and a streaming writer of one."""
+"""The files of a native checkpoint: names, readers of each, and a streaming writer."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def optimizer_file(dp: int, tp: int, pp: int) -> str:
 
 
 def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
-    """Whether each rank of a (tp, pp, dp) mesh finds its own part in a file of its own."""
+    """Whether each rank of a (tp, pp, dp) mesh has its part in its own file."""
     return manifest.cut is None and manifest.topology == dict(zip(("tp", "pp", "dp"), mesh, strict=True))
 
 
 def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """The files that a rank of a (tp, pp, dp) mesh loads: a run in bf16 or fp16 goes on from its fp32 master
-    weights alone."""
+    """The files that a rank of a (tp, pp, dp) mesh loads; a run in bf16 or fp16 resumes only from its fp32
+    master weights."""
     if not cut_for(manifest, mesh):
         return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh
@@ -51,14 +51,14 @@ def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[st
 
 
 def unread(manifest: Manifest) -> set[str]:
-    """The files that no run loads which goes on from the checkpoint."""
+    """The files that no resuming run loads."""
     if manifest.precision == "fp32":
         return set()
     return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
 
 
 def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
-    """Those of them that a rank of the native engine reads from the first byte to the last as it loads them."""
+    """The files of `read_by` that a rank of the native engine reads from the first byte to the last."""
     if not cut_for(manifest, mesh):
         return set()
     tp, _, dp = mesh
@@ -73,17 +73,17 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[Any], Iterable[Bits]]) -> dict[str, Any]:
-    """Write a safetensors file beside `path`, flush it to disk and rename it there; gives its size, sha256 and crc32.
+    """Write a safetensors file atomically; returns its size, sha256 and crc32.
 
-    Tensors go out one after another, in the pieces that are asked for one by one, and are hashed on the way, so that
-    no second copy of them is made and nothing is read back. Raises OSError as the disk does.
+    Tensors are written one after another in the pieces that `pieces` yields, and hashed on the way, so that nothing is
+    copied or read back. Raises OSError as the disk does.
     """
     container = safetensors.container(path.name, dict(tensors))
     digest, crc = hashlib.sha256(), 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / f".{path.name}.part"
+    part = path.parent / f".{path.name}.part"  # always this name: a killed save of gigabytes is overwritten by the next
     try:
-        with open(beside, "wb", buffering=0) as file:
+        with open(part, "wb", buffering=0) as file:
 
             def put(block: bytes | memoryview) -> None:
                 nonlocal crc
@@ -99,9 +99,9 @@ def write_stream(path: Path, tensors: Mapping[Any, Tensor], pieces: Callable[[An
                     for start in range(0, len(data), _BLOCK):
                         put(data[start : start + _BLOCK])
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(part, path)
     except OSError:
-        beside.unlink(missing_ok=True)  # on a full disk the half of a file is in everyone's way
+        part.unlink(missing_ok=True)  # a partial file would keep a full disk full
         raise
     sync_folder(path.parent)
     return {"size": container.end, "sha256": digest.hexdigest(), "crc32": crc}

@@ -1,8 +1,8 @@
-"""The native engine's checkpoints: readers of any slice from any topology.
+"""Read any slice of the native engine's checkpoints, of any topology.
 
-Files are safetensors under Hugging Face names. `NativeSource` gives the weights in the precision that they were trained
-in, bf16, fp16 or fp32. `StateReader` gives what training goes on from, in fp32: `master` (which in an fp32 run are
-the model files themselves), `exp_avg` and `exp_avg_sq`. Neither needs torch; both give tensors of it on request.
+Files are safetensors under Hugging Face names. `NativeSource` reads the weights in the precision of the training, bf16,
+fp16 or fp32. `StateReader` reads the state that training resumes from, in fp32: `master` (in an fp32 run, the model
+files themselves), `exp_avg` and `exp_avg_sq`. torch is needed only for tensors of it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 Kind = Literal["master", "exp_avg", "exp_avg_sq"]
 KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 Window = tuple[tuple[int, int], ...]  # (start, stop) along every dimension
-_READ = 4 << 20  # bytes read at a time, which the processor's cache keeps until they are hashed and copied
+_READ = 4 << 20  # bytes read at a time: hashed and copied while still in the processor's cache
 
 
 class _Files:
-    """The files of one whole checkpoint, and how its parameters are cut."""
+    """The files of one whole checkpoint and the cut of its parameters."""
 
     def __init__(self, checkpoint: Place | Path | str) -> None:
         self.place = place(checkpoint)
@@ -63,11 +63,11 @@ class _Files:
         return self._open[path][name]
 
     def held(self, path: str) -> set[str]:
-        """The tensors of a file that has been opened."""
+        """Names of the tensors of an opened file."""
         return set(self._open[path])
 
     def weights(self, name: str, window: Window | None = None) -> Bits:
-        """A window of a parameter out of the model files."""
+        """Read a window of a parameter from the model files."""
         pp = self.layout.stages(name)[0]
 
         def local(tp: int, part: Window) -> Bits:
@@ -87,7 +87,7 @@ def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | Non
 
 
 def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]) -> Bits:
-    """Join a window of a parameter from the tensor-parallel ranks' parts; `local` reads a window of one rank's part."""
+    """Assemble a window of a parameter from the tensor-parallel ranks' parts, which `local` reads."""
     shape = layout.spec(name).shape
     window = window or _window(shape, None, 0, None)
     dim = layout.shard(name, 0).dim
@@ -98,7 +98,7 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
     seen = set()
     for tp in range(layout.tp):
         shard, at = layout.shard(name, tp), 0
-        ranges = () if shard.ranges in seen else shard.ranges  # a copy of key/value heads read already
+        ranges = () if shard.ranges in seen else shard.ranges  # a copy of key/value heads that were read already
         seen.add(shard.ranges)
         for a, b in ranges:
             low, high = max(a, first), min(b, last)
@@ -115,7 +115,7 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
 
 
 class NativeSource(WeightSource):
-    """The weights of a native checkpoint as a `WeightSource`, in the dtype they were trained in.
+    """The weights of a native checkpoint as a `WeightSource`, in the dtype of the training.
 
     Raises `CheckpointError` if the checkpoint is not whole. A tied head is not listed.
     """
@@ -145,7 +145,7 @@ class NativeSource(WeightSource):
         folder = files.place.path()
         for tp in range(files.tp) if folder is not None else ():
             path = f"{self.manifest.root}{model_file(tp, files.layout.stages(name)[0])}"
-            with self._lock:  # the hash is of the file, which every tensor in it need not read again
+            with self._lock:  # the hash covers a whole file: check it once, not for every tensor
                 if path in self._checked:
                     continue
                 self._checked.add(path)
@@ -165,7 +165,7 @@ class NativeSource(WeightSource):
         return self._files.weights(name, tuple(bounds))
 
     @property
-    def where(self) -> Place:
+    def location(self) -> Place:
         return self._files.place
 
 
@@ -181,11 +181,11 @@ class StateReader:
         self._at = [{name: at for name, at, _ in table} for table in self.manifest.flat]
 
     def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> torch.Tensor:
-        """What rank `tp_rank` of another `layout` holds of `name`, in fp32 and of its local shape."""
+        """Read the part of `name` on rank `tp_rank` of another `layout`, in fp32."""
         return dtypes.tensor(self.local(kind, name, layout, tp_rank), FP32)
 
     def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
-        """The same as bits."""
+        """`read`, as bits."""
         shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
         if shard.dim is None:
             return self._read(kind, name, None)
@@ -201,11 +201,10 @@ class StateReader:
     def own_part(
         self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[Kind, int, Bits], None], crc: bool
     ) -> tuple[str, int | None]:
-        """Read what one rank saved from the first byte to the last; gives the file's name and, asked for it, its crc32.
+        """Read one rank's optimizer file from the first byte to the last; returns its name and, with `crc`, its crc32.
 
-        `put` is given each kind's fp32 numbers in blocks, with where in the flat part they begin; they are valid until
-        it returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` where the file is
-        damaged.
+        `put` gets each kind's fp32 numbers in blocks, with their offset in the flat part; a block is valid until it
+        returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` if the file is damaged.
         """
         own = optimizer_file(dp_rank, tp_rank, pp_rank)
         name = f"{self.manifest.root}{own}"
@@ -247,18 +246,18 @@ class StateReader:
         return name, found if crc else None
 
     def check(self) -> None:
-        """Raises `CheckpointError` where the bytes of any file on this machine's disk are not those written."""
+        """Raises `CheckpointError` if a file on this machine's disk is not as it was written."""
         if (folder := self._files.place.path()) is not None:
             verify(folder)
 
     @staticmethod
     def present(source: WeightSource) -> StateReader | None:
-        """The state beside the weights of a source, if it is a native checkpoint that has some."""
+        """The optimizer state of a source, if it is a native checkpoint that has some."""
         if not isinstance(source, NativeSource):
             return None
         root = source.manifest.root
         held = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
-        return StateReader(source.where) if held else None
+        return StateReader(source.location) if held else None
 
     def _read(self, kind: Kind, name: str, window: Window | None) -> Bits:
         if kind == "master" and self.manifest.precision == "fp32":
@@ -276,7 +275,7 @@ class StateReader:
         return _assemble(layout, name, window, local)
 
     def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> Bits:
-        """Numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
+        """Read numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
         n = self.manifest.shard[pp]
         parts = [
             self._files.slab(optimizer_file(dp, tp, pp), kind).bits([(max(start - dp * n, 0), min(stop - dp * n, n))])

@@ -1,4 +1,4 @@
-"""The native format as a target: a checkpoint in another cut, or the weights of a model before its first step."""
+"""Write native checkpoints: one in another cut, or the weights of a model before its first step."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ def write_native(
         source, Layout(ModelShape.from_config(source.config), to.tp, to.pp), state, _PRECISIONS[dtypes.pop()]
     )
     checkpoint = manifests.step_folder(Path(target), 0 if state is None else state.manifest.step)
-    kept = {file: crc32(data) for file, data in carried.files.items()}
-    told = json.dumps([manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), kept], default=str)
+    companions = {file: crc32(data) for file, data in carried.files.items()}
+    work = json.dumps(
+        [manifests.FORMAT, to.tp, to.pp, state is None, source.config, source.stamp(), companions], default=str
+    )
     try:
         if not overwrite and not is_unfinished(checkpoint, manifests.NAME) and (old := sorted(present(checkpoint))):
             raise others(checkpoint, old)
-        with staged(checkpoint, hashlib.sha256(told.encode()).hexdigest(), manifests.NAME) as stage:
+        with staged(checkpoint, hashlib.sha256(work.encode()).hexdigest(), manifests.NAME) as stage:
             if not stage.complete:
                 writer.write(stage)
                 for file, data in carried.files.items():
@@ -101,7 +103,7 @@ class _NativeWriter:
         manifests.write_manifest(stage.folder, manifest)
 
     def _rank(self, folder: Path, p: int, t: int) -> dict[str, dict[str, Any]]:
-        """Write one rank's files; gives what the manifest says of them."""
+        """Write one rank's files; returns their entries for the manifest."""
         layout, file = self._layout, model_file(t, p)
         tensors = {name: Tensor(self._source.dtype(name), layout.local_shape(name, t)) for name in layout.names(p)}
         files = {file: write_stream(folder / file, tensors, lambda name: [self._part(name, t)])}
@@ -117,7 +119,7 @@ class _NativeWriter:
             yield self._state.local(kind, name, self._layout, tp_rank)
 
     def _part(self, name: str, tp_rank: int) -> Bits:
-        """What one rank holds of a parameter."""
+        """One rank's part of a parameter."""
         if self._state is not None and self._precision != self._state.manifest.precision:
             return cast(self._state.local("master", name, self._layout, tp_rank), FP32, BY_PRECISION[self._precision])
         shard, whole = self._layout.shard(name, tp_rank), [(0, n) for n in self._source.shape(name)]

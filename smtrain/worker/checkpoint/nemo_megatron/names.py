@@ -1,7 +1,7 @@
-"""What neuronx-nemo-megatron calls its files and tensors, said in the terms of `megatron_names`; pure data.
+"""neuronx-nemo-megatron's names for files and tensors, in the terms of `megatron.names`; pure data.
 
-It is NeMo's older Megatron: the names of a rank's own layers below `model.language_model.`, gate and up either as two
-tensors or as one, and the attention inputs as one tensor or, with grouped queries and earlier releases, as two.
+It is NeMo's older Megatron: names of a rank's own layers below `model.language_model.`, gate and up as two tensors or
+one, and the attention inputs as one tensor or, with grouped queries in earlier releases, as two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Ranges = list[tuple[int, int]]
 
 
 def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
-    """(tp rank, pipeline stage) -> file, of the latest step that is there; empty where there is none."""
+    """(tp rank, pipeline stage) -> file of the latest step, maybe empty."""
     found: dict[str, dict[tuple[int, int], str]] = {}
     for file in files:
         if match := _FILE.fullmatch(file):
@@ -46,14 +46,14 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
 
 
 def rank_folder(tp: int, pp: int, t: int, p: int) -> str:
-    """With a / behind; empty where a single rank's file lies in the folder itself."""
+    """A rank's folder with a trailing /; empty if the only rank's file is in the folder itself."""
     if pp > 1:
         return f"tp_rank_{t:02d}_pp_rank_{p:03d}/"
     return f"mp_rank_{t:02d}/" if tp > 1 else ""
 
 
 def canonical(key: str) -> str:
-    """Megatron-core's name of a tensor; those that are a part of one keep a leaf of their own."""
+    """Megatron-core's name of a tensor; tensors that are only a part of one keep their own leaf."""
     key = key.removeprefix("model.").removeprefix("language_model.")
     if key in ("word_embeddings.weight", "output_layer.weight"):
         return HEAD
@@ -65,7 +65,7 @@ def canonical(key: str) -> str:
 
 
 def written(key: str) -> str:
-    """The name in a rank's file of a tensor of a rank's own layers; + and ++ behind mean its two parts."""
+    """The name of a tensor in a rank's file; + and ++ at its end mean its two parts."""
     parts, key = key.count("+"), key.rstrip("+")
     key = key.replace("decoder.", "encoder.", 1)
     for ours, theirs in _LEAVES.items():
@@ -78,7 +78,7 @@ def written(key: str) -> str:
 
 
 def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, Ranges] | None:
-    """(tensor of the model, its rows) of a rank's tensor that has only a part of it; None where it has all of it."""
+    """(tensor of the model, rows) of a rank's tensor that holds only a part of it; None if it holds all of it."""
     found = LAYER.match(key)
     if found is None:
         return None
@@ -94,13 +94,13 @@ def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, 
 
 
 def halves(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
-    """Rows of [gate; up] that a rank's gate (1) or up (2) is."""
+    """Rows of [gate; up] in a rank's gate (1) or up (2)."""
     each, first = shape.intermediate // tp, (which - 1) * shape.intermediate
     return [(first + t * each, first + (t + 1) * each)]
 
 
 def queries(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
-    """Rows of the attention input that a rank's queries (1), or its keys and values (2), are."""
+    """Rows of the attention input in a rank's queries (1), or keys and values (2)."""
     d, group, each = shape.head_dim, shape.heads // shape.kv_heads, shape.kv_heads // tp
     start, size = (0, group * d) if which == 1 else (group * d, 2 * d)
     unit = (group + 2) * d
@@ -108,7 +108,7 @@ def queries(shape: ModelShape, which: int, tp: int, t: int) -> Ranges:
 
 
 def forms(shape: ModelShape, release: Release, fused: Fused) -> tuple[str, ...]:
-    """The tensors that a release keeps for one of the model, with + and ++ behind those that are parts."""
+    """The tensors that a release stores for one of the model; those that are parts end in + and ++."""
     if release == "2.15" and fused.key not in (EMBEDDING, HEAD):
         gated = ".mlp.linear_fc1." in fused.key and len(fused.parts) == 2
         grouped = ".linear_qkv." in fused.key and shape.heads != shape.kv_heads

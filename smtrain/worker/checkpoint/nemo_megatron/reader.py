@@ -1,4 +1,9 @@
-"""neuronx-nemo-megatron checkpoints as a source: a `.ckpt` of each rank, whole or with each tensor in a file (xser)."""
+"""Read neuronx-nemo-megatron checkpoints: a `.ckpt` for each rank, whole or with each tensor in a file (xser).
+
+ZeRO-1 keeps fp32 master weights in parts on the data-parallel ranks: `optim/dp_rank_DDD/NAME-optimizer_states.ckpt`
+numbers them in the order of the model's state_dict without buffers. Each is padded along its first dimension to a
+multiple of the ranks, and cut there.
+"""
 
 from __future__ import annotations
 
@@ -28,65 +33,66 @@ from smtrain.worker.checkpoint.torch_files.unpickle import Reference
 class NNMSource(PieceSource):
     """A folder of rank files as a `WeightSource`; mesh and form are read from the files.
 
-    With `masters` the fp32 master weights of the optimizer's files count in place of the model's own. Raises
-    CheckpointError where a file is missing, cut short or no checkpoint, or does not fit the config.
+    With `masters` the fp32 master weights of the optimizer's files replace the model's own. Raises CheckpointError if
+    a file is missing, cut short or no checkpoint, or does not fit the config.
     """
 
-    def __init__(self, where: Place, config: dict[str, Any], masters: bool = False) -> None:
-        manifest = read_manifest(where)
-        paths = rank_files(where.files())
+    def __init__(self, location: Place, config: dict[str, Any], masters: bool = False) -> None:
+        manifest = read_manifest(location)
+        paths = rank_files(location.files())
         self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
         for t in range(min(self.tp, len(paths) + 1)):
             for p in range(min(self.pp, len(paths) + 1)):
                 if (t, p) not in paths:
                     raise CheckpointError(
-                        f"{where} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                        f"{location} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
                     )
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
-                f"{where}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
+                f"{location}: {'; '.join(faults)}; check that config.json is this model's.",
+                code="checkpoint.other_model",
             )
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
         shards = {
             (t, p, v): tensors
             for (t, p), file in paths.items()
-            for v, tensors in enumerate(_chunks(where, file, manifest, kept))
+            for v, tensors in enumerate(_chunks(location, file, manifest, kept))
         }
         vpp = max(v for _, _, v in shards) + 1
 
         def of(key: str, slab: Slab, t: int) -> tuple[str, list[tuple[int, int]]] | None:
             return part(shape, key, slab.shape[0] if slab.shape else 0, self.tp, t)
 
-        blocks = global_blocks(where, shape, shards, self.tp, self.pp, vpp, of)
+        blocks = global_blocks(location, shape, shards, self.tp, self.pp, vpp, of)
         if kept:
             blocks = {
                 key: [part for block in held for part in kept[block.slab.file, block.slab.offset].of(block)]
                 for key, held in blocks.items()
             }
         twins = blocks.pop(HEAD, None) if shape.tied else None
-        super().__init__(where, config, table(shape), blocks, twins)
+        super().__init__(location, config, table(shape), blocks, twins)
 
 
 def _chunks(
-    where: Place, file: str, manifest: dict[str, Any], kept: dict[tuple[str, int], Master] | None
+    location: Place, file: str, manifest: dict[str, Any], kept: dict[tuple[str, int], Master] | None
 ) -> list[dict[str, Slab]]:
-    """What one rank's file holds, a dict a virtual stage, under Megatron-core's names.
+    """Read one rank's file: a dict for each virtual stage, under Megatron-core's names.
 
-    Where `kept` is asked for, it gets the master weights, and what they stand in for is given.
+    If `kept` is given, the master weights are added to it, and placeholders for them are returned.
     """
-    content = torchzip.load(where, file, lenient=True)
+    content = torchzip.load(location, file, lenient=True)
     held = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(held, dict) or not held:
-        raise CheckpointError(f"{where}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron.")
+        raise CheckpointError(f"{location}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron.")
     virtual = isinstance(held.get("model0"), dict)
     models = [held.get(f"model{v}") for v in range(len(held))] if virtual else [held]
     if kept is not None and virtual:
         raise CheckpointError(
-            f"{where}/{file} has virtual stages, and the order of their master weights is not known; take the weights "
-            "themselves, without --masters (masters=True)."
+            f"{location}/{file} has virtual stages, and the order of their master weights is not known; take the "
+            "weights themselves, without --masters (masters=True)."
         )
-    better = masters_of(where, file, held) if kept is not None else {}
+    better = masters_of(location, file, held) if kept is not None else {}
     crcs = {
         crc for name in manifest.get("files", {}) if name.startswith(file) for crc in checksums(manifest, name).values()
     }
@@ -101,33 +107,35 @@ def _chunks(
                 slab = better[key].whole
                 kept[slab.file, slab.offset] = better[key]
             else:
-                slab = referred(where, file, key, found) if isinstance(found, Reference) else found
+                slab = referred(location, file, key, found) if isinstance(found, Reference) else found
             if not isinstance(slab, Slab):
-                raise CheckpointError(f"{where}/{file}: {key[:200]} is not a tensor; copy this file again.")
+                raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
-                raise CheckpointError(f"{where}/{file}: {key} is not what the manifest lists; convert the model again.")
+                raise CheckpointError(
+                    f"{location}/{file}: {key} is not what the manifest lists; convert the model again."
+                )
             name = canonical(key)
-            if name in tensors and name != HEAD:  # the head may stand there under both of its names
-                raise CheckpointError(f"{where}/{file} has {name[:200]} twice; copy this file again.")
+            if name in tensors and name != HEAD:  # the head may be stored under both of its names
+                raise CheckpointError(f"{location}/{file} has {name[:200]} twice; copy this file again.")
             tensors.setdefault(name, slab)
         out.append(tensors)
     return out
 
 
 BUFFERS = "untrained_buffer_names"
-"""A list among the names of a state_dict, and no tensor."""
+"""Key of a list in the state_dict, not of a tensor."""
 
 
 @dataclass(frozen=True)
 class Master:
-    """A tensor of one rank, in parts along its rows."""
+    """A master weight of one rank, in parts along its rows."""
 
     whole: Slab
-    """Its shape and type; there are no bytes at its place, which only tells it from others."""
+    """Shape and type; a placeholder whose file and offset only identify it."""
     parts: tuple[Slab, ...]
 
     def of(self, block: TensorBlock) -> Iterator[TensorBlock]:
-        """What of the parts stands in for a block of the whole."""
+        """The blocks of the parts that replace a block of the whole."""
         each, first, (a, b) = self.parts[0].shape[0], block.at[0], block.spans[0]
         for number, slab in enumerate(self.parts):
             low, high = max(first, number * each), min(first + b - a, (number + 1) * each)
@@ -136,65 +144,66 @@ class Master:
                 yield replace(block, spans=spans, slab=slab, at=(low - number * each, *block.at[1:]))
 
 
-def masters_of(where: Place, file: str, state: Mapping[str, Any]) -> dict[str, Master]:
-    """Those of one rank's `file`, whose state_dict is `state`, by its names.
+def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str, Master]:
+    """Master weights of one rank's `file` by the names of its state_dict `state`.
 
-    Raises CheckpointError where they are missing, or do not fit the names.
+    Raises CheckpointError if they are missing, or do not fit the names.
     """
     folder, _, name = file.rpartition("/")
     name = re.sub(r"(-last)?\.ckpt$", r"-optimizer_states\1.ckpt", name)
     pattern = re.compile(re.escape(f"{folder}/" if folder else "") + r"optim/dp_rank_(\d{3})/" + re.escape(name))
-    paths = {int(found[1]): path for path in where.files() if (found := pattern.fullmatch(path))}
+    paths = {int(found[1]): path for path in location.files() if (found := pattern.fullmatch(path))}
     if not paths or sorted(paths) != list(range(len(paths))):
         missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
         raise CheckpointError(
-            f"{where} has no {name} in optim/dp_rank_{missing:03d} beside {file}, where master weights would be; take "
-            "the weights themselves, without --masters (masters=True)."
+            f"{location} has no {name} in optim/dp_rank_{missing:03d} next to {file}, which would hold the master "
+            "weights; take the weights themselves, without --masters (masters=True)."
         )
-    held = [_first(where, paths[rank]) for rank in sorted(paths)]
+    held = [_first(location, paths[rank]) for rank in sorted(paths)]
     buffers = buffers_of(state) | {*held[0].get("untrained_buffers", ())}
     names = [key for key in state if key not in buffers and not ignored(key)]
     out: dict[str, Master] = {}
     for number, key in enumerate(names):
-        parts = tuple(_part(where, paths[rank], key, found, number) for rank, found in enumerate(held))
+        parts = tuple(_part(location, paths[rank], key, found, number) for rank, found in enumerate(held))
         shape = _shape(held[0].get("shape_info", {}).get(number)) or _shape(state[key])
         rows, rest = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
         if not shape or {p.shape for p in parts} != {parts[0].shape} or rest != shape[1:] or not shape[0] <= rows:
             raise CheckpointError(
-                f"{where}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; copy this file again."
+                f"{location}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; copy this file "
+                "again."
             )
-        out[key] = Master(Slab(where, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
+        out[key] = Master(Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
     if any(len(found["sharded_master_weights"]) != len(names) for found in held):
         raise CheckpointError(
-            f"{where}/{paths[0]} has another number of master weights than {file} has names; take both of one step."
+            f"{location}/{paths[0]} has another number of master weights than {file} has names; take both of one step."
         )
     return out
 
 
-def _first(where: Place, file: str) -> dict[str, Any]:
-    """The state of the first optimizer in a file."""
-    content = torchzip.load(where, file, lenient=True)
+def _first(location: Place, file: str) -> dict[str, Any]:
+    """Read the state of the first optimizer in a file."""
+    content = torchzip.load(location, file, lenient=True)
     found = content[0] if isinstance(content, (list, tuple)) and content else None
     if not isinstance(found, dict) or not isinstance(found.get("sharded_master_weights"), dict):
         raise CheckpointError(
-            f"{where}/{file} has no sharded_master_weights: the run kept none (zero_use_master_weights); take the "
+            f"{location}/{file} has no sharded_master_weights: the run kept none (zero_use_master_weights); take the "
             "weights themselves, without --masters (masters=True)."
         )
     return found
 
 
-def _part(where: Place, file: str, key: str, found: dict[str, Any], number: int) -> Slab:
+def _part(location: Place, file: str, key: str, found: dict[str, Any], number: int) -> Slab:
     held = found["sharded_master_weights"].get(number)
-    slab = referred(where, file, key, held) if isinstance(held, Reference) else held
+    slab = referred(location, file, key, held) if isinstance(held, Reference) else held
     if not isinstance(slab, Slab) or not slab.shape:
         raise CheckpointError(
-            f"{where}/{file} has no master weight {number}, which is {key[:200]}; copy this file again."
+            f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file again."
         )
     return slab
 
 
 def buffers_of(state: Mapping[str, Any]) -> set[str]:
-    """What a state_dict holds that is no weight: those that it names itself, and the list of their names."""
+    """Names in a state_dict that are no weights: the buffers that it lists, and that list itself."""
     found = state.get(BUFFERS)
     names = found if isinstance(found, (list, tuple, set)) else ()
     return {BUFFERS, *(name for name in names if isinstance(name, str))}
@@ -207,10 +216,10 @@ def _shape(found: Any) -> tuple[int, ...]:
 
 
 class Reordered(Wrapped):
-    """Another source whose rows of q, k and v were taken for (3, heads, d), and turned to (heads, 3, d) once too often.
+    """A GPT-NeoX whose rows of q, k and v are in a wrong order, read in the right one.
 
-    neuronx-nemo-megatron's convert_HF_to_nemo_neox.py does so. Raises CheckpointError for a family that it does not
-    write.
+    neuronx-nemo-megatron's convert_HF_to_nemo_neox.py takes the rows for (3, heads, d) and turns them to (heads, 3, d)
+    once too often. Raises CheckpointError for a family that it does not write.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -218,8 +227,8 @@ class Reordered(Wrapped):
         self._shape = ModelShape.from_config(source.config)
         if self._shape.family != "gpt_neox":
             raise CheckpointError(
-                f"{source.where} is a {self._shape.family} model, and convert_HF_to_nemo_neox.py makes GPT-NeoX alone; "
-                "leave out --reordered-qkv (reordered_qkv=True)."
+                f"{source.location} is a {self._shape.family} model, and convert_HF_to_nemo_neox.py makes only "
+                "GPT-NeoX; leave out --reordered-qkv (reordered_qkv=True)."
             )
         self._names = {spec.name for spec in self._shape.specs if spec.role is Role.QKV}
 

@@ -1,4 +1,4 @@
-"""neuronx-nemo-megatron checkpoints as a target, in the form that a release's training script loads."""
+"""Write neuronx-nemo-megatron checkpoints in the form that a release's training script loads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLACES = ("mp_rank_*", "tp_rank_*_pp_rank_*", "*.ckpt")
 
 
 class _NNMCut(FusedCut):
-    """A `FusedCut` whose tensors may be parts: the one with + or ++ behind its name."""
+    """A `FusedCut` with tensors that are parts of one, whose names end in + or ++."""
 
     def __init__(self, source: FusedSource, tp: int, divisor: int, shape: ModelShape) -> None:
         super().__init__(source, tp, divisor)
@@ -106,8 +106,9 @@ def _xser(
     for tid, (key, tensor) in enumerate(tensors.items()):
         alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
         by_key[key] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {key: tensor}, alone)
-        told: dict[str, Any] = {"tid": tid}
+        reference: dict[str, Any] = {"tid": tid}
         if release == "2.21":
-            told |= {"shape": Called(Name("torch", "Size"), (tensor.shape,)), "dtype": Name("torch", tensor.dtype.name)}
-        state[table[key]] = New(_REFERENCES[release], told)
+            shape = Called(Name("torch", "Size"), (tensor.shape,))
+            reference |= {"shape": shape, "dtype": Name("torch", tensor.dtype.name)}
+        state[table[key]] = New(_REFERENCES[release], reference)
     return [*by_key.values(), torchzip_writer.container(file, {}, _checkpoint(state))], by_key

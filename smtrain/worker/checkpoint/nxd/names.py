@@ -1,7 +1,7 @@
-"""What neuronx-distributed calls its files and the tensors in them.
+"""neuronx-distributed's names for files and the tensors in them.
 
-One table, `stored`: a name, and the Hugging Face parameters whose local parts stand in it one after another. Which part
-of a parameter is local is `Layout`'s business.
+One table, `stored`: a name, and the Hugging Face parameters whose local parts it holds one after another. `Layout`
+determines the local part of a parameter.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Stored:
 
 
 def stored(layout: Layout, pp_rank: int, qkv: Qkv) -> list[Stored]:
-    """What the file of a rank on stage `pp_rank` holds, in order.
+    """The tensors in the file of a rank on stage `pp_rank`, in order.
 
-    Gate and up projections are always one tensor. A tied head is stored beside its embedding, as NxD loads both.
+    Gate and up projections are always one tensor. A tied head is stored next to its embedding, as NxD loads both.
     """
     shape = layout.shape
     out = []
@@ -65,7 +65,7 @@ def shard_file(tp_rank: int, pp_rank: int) -> str:
 
 
 def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
-    """(tp rank, pp rank) -> file, of `model/` or of the folder itself; empty where there are none."""
+    """(tp rank, pp rank) -> file in `model/` or in the folder itself, maybe empty."""
     found: dict[bool, dict[tuple[int, int], str]] = {True: {}, False: {}}
     for file in sorted(files):
         if match := _FILE.fullmatch(file):
@@ -74,5 +74,5 @@ def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
 
 
 def factor_of(parameter: str) -> str | None:
-    """LoRA's name of a factor, `<module>.lora_A.weight`, of a parameter of engine nxd; None for one of the base."""
+    """LoRA's name `<module>.lora_A.weight` of a factor of engine nxd; None for a parameter of the base."""
     return f"{parameter.replace(_HELD, '.')}.weight" if _HELD in parameter else None

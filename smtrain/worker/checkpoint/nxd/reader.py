@@ -1,6 +1,6 @@
-"""neuronx-distributed shards as a source of weights: a file per (tp, pp) rank under NxD's own names.
+"""Read neuronx-distributed shards: a file per (tp, pp) rank under NxD's own names.
 
-Read are the current layout `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, the older
+Supported are the current layout `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, the older
 `tp_rank_RR_pp_rank_PP/checkpoint.pt` of the public SageMaker samples, and the xser form of both.
 """
 
@@ -34,10 +34,9 @@ Shards = Mapping[tuple[int, int], Mapping[str, Slab]]
 class NxDSource(WeightSource):
     """A folder of NxD shards as a `WeightSource`; the topology is read from the files.
 
-    `folder` holds `model/`, or is itself the folder of the shards. Without a manifest of ours, `config` may be given
-    where there is no config.json beside, and `kv_order` says for which chip repeated key/value heads were laid out.
-    Raises CheckpointError where a file is missing, cut short or no checkpoint, or does not fit the config, and where
-    two copies of the same numbers differ.
+    `folder` holds `model/`, or is itself the folder of the shards. `config` replaces a missing config.json, and
+    `kv_order` is the chip's order of repeated key/value heads, for shards without our manifest. Raises CheckpointError
+    if a file is missing, cut short or no checkpoint, does not fit the config, or if two copies of a number differ.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class NxDSource(WeightSource):
         held = {name: p for p in range(self.pp) for name in self._shards[0, p]}
         self.form, multiplier = self._form(held)
         order: KvOrder = manifest.get("kv_order", kv_order)
-        # stages are found by name, so that any pipeline cut can be read
+        # stages are looked up by name, so that any pipeline cut can be read
         self._layout = Layout(self._shape, self.tp, 1, order, kv_multiplier=multiplier)
         self.kv_multiplier = self._layout.kv_multiplier
         self._where = {
@@ -99,7 +98,7 @@ class NxDSource(WeightSource):
         return self._shards[0, pp][tensor.name].dtype
 
     @property
-    def where(self) -> Place:
+    def location(self) -> Place:
         return self._place
 
     def stored_with(self, name: str) -> tuple[str, ...]:
@@ -111,7 +110,7 @@ class NxDSource(WeightSource):
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         pp, tensor = self._where[name]
-        with self._lock:  # of a fused tensor, once is enough
+        with self._lock:  # several parameters may be one fused tensor: check it once
             if (pp, tensor.name) in self._checked:
                 return
             self._checked.add((pp, tensor.name))
@@ -133,7 +132,7 @@ class NxDSource(WeightSource):
         return found
 
     def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
-        """A window of a parameter from the tp ranks' parts: a view where one rank has it, else put together."""
+        """Assemble a window of a parameter from the tp ranks' parts; a view if one rank has all of it."""
         dim = self._layout.shard(name, 0).dim or 0
         pieces: dict[tuple[int, int], Bits] = {}
         for t, a, b, at in self._parts(name, tensor):
@@ -164,7 +163,7 @@ class NxDSource(WeightSource):
         return out
 
     def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
-        """(tp rank, start, stop, where in the rank's tensor) of a parameter's parts along the dimension that is cut."""
+        """A parameter's parts along the cut dimension: (tp rank, start, stop, offset in the rank's tensor)."""
         if (name, tensor) not in self._found:
             out = []
             for t in range(self.tp):
@@ -177,12 +176,12 @@ class NxDSource(WeightSource):
         return self._found[name, tensor]
 
     def _first_row(self, name: str, tensor: Stored, tp_rank: int) -> int:
-        """Of a rank's part of `name` in the tensor that holds it."""
+        """The first row of a rank's part of `name` in the tensor that holds it."""
         before = tensor.parts[: tensor.parts.index(name)]
         return sum(self._layout.local_shape(part, tp_rank)[0] for part in before)
 
     def _form(self, held: dict[str, int]) -> tuple[Qkv, int]:
-        """How attention inputs are stored, and how often each key/value head is."""
+        """The form of the attention inputs, and the number of copies of each key/value head."""
         shape, first = self._shape, f"{FAMILIES[self._shape.family].prefix}.layers.0.self_attn"
         rows = shape.kv_heads * shape.head_dim
         grouped, fused = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
@@ -221,7 +220,7 @@ class NxDSource(WeightSource):
                 if found is None or found.shape != wanted:
                     raise CheckpointError(
                         f"{self._place}: {tensor.name} on tp rank {t} is "
-                        f"{'missing' if found is None else list(found.shape)} where {list(wanted)} belongs; "
+                        f"{'missing' if found is None else list(found.shape)} instead of {list(wanted)}; "
                         "is config.json of this model?",
                         code="checkpoint.other_model",
                     )
@@ -234,39 +233,39 @@ class NxDSource(WeightSource):
                     )
 
 
-def _load(where: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
-    """What one rank's file holds."""
-    shard = torchzip.load(where, file)
+def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Slab]:
+    """Read one rank's file."""
+    shard = torchzip.load(location, file)
     if isinstance(shard, dict):  # the public GPT-NeoX examples wrap it
         shard = next((shard[key] for key in NESTS if isinstance(shard.get(key), dict)), shard)
         shard = {without_wrappers(name) if isinstance(name, str) else name: held for name, held in shard.items()}
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
-        shard = {name: referred(where, file, name, found) for name, found in shard.items()}
+        shard = {name: referred(location, file, name, found) for name, found in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
-        raise not_tensors(shard, f"{where}/{file}")
+        raise not_tensors(shard, f"{location}/{file}")
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
         if name in crcs and slab.crc32 not in (None, crcs[name]):
-            raise CheckpointError(f"{where}/{file}: {name} is not what the manifest lists; convert the model again.")
+            raise CheckpointError(f"{location}/{file}: {name} is not what the manifest lists; convert the model again.")
     return shard
 
 
-def referred(where: Place, file: str, name: str, found: Any) -> Any:
-    """The tensor of an xser shard that a reference stands for."""
+def referred(location: Place, file: str, name: str, found: Any) -> Any:
+    """Resolve a reference of an xser shard to its tensor."""
     if not isinstance(found, Reference):
         return found
     tid = getattr(found, "tid", None)
     folder = f"{file}.tensors"
     if type(tid) is not int or tid < 0:
         raise CheckpointError(
-            f"{where}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
+            f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
         )
-    if not any(held.startswith(f"{folder}/") for held in where.files()):
+    if not any(held.startswith(f"{folder}/") for held in location.files()):
         raise CheckpointError(
-            f"{where}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
+            f"{location}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
             "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option."
         )
-    tensor = torchzip.load(where, f"{folder}/tensor_{tid}.pt")
+    tensor = torchzip.load(location, f"{folder}/tensor_{tid}.pt")
     if not isinstance(tensor, Slab):
-        raise CheckpointError(f"{where}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.")
+        raise CheckpointError(f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.")
     return tensor

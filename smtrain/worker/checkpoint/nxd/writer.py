@@ -1,6 +1,4 @@
-"""neuronx-distributed shards as a target: `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, plain or xser, with config.json
-and a manifest beside them.
-"""
+"""Write neuronx-distributed shards: `model/dp_rank_00_tp_rank_RR_pp_rank_PP.pt`, plain or xser, and config.json."""
 
 from __future__ import annotations
 
@@ -73,7 +71,7 @@ def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dic
 
 
 def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
-    """A file for every tensor, and two that say what they are."""
+    """A file for every tensor, and two that describe them."""
     by_name = {}
     for tid, (name, tensor) in enumerate(tensors.items()):
         alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."

@@ -1,4 +1,4 @@
-"""The container of torch.save before torch 1.6: five pickles, then the numbers of each storage one after another."""
+"""Read the container of torch.save before torch 1.6: five pickles, then the numbers of all storages."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ _MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _HEAD, _LIMIT = 1 << 20, 256 << 20
 
 
-def is_one(where: Place, file: str) -> bool:
-    """Whether a file begins as these do."""
-    size = where.files().get(file, 0)
-    return size > len(_MAGIC) and bytes(where.read(file, 0, len(_MAGIC))) == _MAGIC
+def is_one(location: Place, file: str) -> bool:
+    """Whether a file begins like this container."""
+    size = location.files().get(file, 0)
+    return size > len(_MAGIC) and bytes(location.read(file, 0, len(_MAGIC))) == _MAGIC
 
 
-def load(where: Place, file: str, lenient: bool) -> Any:
-    """What was saved, with a `Slab` for each tensor. Raises ValueError, or whatever damaged pickles lead to."""
-    size, head = where.files()[file], _HEAD
+def load(location: Place, file: str, lenient: bool) -> Any:
+    """Read the saved object, with a `Slab` for each tensor. Raises ValueError, or any error of a damaged pickle."""
+    size, head = location.files()[file], _HEAD
     while True:
-        data = bytes(where.read(file, 0, min(size, head)))
+        data = bytes(location.read(file, 0, min(size, head)))
         try:
-            return _load(where, file, data, size, lenient)
+            return _load(location, file, data, size, lenient)
         except (CutShortError, ValueError):
             if head >= min(size, _LIMIT):
                 raise
         head *= 16
 
 
-def _load(where: Place, file: str, data: bytes, size: int, lenient: bool) -> Any:
-    asked: dict[str, tuple[DType, int]] = {}
+def _load(location: Place, file: str, data: bytes, size: int, lenient: bool) -> Any:
+    storages: dict[str, tuple[DType, int]] = {}
 
     def note(key: str, dtype: DType, numel: int) -> Slab:
-        asked[key] = dtype, numel
-        return Slab(where, file, 0, dtype, (numel,), (1,))
+        storages[key] = dtype, numel
+        return Slab(location, file, 0, dtype, (numel,), (1,))
 
     protocol, at = unpickle_at(data, len(_MAGIC), note)
     machine, start = unpickle_at(data, at, note)
@@ -46,21 +46,21 @@ def _load(where: Place, file: str, data: bytes, size: int, lenient: bool) -> Any
         raise ValueError("it was saved by an unknown torch, or on a big-endian machine")
     _, at = unpickle_at(data, start, note, lenient)
     keys, at = unpickle_at(data, at, note)
-    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(asked):
+    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(storages):
         raise ValueError("its list of storages is not that of its tensors")
-    found: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     for key in keys:
-        dtype, numel = asked[key]
-        if at + 8 > size or struct.unpack("<q", where.read(file, at, at + 8)) != (numel,):
+        dtype, numel = storages[key]
+        if at + 8 > size or struct.unpack("<q", location.read(file, at, at + 8)) != (numel,):
             raise ValueError(f"its storage {key[:50]} is not where it belongs")
-        found[key] = at + 8
+        offsets[key] = at + 8
         at += 8 + numel * dtype.itemsize
     if at != size:
         raise ValueError(f"it has {size} bytes instead of {at}")
 
     def place_of(key: str, dtype: DType, numel: int) -> Slab:
-        if asked[key] != (dtype, numel):
+        if storages[key] != (dtype, numel):
             raise ValueError(f"its storage {key[:50]} has two types or sizes")
-        return Slab(where, file, found[key], dtype, (numel,), (1,))
+        return Slab(location, file, offsets[key], dtype, (numel,), (1,))
 
     return unpickle_at(data, start, place_of, lenient)[0]

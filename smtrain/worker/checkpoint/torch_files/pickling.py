@@ -1,4 +1,4 @@
-"""Pickles of plain values and of objects that are only named, so that no class is needed to write one."""
+"""Write pickles of plain values and of objects by name, without their classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function, or another thing that a module has."""
+    """A class, function or other member of a module."""
 
     module: str
     name: str
@@ -17,7 +17,7 @@ class Name:
 
 @dataclass(frozen=True, eq=False)
 class New:
-    """An object of a class, made without arguments and given attributes (or whatever its class takes for state)."""
+    """An object of a class, made without arguments and then given a state, usually its attributes."""
 
     kind: Name
     state: Any
@@ -25,7 +25,7 @@ class New:
 
 @dataclass(frozen=True)
 class Called:
-    """What a function gives, or a class that takes arguments."""
+    """The result of calling a function or class."""
 
     function: Name
     arguments: tuple[Any, ...]

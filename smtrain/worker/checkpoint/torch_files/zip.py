@@ -1,7 +1,7 @@
-"""torch.save's zip container read: where each tensor lies in a file.
+"""Read torch.save's zip container: the offset of each tensor in a file.
 
-Reading what a file holds takes no memory and runs no code of the file's (unpickle.py); neither torch nor torch_xla,
-whose TensorReference comes out as `Reference`, is needed.
+It takes no memory for tensors and runs no code of the file (unpickle.py). torch and torch_xla, whose TensorReference is
+read as `Reference`, are not needed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from smtrain.worker.checkpoint.torch_files import legacy as torchpickles
 from smtrain.worker.checkpoint.torch_files.unpickle import OfObjectsError, unpickle
 
 _PICKLE_LIMIT = 256 << 20
-_REMEMBERED = 1 << 20  # bytes of a pickle whose contents are kept
+_REMEMBERED = 1 << 20  # pickles below this size are cached
 _NOWHERE = LocalPlace(Path("nowhere"))
-_VALUES = 1_000_000  # of one file: names, tensors, and what optimizers keep beside them
+_VALUES = 1_000_000  # of one file: names, tensors and values of optimizers
 
 
 _NUMBER = re.compile(r"(?:tp_rank_\d+_pp_rank_\d+|tensor_\d+)(?=(?:\.pt|/checkpoint\.pt)?$)")
@@ -40,59 +40,59 @@ class _Record:
     crc32: int
 
 
-def load(where: Place, file: str, lenient: bool = False) -> Any:
-    """What was saved, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
+def load(location: Place, file: str, lenient: bool = False) -> Any:
+    """Read the saved object, with a `Slab` in place of each tensor and a `Reference` in place of xser's.
 
-    If `lenient`, other objects are there as `Opaque`. Raises CheckpointError where the file is cut short, damaged, or
+    If `lenient`, other objects become `Opaque`. Raises CheckpointError if the file is cut short, damaged, or
     would run code when loaded.
     """
     try:
-        if torchpickles.is_one(where, file):
-            return _plain(torchpickles.load(where, file, lenient), _as_it_is, 0, [_VALUES])
-        records = _records(where, file)
+        if torchpickles.is_one(location, file):
+            return _plain(torchpickles.load(location, file, lenient), _as_it_is, 0, [_VALUES])
+        records = _records(location, file)
         data = records.get("data.pkl")
         if data is None:
             raise ValueError("it has no data.pkl")
         if data.size > _PICKLE_LIMIT:
             raise ValueError(f"its data.pkl has {data.size} bytes")
-        if bytes(_bytes(where, file, records.get("byteorder"))) not in (b"", b"little"):
+        if bytes(_bytes(location, file, records.get("byteorder"))) not in (b"", b"little"):
             raise ValueError("it was saved on a big-endian machine")
-        pickled = bytes(_bytes(where, file, data))
+        pickled = bytes(_bytes(location, file, data))
         if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
-        if lenient:  # the slabs of an `Opaque` are placed as it is made
-            found = unpickle(pickled, partial(_storage, where, file, records), lenient)
+        if lenient:  # `_plain` does not look into an `Opaque`, so its slabs are placed at once
+            found = unpickle(pickled, partial(_storage, location, file, records), lenient)
             return _plain(found, _as_it_is, 0, [_VALUES])
         found, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
-        placed = {key: _storage(where, file, records, key, *about) for key, about in storages.items()}
+        placed = {key: _storage(location, file, records, key, *about) for key, about in storages.items()}
         return _plain(found, partial(_placed, placed), 0, [_VALUES])
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged zip or pickle raises whatever it likes
+    except Exception as error:  # a damaged zip or pickle may raise anything
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        if found := strange(where, file):
+        if found := strange(location, file):
             raise found from None
         if isinstance(error, OfObjectsError):
-            raise CheckpointError(f"{where}/{file} {error}.") from None
+            raise CheckpointError(f"{location}/{file} {error}.") from None
         raise CheckpointError(
-            f"{where}/{file} is not a complete torch checkpoint ({reason}); copy this file again.",
+            f"{location}/{file} is not a complete torch checkpoint ({reason}); copy this file again.",
             code="checkpoint.damaged",
         ) from None
 
 
-def _records(where: Place, file: str) -> dict[str, _Record]:
-    size = where.files().get(file)
+def _records(location: Place, file: str) -> dict[str, _Record]:
+    size = location.files().get(file)
     if size is None:
-        raise CheckpointError(f"{where}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
+        raise CheckpointError(f"{location}/{file} is missing; copy this file into it.", code="checkpoint.damaged")
     out: dict[str, _Record] = {}
-    with zipfile.ZipFile(io.BufferedReader(_Raw(where, file, size), 1 << 16)) as archive:
+    with zipfile.ZipFile(io.BufferedReader(_Raw(location, file, size), 1 << 16)) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
         ends = [entry.header_offset for entry in entries[1:]] + [archive.start_dir]
         for entry, end in zip(entries, ends, strict=True):
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
                 raise ValueError(f"{entry.filename!r} is compressed")
             stored = entry.orig_filename.encode()
-            head = bytes(where.read(file, entry.header_offset, entry.header_offset + 30 + len(stored)))
+            head = bytes(location.read(file, entry.header_offset, entry.header_offset + 30 + len(stored)))
             signature, names, extra = head[:4], *struct.unpack("<HH", head[26:30])
             start = entry.header_offset + 30 + names + extra
             if signature != b"PK\3\4" or start + entry.file_size > end:
@@ -109,21 +109,21 @@ def _records(where: Place, file: str) -> dict[str, _Record]:
 
 
 def _number_of(file: str) -> str | None:
-    """Which rank's or tensor's file it is; torch.save keeps the name inside, so that two that changed places show."""
+    """The rank or tensor in a file's name; torch.save stores the name inside too, so that swapped files are noticed."""
     found = _NUMBER.search(file)
     return None if found is None else found[0]
 
 
-def _bytes(where: Place, file: str, record: _Record | None) -> memoryview:
-    return memoryview(b"") if record is None else where.read(file, record.offset, record.offset + record.size)
+def _bytes(location: Place, file: str, record: _Record | None) -> memoryview:
+    return memoryview(b"") if record is None else location.read(file, record.offset, record.offset + record.size)
 
 
 _Storages = dict[str, tuple[DType, int]]
-"""Type and count of numbers of each storage, by its key."""
+"""Key -> type and number of elements of each storage."""
 
 
 def _parse(pickled: bytes) -> tuple[Any, _Storages]:
-    """The object of a pickle, and the storages that it names. A slab's file is its storage's key, and begins at 0."""
+    """Read a pickle's object and storages; a slab's file is the key of its storage, which begins at 0."""
     storages: _Storages = {}
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
@@ -135,18 +135,18 @@ def _parse(pickled: bytes) -> tuple[Any, _Storages]:
 
 
 _parsed = lru_cache(2)(_parse)
-"""The same, remembered: most ranks of a mesh save the same names and shapes, and so the same pickle."""
+"""`_parse`, cached: most ranks of a mesh save the same names and shapes, so the same pickle."""
 
 
-def _storage(where: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
+def _storage(location: Place, file: str, records: Mapping[str, _Record], key: str, dtype: DType, numel: int) -> Slab:
     record = records[f"data/{key}"]
     if numel * dtype.itemsize != record.size:
         raise ValueError(f"its data/{key} has {record.size} bytes where {numel} numbers of {dtype} belong")
-    return Slab(where, file, record.offset, dtype, (numel,), (1,), record.crc32)
+    return Slab(location, file, record.offset, dtype, (numel,), (1,), record.crc32)
 
 
 def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
-    """A slab of `_parse` where it lies."""
+    """Locate a slab of `_parse` in the file."""
     held = storages[slab.file]
     crc = None if slab.crc32 is None else held.crc32
     return Slab(held.place, held.file, held.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
@@ -157,7 +157,7 @@ def _as_it_is(slab: Slab) -> Slab:
 
 
 def _plain(found: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
-    """Dicts of any kind as plain ones. What is there once may be referred to often: the work is counted in `left`."""
+    """Copy to plain dicts and lists. One value may be referred to often, so the work is counted in `left`."""
     left[0] -= 1
     if left[0] < 0:
         raise ValueError(f"it holds more than {_VALUES:,} values")
@@ -171,10 +171,10 @@ def _plain(found: Any, place: Callable[[Slab], Slab], depth: int, left: list[int
 
 
 class _Raw(io.RawIOBase):
-    """A file of a place, as zipfile wants it."""
+    """A file of a place, as a raw stream for zipfile."""
 
-    def __init__(self, where: Place, file: str, size: int) -> None:
-        self._where, self._file, self._size, self._at = where, file, size, 0
+    def __init__(self, location: Place, file: str, size: int) -> None:
+        self._where, self._file, self._size, self._at = location, file, size, 0
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""torch.save's zip container written: a file's layout before its first byte, and the pickles that name its tensors."""
+"""Lay out torch.save's zip container before its first byte, with the pickles that name its tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from smtrain.worker.checkpoint.tensor_ranges import contiguous
 from smtrain.worker.checkpoint.torch_files.unpickle import REFERENCE
 
 ALIGNMENT = 64
-_FLAGS = 0x808  # sizes and crc stand in a descriptor behind the data; names are UTF-8
+_FLAGS = 0x808  # sizes and crc are in a descriptor after the data; names are UTF-8
 _DATE = 0x0021_0000  # 1980-01-01
 _LIMIT = 0xFFFFFFFF
 
 
 def container(file: str, tensors: Mapping[str, Tensor], pickled: bytes | None = None) -> TensorFile:
-    """A file as torch.save would write a dict of these tensors, or another `pickled` object that names none of them."""
+    """Lay out a file as torch.save writes a dict of these tensors, or another `pickled` object of them."""
     stem = file.rsplit("/", 1)[-1].removesuffix(".pt")
     records: list[_Local] = []
     fixed: list[tuple[int, bytes]] = []
@@ -69,7 +69,7 @@ class _Local:
         return struct.pack("<IHHHIIIIHH", *fields) + name + extra
 
     def entry(self, crc32: int) -> bytes:
-        """Its line in the central directory."""
+        """Its entry in the central directory."""
         name = self.name.encode()
         wide = [n for n in (self.size, self.size, self.at) if n >= _LIMIT]
         extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
@@ -84,7 +84,7 @@ def _described(_name: str, crc32: int, size: int) -> bytes:
 
 
 def descriptor(crc32: int, size: int) -> bytes:
-    """What follows a record's data."""
+    """The data descriptor that follows a record's data."""
     return struct.pack("<IIQQ" if size >= _LIMIT else "<IIII", 0x08074B50, crc32, size, size)
 
 
@@ -132,7 +132,7 @@ def pickle_tensor(key: int, tensor: Tensor) -> bytes:
 
 
 def pickle_info(tensors: Sequence[Tensor]) -> bytes:
-    """What xser says of the tensors of a `.tensors` folder, by their numbers."""
+    """xser's description of the tensors of a `.tensors` folder, by number."""
     out = bytearray(b"\x80\x02}(")
     for tid, tensor in enumerate(tensors):
         out += _number(tid) + b"}(" + _text("dtype") + f"ctorch\n{tensor.dtype}\n".encode()
@@ -142,7 +142,7 @@ def pickle_info(tensors: Sequence[Tensor]) -> bytes:
 
 
 def pickle_references(names: list[str]) -> bytes:
-    """xser's dict: tensor number i of the `.tensors` folder under the i-th name."""
+    """xser's dict: the i-th name refers to tensor number i of the `.tensors` folder."""
     module, kind = REFERENCE.rsplit(".", 1)
     out = bytearray(b"\x80\x02}(")
     for tid, name in enumerate(names):
@@ -163,7 +163,7 @@ def _number(n: int) -> bytes:
 
 
 class Alone:
-    """A stream of torch.save with one tensor: what stands before and after its numbers, and the length of all."""
+    """A stream of torch.save with one tensor: the bytes before and after its numbers, and its length."""
 
     def __init__(self, stem: str, tensor: Tensor) -> None:
         whole = container(f"{stem}.pt", {"": tensor}, b"\x80\x02" + pickle_tensor(0, tensor) + b".")
@@ -177,7 +177,7 @@ class Alone:
 
 
 def alone(stem: str, pickled: bytes) -> bytes:
-    """A file of torch.save with an object that has no tensors."""
+    """A file of torch.save with an object without tensors."""
     whole = container(f"{stem}.pt", {}, pickled)
     assert whole.tail is not None
     return b"".join(data for _, data in whole.fixed) + whole.tail({})
