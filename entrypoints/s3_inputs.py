@@ -36,7 +36,7 @@ def listed(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, int, s
 
 
 def synced(client: Any, uri: str, shared: Path, say: Any) -> Path:
-    """Copy a prefix's objects unless they are there; returns their folder. Raises SystemExit if there are none."""
+    """Copy a prefix's objects unless they are there; returns their folder. Raises SystemExit if it has no objects."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     objects = listed(client, bucket, prefix)
     if not objects:

@@ -16,7 +16,7 @@ from smtrain.worker.checkpoint.native.pruning import Arrived
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """How the model and the batch are spread; tp x pp x dp processes make the mesh, tp innermost, pp outermost."""
+    """The mesh of tp x pp x dp processes, tp innermost and pp outermost, and options of the parallel model."""
 
     tp: int = 1
     pp: int = 1
@@ -86,7 +86,7 @@ class Evaluation:
     """Loss and accuracy of a batch without a step, the same numbers on every rank."""
 
     loss: float
-    """Mean over the tokens of the global batch whose label is not -100; 0 if there are none."""
+    """Mean over the tokens of the global batch whose label is not -100; 0 if no label counts."""
     tokens: int
     """The number of those tokens."""
     correct: int

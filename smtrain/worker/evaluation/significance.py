@@ -17,7 +17,7 @@ class Difference:
 
     value: float
     stderr: float
-    """Of the paired difference."""
+    """The standard error of the paired difference."""
     test: Literal["mcnemar", "paired z"]
     p: float
     """The probability that chance alone makes so large a difference, two-sided."""

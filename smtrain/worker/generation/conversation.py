@@ -14,7 +14,7 @@ from smtrain.worker.generation.turns import Message
 
 
 def set_template(loaded: Loaded, file: Path | None) -> None:
-    """Use the chat template of a file. Raises `CheckpointError` if it cannot be read, or if there is none at all."""
+    """Use the chat template of a file. Raises `CheckpointError` if it cannot be read, or if no template is known."""
     if file is not None:
         try:
             loaded.tokenizer.chat_template = file.read_text("utf-8")

@@ -70,7 +70,7 @@ def cut_at(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
 
 
 def held_back(text: str, stop: tuple[str, ...]) -> int:
-    """How many characters at the end of `text` may be the beginning of a stop string."""
+    """Count the characters at the end of `text` that may begin a stop string."""
     longest = 0
     for one in stop:
         for length in range(min(len(one) - 1, len(text)), longest, -1):

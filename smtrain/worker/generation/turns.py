@@ -27,7 +27,7 @@ class Conversation:
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def take_back(self) -> str | None:
-        """Forget the last question and its answer; returns the question, or None if there is none."""
+        """Forget the last question and its answer; returns the question, None if nothing was asked."""
         if not self.messages:
             return None
         question = self.messages[-2]["content"]

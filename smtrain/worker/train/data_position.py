@@ -130,9 +130,10 @@ def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]
     lines = [f"continuing with changed {', '.join(changed)}"] if changed else []
     former = Train.model_validate({**config.train.model_dump(), **{k: was[k] for k in SETTINGS if k in was}})
     if was and former.schedule != "constant" and former.steps <= step < config.train.steps:
+        following = learning_rate(config.train, step + 1)
         lines.append(
-            f"the learning rate had decayed to {_short(learning_rate(former, step))} at step {former.steps}, the end "
-            f"of the former train.steps; it goes on at {_short(float(f'{learning_rate(config.train, step + 1):.3g}'))}"
+            f"the learning rate had decayed to {_short(learning_rate(former, step))} at step {former.steps}, the "
+            f"end of the former train.steps; it continues at {_short(float(f'{following:.3g}'))}"
         )
     return lines
 

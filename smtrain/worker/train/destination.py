@@ -68,7 +68,7 @@ class Destination:
         except SmtrainError:
             raise
         except Exception as error:
-            self._say(f"the owner of the checkpoints could not be asked for ({_short(error)}); going on")
+            self._say(f"the owner of the checkpoints could not be asked for ({_short(error)}); training continues")
 
     def arrived(self, checkpoint: Path) -> bool:
         """Whether a checkpoint that is whole on the hosts' disks is whole in S3 too.
@@ -133,7 +133,9 @@ class Destination:
             except OwnerError:
                 return  # `allowed` raises it before the next manifest
             except Exception as error:
-                self._say(f"the ownership of the checkpoints could not be renewed ({_short(error)}); going on")
+                self._say(
+                    f"the ownership of the checkpoints could not be renewed ({_short(error)}); training continues"
+                )
 
 
 def _short(error: Exception) -> str:

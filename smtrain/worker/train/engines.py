@@ -33,7 +33,7 @@ class EngineRecords:
     read_by: Callable[[Path, tuple[int, int, int], int], set[str]]
     """The files that a rank of a (tp, pp, dp) mesh loads."""
     read_whole: Callable[[Path, tuple[int, int, int], int], set[str]] = lambda *_: set()
-    """Those whose crc32 the engine's `load` returns."""
+    """The files of these whose crc32 the engine's `load` returns."""
     unread: Callable[[Path], set[str]] = lambda _: set()
     """The files that no rank loads."""
 

@@ -21,7 +21,7 @@ HISTORY = 32  # steps whose mean is the usual loss; half of them must be known
 RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
 PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
-DUMP_SECONDS = 10.0  # for the other ranks to say where they stand before the first one ends the job
+DUMP_SECONDS = 10.0  # for the other ranks to print their stacks before the first one ends the job
 # How much later faulthandler ends a process that the watch could not: it writes twice to the log and once to disk.
 AFTER_SECONDS = 2 * DUMP_SECONDS + 3 * SAY_SECONDS
 
@@ -47,11 +47,11 @@ class LossWatch:
     def check(self, step: int, result: StepResult, samples: range) -> None:
         """Raise `SmtrainError` that names steps and samples if the step of these samples went wrong."""
         self._checked += 1
-        where = f"samples {samples.start} to {samples.stop - 1}"
-        self._check_scale(step, result, where)
+        place = f"samples {samples.start} to {samples.stop - 1}"
+        self._check_scale(step, result, place)
         if not math.isfinite(result.loss) or not (result.skipped or math.isfinite(result.grad_norm)):
             raise SmtrainError(
-                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {where}; "
+                f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {place}; "
                 f"{self._advice()}"
             )
         if result.grad_norm == 0 and result.loss > 0:  # a batch without labels has loss 0
@@ -74,21 +74,21 @@ class LossWatch:
                 f"samples {begin} to {samples.stop - 1}; {self._advice()}"
             )
 
-    def _check_scale(self, step: int, result: StepResult, where: str) -> None:
+    def _check_scale(self, step: int, result: StepResult, place: str) -> None:
         """Allow skipped fp16 steps while a lower loss scale may still help."""
         scaling = result.scaling
         if scaling is None:
             return
         if not math.isfinite(result.loss):  # the loss itself is not scaled, so no scale helps
             raise SmtrainError(
-                f"train.precision: the loss is {result.loss} at step {step}, {where}: activations beyond what fp16 "
+                f"train.precision: the loss is {result.loss} at step {step}, {place}: activations beyond what fp16 "
                 f"holds (65504), or values that are wrong; set bf16 or fp32, or {self._advice()}"
             )
         stuck = scaling.skipped and scaling.following == scaling.scale
         self._unscaled = self._unscaled + 1 if stuck else 0
         if self._unscaled == PATIENCE:
             raise SmtrainError(
-                f"train.precision: gradients still overflow fp16 at step {step}, {where}, with a loss scale of "
+                f"train.precision: gradients still overflow fp16 at step {step}, {place}, with a loss scale of "
                 f"{scaling.scale:g}, the lowest, so that {PATIENCE} steps in a row were skipped; set bf16 or fp32, or "
                 f"{self._advice()}"
             )
@@ -106,15 +106,15 @@ class LossWatch:
     def _advice(self) -> str:
         if self._resumed_from and self._checked <= RECENT:
             return (
-                f"the run has only just gone on from {self._resumed_from}, whose values may be wrong: {self._remedy()}"
+                f"the run has only just resumed from {self._resumed_from}, whose values may be wrong: {self._remedy()}"
             )
-        return "lower the learning rate or look at these samples, the run goes on from its last checkpoint"
+        return "lower the learning rate or look at these samples, the run resumes from its last checkpoint"
 
     def _remedy(self) -> str:
         if self._resumed_from:
             return (
-                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or go on from an earlier "
-                "checkpoint (`--from-step N`, checkpoint.step)"
+                f"compare {self._resumed_from} with its hashes (`smtrain checkpoint verify`), or resume from an "
+                "earlier checkpoint (`--from-step N`, checkpoint.step)"
             )
         return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
 
@@ -136,7 +136,7 @@ def _standing(heading: str) -> str:
 class StallWatch:
     """Ends the process when nothing was done for `minutes`, with the stack of every thread in the log.
 
-    Collectives hold up all ranks together, so each rank's own watch shows where it stands. If the interpreter itself is
+    Collectives hold up all ranks together, so each rank's own watch prints its stack. If the interpreter itself is
     stuck, faulthandler's timer, which needs no Python, does the same.
     """
 
@@ -172,6 +172,6 @@ class StallWatch:
                 if not self._closed.wait(min(DUMP_SECONDS, self._seconds)):
                     self._fail(
                         f"train.stall_minutes: nothing was done for {self._seconds / 60:g} minutes after "
-                        f"{self._after}; the log says where each rank stands, the run goes on from its last checkpoint"
+                        f"{self._after}; the log says where each rank stands, the run resumes from its last checkpoint"
                     )
                 return

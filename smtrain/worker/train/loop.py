@@ -70,7 +70,7 @@ class Trainer:
     loader: Loader
     line: Lineage
     position: Position
-    """What a checkpoint keeps next to the weights."""
+    """Makes the state that a checkpoint keeps next to the weights."""
     stop: StopRequest
     stall: StallWatch
     watch: LossWatch
@@ -110,7 +110,7 @@ class Trainer:
         if self.resumed is None and self._options.steps == 0:
             self._save()
         if self.stop.agreed(self.engine):
-            self._say("asked to stop before the first step: nothing to save, the same command goes on")
+            self._say("asked to stop before the first step: nothing to save, the same command resumes")
             return self.step
         if (before := self._validate()) and self.log:
             self.log.log_validation(self.step, before)
@@ -141,7 +141,7 @@ class Trainer:
             self._end_save(wait=True)
         if self._stopping:
             later = "; no time was left to show that it can, the next step does" if self._unproven else ""
-            self._say(f"asked to stop: saved step {self.step}, the same command goes on from here{later}")
+            self._say(f"asked to stop: saved step {self.step}, the same command resumes from here{later}")
 
     def _begin_next(self) -> Batch:
         """Give the device the next batch; agree with all ranks on whether to stop after it."""
@@ -260,7 +260,7 @@ class Trainer:
         if self.destination:
             self.destination.wait(ARRIVAL)
         best = self.validator.best if self.validator else None
-        # The former best checkpoint goes only once the best one is where checkpoints are kept.
+        # The former best checkpoint goes only once the best one has arrived too.
         if (
             self.validator
             and best

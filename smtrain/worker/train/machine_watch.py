@@ -74,7 +74,7 @@ class MachineWatch:
                 file.write(json.dumps({key: round(value, 4) for key, value in record.items()}) + "\n")
         except OSError as error:
             if not self._refused:
-                self._say(f"{self._path} cannot be written ({error.strerror}); training goes on")
+                self._say(f"{self._path} cannot be written ({error.strerror}); training continues")
             self._refused = True
 
 

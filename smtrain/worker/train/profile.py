@@ -100,7 +100,7 @@ class StepProfiler:
         except (OSError, RuntimeError) as error:
             if not self._refused:
                 reason = getattr(error, "strerror", None) or error
-                self.say(f"train.profile: {self.folder} cannot be written ({reason}); training goes on")
+                self.say(f"train.profile: {self.folder} cannot be written ({reason}); training continues")
             self._refused = True
 
     def _tell(self) -> None:

@@ -58,7 +58,7 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
     """Choose the checkpoints of a line that are whole on every host, the newest first. Collective.
 
     `step` is `checkpoint.step`: take the checkpoint of that step, or the newest that was trained from it. Raises
-    `CheckpointError` if there is none.
+    `CheckpointError` if no checkpoint matches.
     """
     mine, faults, damaged = _on_this_host(line, records)
     everyone = gather((sorted(mine), faults, damaged))
@@ -77,7 +77,7 @@ def choose(line: Lineage, records: EngineRecords, gather: Gather, step: int | No
         steps = ", ".join(str(s.step) for s in reversed(saved)) or "none"
         raise CheckpointError(
             f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: {steps}); name one of them, or "
-            "leave it out to go on from the newest",
+            "leave it out to resume from the newest",
             code="checkpoint.missing",
         )
     return ResumeChoice(chosen, [s for s in saved if s not in chosen and s.step > step])
@@ -168,7 +168,7 @@ class Resume:
             following = self._choice.saved[at + 1 : at + 2]
             if dist.get_rank() == 0 and following:
                 log_line(
-                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; going on from "
+                    f"passing over checkpoint {saved.name}, which is damaged: {fault}; resuming from "
                     f"{following[0].name}, {saved.step - following[0].step} steps are trained again "
                     "(`--from-step N`, checkpoint.step, chooses another)"
                 )
@@ -194,7 +194,7 @@ class Resume:
             self._doubtful = set()
         elif dist.get_rank() == 0:
             log_line(
-                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that file, goes on, and "
+                f"checkpoint {saved.name} is damaged: {fault}; training, which does not read that file, continues, and "
                 "older checkpoints are kept until newer ones are whole. Export and generate from a later one"
             )
         return self._doubtful

@@ -57,11 +57,11 @@ def resume(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
     folder: Path | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
-    return gone_on(engine(config, options, adapter), checkpoint, at, last, folder)
+    return resumed(engine(config, options, adapter), checkpoint, at, last, folder)
 
 
-def gone_on(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -> list[tuple[float, float]]:
-    """Go on with an engine of any kind from step `at`, and leave a checkpoint where `folder` is given."""
+def resumed(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -> list[tuple[float, float]]:
+    """Resume an engine of any kind from step `at`, and leave a checkpoint in `folder` if it is given."""
     assert e.load(checkpoint).get("consumed", at) == at
     out = steps(e, at, last)
     if folder is not None:
@@ -87,11 +87,11 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
     """peft's model with the factors that the engine begins with."""
     from peft import LoraConfig, get_peft_model
 
-    asked = LoraConfig(
+    options = LoraConfig(
         r=adapter.rank, lora_alpha=int(adapter.alpha), target_modules=list(adapter.targets), use_rslora=adapter.rslora,
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    model = get_peft_model(cases.transformers_model(config), asked)
+    model = get_peft_model(cases.transformers_model(config), options)
     start = RandomFactors(AdapterShape.of(ModelShape.from_config(config), adapter), SEED)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -101,7 +101,7 @@ def peft_model(config: dict[str, Any], adapter: Lora) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """peft's name of a factor without what it puts around."""
+    """peft's name of a factor without its own prefix and suffix."""
     return name.removeprefix("base_model.model.").replace(".default.", ".")
 
 
@@ -129,7 +129,7 @@ def peft(
 
 
 def peft_logits(rank: int, config: dict[str, Any], base: Path, folder: Path) -> Any:
-    """Of the first batch, by peft with an exported folder."""
+    """Logits of the first batch, by peft with an exported folder."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -139,7 +139,7 @@ def peft_logits(rank: int, config: dict[str, Any], base: Path, folder: Path) -> 
 
 
 def plain_logits(rank: int, config: dict[str, Any], folder: Path) -> Any:
-    """Of the first batch, by transformers with a merged folder."""
+    """Logits of the first batch, by transformers with a merged folder."""
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
@@ -153,12 +153,12 @@ def logits(
     """Evaluation loss and logits of the first batch after a checkpoint is loaded."""
     e = engine(config, options, adapter)
     e.load(checkpoint)
-    found = e.logits(cases.batch(config, 0)[0])
-    return e.evaluate(*cases.own(e, cases.batch(config, 0))), None if found is None else found.numpy()
+    made = e.logits(cases.batch(config, 0)[0])
+    return e.evaluate(*cases.own(e, cases.batch(config, 0))), None if made is None else made.numpy()
 
 
 def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
-    """What a step leaves of the base: whether it changed, who has gradients, and bytes of optimizer state."""
+    """The base after two steps: whether it changed, parameters with gradients, and size of the optimizer state."""
     e = engine(config, options, adapter)
     before = e.stage.flat.clone()
     steps(e, 0, 2)

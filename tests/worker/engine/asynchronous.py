@@ -30,7 +30,7 @@ class Reads(TorchDispatchMode):
 def begun(
     rank: int, config: dict[str, Any], options: ParallelOptions, count: int, segments: bool = False
 ) -> tuple[list[str], list[Any], list[Any]]:
-    """What was read while `count` steps were begun, and their results: read at the end, and each at once."""
+    """Operations that read while `count` steps were begun, and the results: read at the end, and each at once."""
     late = cases.engine(config, options)
     at_once = cases.engine(config, options)
     watch, pending, now = Reads(), [], []
@@ -45,7 +45,7 @@ def begun(
 
 
 def watched(rank: int) -> list[str]:
-    """What the watch sees of a read."""
+    """The operations that the watch sees in a read."""
     watch = Reads()
     with watch:
         float(torch.ones(2).sum())

@@ -270,7 +270,7 @@ def save_again(rank: int, config: dict[str, Any], options: ParallelOptions, old:
 
 
 def die_saving(rank: int, config: dict[str, Any], folder: Path, step: int, moment: int, behind: bool = False) -> None:
-    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, while steps go on."""
+    """Save, and be killed at the `moment`-th rename or flush to disk; `behind`, during the next steps."""
     e = engine(config, mesh("111"), seed=step)
     left = [moment]
     for name in ("replace", "fsync"):
@@ -423,9 +423,9 @@ def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
 def save_on_full_disk(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, full: int, behind: bool = False
 ) -> str:
-    """Save twice; the second time rank `full` can write no shard, of 400 KB.
+    """Save twice; the second time rank `full` cannot write a shard of 400 KB.
 
-    torch's file of ranks and addresses (3 KB) it can: one that is late still writes there, and dies where it cannot.
+    It can still write torch's file of ranks and addresses (3 KB), without which a late rank would die.
     """
     e = engine(config, options)
     e.save(folder, 1, {})
@@ -501,7 +501,7 @@ def resume_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, che
 
 
 def first_use_of_the_pipelines_group(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[str]:
-    """What torch was asked to do with this rank's pipeline group, up to the first messages, in order."""
+    """Calls to torch with this rank's pipeline group up to the first messages, in order."""
     import torch.distributed as dist
 
     used: list[tuple[str, Any]] = []

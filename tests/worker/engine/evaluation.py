@@ -1,4 +1,4 @@
-"""What an evaluation gives on any mesh, beside plain transformers; importable by a world."""
+"""Evaluations on any mesh and by plain transformers; importable by a world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.worker.engine import cases, packed
 
 
 def plain(rank: int, config: dict[str, Any]) -> Evaluation:
-    """Of step 0's batch."""
+    """Evaluate step 0's batch with transformers."""
     ids, labels = cases.batch(config, 0)
     with torch.no_grad():
         logits = cases.transformers_model(config)(input_ids=ids, use_cache=False).logits
@@ -38,18 +38,18 @@ def without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) 
 
 
 def between_steps(
-    rank: int, config: dict[str, Any], options: ParallelOptions, judged: bool
+    rank: int, config: dict[str, Any], options: ParallelOptions, evaluate: bool
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of four steps, with evaluations of other batches between them or without."""
     e = cases.engine(config, options)
-    found = []
+    out = []
     for step in range(4):
-        if judged:
+        if evaluate:
             for other in range(step + 1):
                 e.evaluate(*cases.own(e, cases.batch(config, 50 + other)))
         result = e.step(*cases.own(e, cases.batch(config, step)), cases.lr(step))
-        found.append((result.loss, result.grad_norm))
-    return found
+        out.append((result.loss, result.grad_norm))
+    return out
 
 
 def next_tokens(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[int]:

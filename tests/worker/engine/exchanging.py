@@ -1,4 +1,4 @@
-"""What worlds run for test_exchange.py; the first argument is the rank."""
+"""Functions that worlds run for test_exchange.py; the first argument is the rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.worker.engine import cases
 
 
 def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> bool:
-    """Whether this rank's part of the sums of random gradients is what a reduce-scatter gives."""
+    """Whether this rank's part of the sums of random gradients equals a reduce-scatter."""
     e = cases.engine(config, options)
     optimizer = e.optimizer
     torch.manual_seed(rank)
@@ -26,7 +26,7 @@ def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> b
 
 
 def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[int, int, int]:
-    """How many spans of gradients were sent before the last backward pass, in it, and after it."""
+    """Count the spans of gradients that are sent before, in and after the last backward pass."""
     vars(exchange)["_NUMBERS"] = 2000
     e = cases.engine(config, options)
     counts, at = [0, 0, 0], [0]
@@ -55,7 +55,7 @@ def when_sent(rank: int, config: dict[str, Any], options: ParallelOptions) -> tu
 
 
 class _Late:
-    """A message that comes when it is waited for, and writes what nobody may read into its place until then."""
+    """A message that arrives only when it is waited for; until then its place holds NaN."""
 
     def __init__(self, begin: Any, into: torch.Tensor, mine: bool) -> None:
         self._begin, self._into, self._mine = begin, into, mine
@@ -67,7 +67,7 @@ class _Late:
 
 
 def late_weights(rank: int, config: dict[str, Any], options: ParallelOptions, late: bool) -> list[tuple[float, float]]:
-    """Losses where weights come late, or as they come."""
+    """Losses with weights that arrive late, or at once."""
     kept: Any = dist.broadcast
     vars(exchange)["_NUMBERS"] = 2000
 

@@ -1,4 +1,4 @@
-"""What worlds run for test_gradients.py; the first argument is the rank."""
+"""Functions that worlds run for test_gradients.py; the first argument is the rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.worker.engine import cases
 
 
 def both(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> tuple[int, bool, bool]:
-    """How many modules write their gradients themselves, and whether numbers and all state are those of torch."""
+    """Count modules that write their own gradients; compare steps and all state with torch's."""
     mine = cases.engine(config, options)
     with patch.object(Stage, "_find_writing", lambda stage: None):
         theirs = cases.engine(config, options)

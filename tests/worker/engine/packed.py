@@ -33,14 +33,14 @@ def batch(config: dict[str, Any], step: int) -> tuple[torch.Tensor, torch.Tensor
 
 def runs(segments: torch.Tensor) -> list[tuple[int, slice]]:
     """(row, places) of every sample."""
-    found = []
+    places = []
     for row, numbers in enumerate(segments):
         lengths = torch.unique_consecutive(numbers, return_counts=True)[1].tolist()
         at = 0
         for length in lengths:
-            found.append((row, slice(at, at + length)))
+            places.append((row, slice(at, at + length)))
             at += length
-    return found
+    return places
 
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[tuple[float, float]]:
@@ -93,8 +93,8 @@ def logits_alone(rank: int, config: dict[str, Any]) -> Any:
 
 def logits(rank: int, config: dict[str, Any], options: ParallelOptions) -> Any:
     ids, _, segments = batch(config, 0)
-    found = engine(config, options).logits(ids, segments)
-    return None if found is None else found.numpy()
+    made = engine(config, options).logits(ids, segments)
+    return None if made is None else made.numpy()
 
 
 def one_segment_a_row(rank: int, config: dict[str, Any], options: ParallelOptions) -> tuple[Any, Any]:

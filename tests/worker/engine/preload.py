@@ -1,4 +1,4 @@
-"""What the fork server imports once, so that no process of a world has to."""
+"""Imports of the fork server, which save the processes of a world theirs."""
 
 import importlib
 

@@ -33,7 +33,7 @@ def packed(rank: int, data: Path, config: dict[str, Any], options: ParallelOptio
 def alone(rank: int, data: Path, config: dict[str, Any], batches: int) -> list[float]:
     """The same from the files themselves: every sample in a forward pass of its own.
 
-    The next token of a place is the sample's where it is part of an answer, and any token elsewhere.
+    Only tokens of an answer are the sample's; the targets elsewhere are random.
     """
     model = transformers_model(config)
     tokens, mask = IndexedDataset(data / "tokens"), IndexedDataset(data / "tokens_mask")

@@ -1,4 +1,4 @@
-"""What the engine refuses, and joining a job."""
+"""The engine's refusals, and joining a job."""
 
 from __future__ import annotations
 

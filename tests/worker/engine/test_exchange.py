@@ -1,4 +1,4 @@
-"""What data-parallel ranks send each other: the sums that one collective gives, and behind the backward pass."""
+"""Messages of data-parallel ranks: the same sums as one collective, sent during the backward pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_spans_are_the_whole_buffer_and_each_of_one_rank(
 
 @pytest.mark.parametrize(("name", "text"), [("llama", "114"), ("llama-tied-509", "122"), ("gpt2", "212 bf16")])
 def test_sums_are_those_of_one_collective_bit_for_bit(name: str, text: str, four: World) -> None:
-    """A run that was begun by a release that summed so goes on with the same numbers."""
+    """The cut into spans does not change the numbers of a run."""
     assert all(four.run(exchanging.sums_alike, CONFIGS[name], mesh(text)))
 
 

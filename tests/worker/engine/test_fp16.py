@@ -1,4 +1,4 @@
-"""fp16: the same losses on every mesh, steps that overflow, and a loss scale that goes on where it was."""
+"""fp16: the same losses on every mesh, steps that overflow, and a loss scale that survives a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that modules write where they belong are those that torch accumulates, bit for bit."""
+"""Gradients that modules write themselves equal those that torch accumulates, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.worker.engine import gradients
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.world import World
 
-# How many there are: the 4 layers' linears and, where they are two, head and embedding.
+# The number of modules: the 4 layers' linears, and head and embedding if they are not tied.
 ALONE = {
     ("llama", "111 m8"): 30,
     ("llama-kv4", "111 m2 bf16"): 30,
@@ -58,7 +58,7 @@ def test_what_no_backward_pass_came_to_is_zero(solo: World) -> None:
 
 
 def test_nothing_of_a_step_is_left_to_the_next() -> None:
-    """Not behind the last parameter either, where the data-parallel ranks' equal parts reach further."""
+    """Not after the last parameter either, in the padding of the data-parallel ranks' equal parts."""
     sizes = {"written": 6, "accumulated": 4, "last": 3}
     parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     table = FlatTable((("written", 0, 6), ("accumulated", 6, 4), ("last", 10, 3)), 10, 13)

@@ -1,4 +1,4 @@
-"""How layers run changes what is kept and how fast it goes, not what comes out."""
+"""Compilation and activation checkpointing change memory and speed, not the results."""
 
 from __future__ import annotations
 

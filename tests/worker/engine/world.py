@@ -1,6 +1,6 @@
-"""Real processes over gloo for engine tests: started once, given one function after another.
+"""Real processes over gloo for engine tests: started once, they run one function after another.
 
-They come from a fork server that has imported torch and transformers, so a world costs its forks only.
+A fork server that has imported torch and transformers forks them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class World:
         self._numbers = itertools.count()
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """`function(rank, *args)` in every process; gives what each returned, by rank."""
+        """Run `function(rank, *args)` in every process; returns the results by rank."""
         folder = self._started()
         store = str(folder / f"store-{next(self._numbers)}")
         for _, pipe in self._ranks:
@@ -71,7 +71,7 @@ class World:
             self._folder = None
 
     def _started(self) -> Path:
-        """The world's folder. It lasts as long as the processes: a store that is given up looks into it once more."""
+        """Start the processes; returns their folder, which a closing store still reads."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory()
             for rank in range(self.size):
@@ -84,7 +84,7 @@ class World:
         return Path(self._folder.name)
 
     def _stacks(self, ranks: list[int], folder: Path) -> str:
-        """Where these ranks are now."""
+        """The stacks of these ranks."""
         for rank in ranks:
             os.kill(self._ranks[rank][0].pid, signal.SIGUSR1)
         time.sleep(2)
@@ -96,8 +96,8 @@ def _serve(rank: int, size: int, pipe: Connection, stacks: Path) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    told = open(stacks, "w")  # noqa: SIM115 - as long as the process
-    faulthandler.register(signal.SIGUSR1, told)
+    file = open(stacks, "w")  # noqa: SIM115 - as long as the process
+    faulthandler.register(signal.SIGUSR1, file)
     while True:
         try:
             function, args, store = pipe.recv()
@@ -105,10 +105,10 @@ def _serve(rank: int, size: int, pipe: Connection, stacks: Path) -> None:
             return
         os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-        dist.barrier()  # who fails at once must not close connections that others still make
+        dist.barrier()  # a rank that fails at once must not close connections that others still open
         try:
             answer = True, function(rank, *args)
-        except BaseException:  # told to the test, which fails with it
+        except BaseException:  # the test fails with it
             answer = False, traceback.format_exc()
         pipe.send(answer)
         if answer[0]:

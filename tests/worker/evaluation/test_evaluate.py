@@ -365,7 +365,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
 def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither a hub nor a data set on this machine: said in seconds; the hub's library alone would ask for 40."""
+    """Without a hub and a cached data set the error comes in seconds; the hub's library alone retries for 40."""
     for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

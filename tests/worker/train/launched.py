@@ -1,4 +1,4 @@
-"""The launcher with real torchrun and real ranks in a shell's /opt/ml: what tests of either engine start and strike."""
+"""Start the launcher with real torchrun and ranks in a shell's /opt/ml, for tests of both engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 
 
 def lay_out(root: Path, inputs: dict[str, Path]) -> Shell:
-    """With the model and prepared data in place."""
+    """A shell with the model and prepared data in place."""
     shell = Shell(root)
     for name in ("text", "model"):
         shell.channel(name, inputs[name])
@@ -43,14 +43,14 @@ def lay_out(root: Path, inputs: dict[str, Path]) -> Shell:
 def start(
     shell: Shell, train: dict[str, Any], environment: dict[str, str], **sections: dict[str, Any]
 ) -> subprocess.Popen[str]:
-    """Stage train by the launcher; all that it says can be read from `stdout`.
+    """Start stage train with the launcher; `stdout` has all its output.
 
-    Its torchrun begins in a copy of a warm Python, unless `environment` changes what Python does as it starts.
+    Its torchrun starts in a fork of a warm Python, unless `environment` changes how Python starts.
     """
     folder = shell.root / "input/data/config"
     folder.mkdir(parents=True, exist_ok=True)
-    told = {**CONFIG, **sections, "train": {**CONFIG["train"], **train}}
-    (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(told), "train")))
+    raw = {**CONFIG, **sections, "train": {**CONFIG["train"], **train}}
+    (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(raw), "train")))
     (shell.root / "output").mkdir(exist_ok=True)
     (shell.root / "output/failure").unlink(missing_ok=True)
     left_out = ("RANK", "WORLD_SIZE", "MASTER_PORT")
@@ -72,7 +72,7 @@ def start(
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:
-    """What it says up to a line with the pattern."""
+    """Read its output up to a line with the pattern."""
     said = []
     assert process.stdout
     for line in process.stdout:
@@ -83,7 +83,7 @@ def until(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit status, and what it said from here on."""
+    """Exit status, and its output from here on."""
     said, _ = process.communicate()
     return process.returncode, said
 
@@ -95,8 +95,10 @@ def losses(shell: Shell) -> dict[int, tuple[float, float]]:
 
 
 def stopped_and_killed_like_left_alone(shell: Shell, engine: str, environment: dict[str, str]) -> None:
-    """SIGTERM to the first process: all ranks save and leave with status 0. kill -9 of a rank: the job ends in an
-    error. Each time the same command goes on, and all steps' numbers are those of an undisturbed run, bit for bit."""
+    """Stop a run with SIGTERM (all ranks save, status 0), then kill a rank (the job fails), and resume each time.
+
+    The numbers of all steps equal those of an undisturbed run, bit for bit.
+    """
     train = {"engine": engine}
     status, said = finish(start(shell, train, environment))
     assert status == 0, said

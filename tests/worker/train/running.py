@@ -17,11 +17,11 @@ def run(rank: int, root: Path, config: dict[str, Any], strike: tuple[str, int, i
     from smtrain.worker.train.start import start
 
     os.environ["SMTRAIN_ML_ROOT"] = str(root)
-    told = JobConfig.model_validate(config)
+    job = JobConfig.model_validate(config)
     engine: Any = NativeEngine
     kept = {name: getattr(engine, name) for name in ("close", "evaluate", "begin_step")}
     calls = 0
-    engine.close = lambda self: None  # the world's group goes on
+    engine.close = lambda self: None  # the world keeps its process group
 
     def struck(name: str, number: int, sent: int) -> Any:
         def call(self: Any, *args: Any) -> Any:
@@ -37,7 +37,7 @@ def run(rank: int, root: Path, config: dict[str, Any], strike: tuple[str, int, i
         setattr(engine, strike[0], struck(*strike))
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        start(told, Container.from_files())
+        start(job, Container.from_files())
     finally:
         signal.signal(signal.SIGTERM, handler)
         for name, method in kept.items():

@@ -1,4 +1,4 @@
-"""The weights that a run begins from: a model of others gets its checksums when several ranks first read it."""
+"""The weights that a run starts from: a model without checksums gets them when several ranks first read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0's view of where its checkpoints go: who owns the prefix, and what has arrived there."""
+"""Rank 0's view of its checkpoint prefix: the owner, and the checkpoints that have arrived."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_job_that_has_lost_the_checkpoints_ends_before_its_next_manifest(conta
         Destination(container, line_of(container), print)
 
 
-def test_without_a_way_to_s3_training_goes_on_and_one_checkpoint_more_is_kept(
+def test_without_access_to_s3_training_continues_and_keeps_one_more_checkpoint(
     container: Container, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -110,7 +110,7 @@ def test_without_a_way_to_s3_training_goes_on_and_one_checkpoint_more_is_kept(
     destination.wait(60)
 
 
-def test_an_isolated_job_asks_nobody_and_a_shell_keeps_what_its_disk_holds(
+def test_an_isolated_job_asks_no_one_and_a_shell_keeps_what_its_disk_holds(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = line_of(container, 2, 4)
@@ -122,7 +122,7 @@ def test_an_isolated_job_asks_nobody_and_a_shell_keeps_what_its_disk_holds(
     assert all(shell.arrived(path) for _, path in line.checkpoints())
 
 
-def test_what_another_job_may_still_be_writing_is_told_where_nobody_can_be_asked(
+def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_ask(
     container: Container, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Lineage.of(container.checkpoint_dir, "run-train-bbbbbbbb").begun(None)
@@ -141,6 +141,6 @@ def test_what_another_job_may_still_be_writing_is_told_where_nobody_can_be_asked
     assert Destination(container, line, print).unfinished == {"run-train-bbbbbbbb/step_00000006"}
 
 
-def test_the_record_lies_beside_the_prefix(uri: str) -> None:
+def test_the_record_is_next_to_the_prefix(uri: str) -> None:
     assert owner_uri(uri) == uri.rstrip("/") + ".owner.json"
     assert ownership.EVERY * 3 < ownership.LEASE

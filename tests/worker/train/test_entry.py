@@ -1,4 +1,4 @@
-"""How a stage fails: one sentence where SageMaker looks for it, its traceback in the log, and no secret in either."""
+"""A stage that fails: one sentence in output/failure, a traceback in the log, and no secret in either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that must end ends, also where its log is a full pipe and its disk takes nothing."""
+"""A process that must end ends, even if its log is a full pipe and its disk is full."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ main(stage)
 
 
 def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
-    """Exit status of a program whose standard error is a pipe that nobody reads; its /opt/ml."""
+    """Exit status of a program whose standard error is a full pipe, and its /opt/ml."""
     root = tmp_path / "ml"
     (root / "input/data/config").mkdir(parents=True, exist_ok=True)
     (root / "input/data/config/config.json").write_text('{"model": {"path": "hf://org/model"}}')
@@ -70,7 +70,7 @@ def ended(tmp_path: Path, program: str, **environment: str) -> tuple[int, Path]:
 @pytest.mark.parametrize(
     "meanwhile", [pytest.param("time.sleep(300)", marks=pytest.mark.full), "os.write(2, b'a step')", STUCK]
 )
-def test_a_stall_ends_although_nobody_reads_the_log(tmp_path: Path, meanwhile: str) -> None:
+def test_a_stall_ends_even_if_the_log_is_not_read(tmp_path: Path, meanwhile: str) -> None:
     status, root = ended(tmp_path, STALLED.format(meanwhile=meanwhile))
     assert status == 1
     if meanwhile is not STUCK:
@@ -78,7 +78,7 @@ def test_a_stall_ends_although_nobody_reads_the_log(tmp_path: Path, meanwhile: s
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.full)])
-def test_a_failure_ends_the_process_where_neither_log_nor_disk_take_it(tmp_path: Path, error: int) -> None:
+def test_a_failure_ends_the_process_even_if_log_and_disk_refuse_it(tmp_path: Path, error: int) -> None:
     disk = FailingDisk(tmp_path / "shim", [tmp_path / "ml"])
     disk.fail(error, 1, ALWAYS)
     status, root = ended(tmp_path, FAILED, **disk.environment())

@@ -1,4 +1,4 @@
-"""A run whose loss goes wrong, or that stands still, says so and ends."""
+"""A run ends with the reason if its loss goes wrong or if it stalls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def skipped(scale: float, loss: float = 3.0) -> StepResult:
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (float("inf"), 1.0), (2.0, float("nan"))])
-def test_a_loss_that_is_no_number_names_step_and_samples(loss: float, norm: float) -> None:
+def test_a_loss_that_is_not_finite_names_step_and_samples(loss: float, norm: float) -> None:
     with pytest.raises(SmtrainError, match=r"at step 7, samples 96 to 111; lower the learning rate"):
         LossWatch().check(7, step(loss, norm), range(96, 112))
 
@@ -63,8 +63,8 @@ def test_a_model_that_guesses_after_it_has_learned_is_damaged() -> None:
     LossWatch(512).check(1, step(6.238), range(8))  # a start from scratch
 
 
-def test_what_goes_wrong_just_after_a_resume_is_no_matter_of_the_learning_rate() -> None:
-    with pytest.raises(SmtrainError, match=r"only just gone on from step_8.*checkpoint verify.*--from-step N") as told:
+def test_a_fault_just_after_a_resume_is_not_blamed_on_the_learning_rate() -> None:
+    with pytest.raises(SmtrainError, match=r"only just resumed from step_8.*checkpoint verify.*--from-step N") as told:
         LossWatch(512, [2.0], "step_8").check(9, step(float("nan")), range(8))
     assert "lower the learning rate" not in str(told.value)
 
@@ -92,12 +92,12 @@ def test_a_step_that_fp16_skips_is_no_fault_while_a_lower_scale_may_help() -> No
         watch.check(9, skipped(1.0), range(8))
 
 
-def test_a_loss_that_is_no_number_is_no_matter_of_the_scale() -> None:
+def test_a_loss_that_is_not_finite_is_not_blamed_on_the_scale() -> None:
     with pytest.raises(SmtrainError, match=r"^train.precision: the loss is inf at step 7, samples 96 to 111: act"):
         LossWatch().check(7, skipped(65536.0, float("inf")), range(96, 112))
 
 
-def test_a_rank_that_stands_still_says_where_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_stalled_rank_prints_its_stack_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
     ended, said = threading.Event(), []
 
     def fail(message: str) -> None:
@@ -114,10 +114,10 @@ def test_a_rank_that_stands_still_says_where_and_ends(capfd: pytest.CaptureFixtu
     assert "after step 3" in said[0]
     told = capfd.readouterr().err
     assert "no step after step 3; where this rank stands:" in told
-    assert "test_a_rank_that_stands_still_says_where_and_ends" in told
+    assert "test_a_stalled_rank_prints_its_stack_and_ends" in told
 
 
-def test_no_minutes_never_end_it() -> None:
+def test_0_minutes_never_end_it() -> None:
     watch = StallWatch(0, lambda message: pytest.fail(message))
     watch.beat("step 1")
     watch.close()

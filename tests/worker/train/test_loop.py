@@ -1,4 +1,4 @@
-"""The loop around a real engine: when a step's numbers are read, and a stop that comes early."""
+"""The loop around a real engine: the time at which a step's numbers are read, and an early stop."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Batches:
         return cases.batch(cases.CONFIGS["llama"], samples_consumed // cases.BATCH)
 
 
-class Where:
-    """What a checkpoint keeps beside the weights."""
+class StubPosition:
+    """Makes a small state for checkpoints."""
 
     def at(self, step: int, samples: int, losses: Any, proven: bool = True) -> dict[str, Any]:
         return {"samples": samples, "losses": len(losses)}
 
 
 class Late:
-    """The native engine as one whose numbers come late; notes what was asked of it, and can spoil a step's."""
+    """The native engine with numbers that come a step late; records its calls, and can spoil a step."""
 
     steps_ahead = 1
 
     def __init__(self, engine: Any, spoilt: int | None, overflows: Collection[int] = ()) -> None:
         self._engine, self._spoilt, self._overflows, self._begun = engine, spoilt, overflows, 0
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -54,7 +54,7 @@ class Late:
     def begin_step(self, *args: Any) -> Any:
         self._begun += 1
         number = self._begun
-        self.asked.append(f"begin {number}")
+        self.calls.append(f"begin {number}")
         if number == self._spoilt:
             self._engine.optimizer.master[0] = math.nan
             self._engine.optimizer.publish()
@@ -62,26 +62,26 @@ class Late:
             numbers = self._engine.begin_step(*args)
 
         def read() -> Any:
-            self.asked.append(f"read {number}")
+            self.calls.append(f"read {number}")
             return numbers()
 
         return read
 
     def begin_save(self, folder: Path, step: int, state: dict[str, Any], read_back: bool = True) -> None:
-        self.asked.append(f"save {step}")
+        self.calls.append(f"save {step}")
         self._engine.begin_save(folder, step, state, read_back)
 
     def end_save(self, wait: bool = True) -> int | None:
         whole: int | None = self._engine.end_save(wait=True)  # the disk is as fast as can be
         if whole is not None:
-            self.asked.append(f"whole {whole}")
+            self.calls.append(f"whole {whole}")
         return whole
 
 
 def go(
     rank: int, folder: Path, stopped: bool, spoilt: int | None, overflows: Collection[int] = ()
 ) -> tuple[list[str], Any, list[str]]:
-    """What the loop asked of an engine whose numbers come late, how it ended, and the checkpoints left."""
+    """Run the loop with a `Late` engine; returns its calls, the result or error, and the checkpoints left."""
     from smtrain.core.protocol.lineage import Lineage
     from smtrain.worker.train.health import LossWatch, StallWatch
     from smtrain.worker.train.loop import Trainer
@@ -94,16 +94,16 @@ def go(
     precision = "fp16" if overflows else "fp32"
     engine = Late(cases.engine(cases.CONFIGS["llama"], cases.mesh(f"111 {precision}")), spoilt, overflows)
     stop = StopRequest()
-    where: Any = Where()
+    position: Any = StubPosition()
     if stopped:
         os.kill(os.getpid(), signal.SIGTERM)
     try:
         stall = StallWatch(0, lambda _: None)
-        trainer = Trainer(config, engine, Batches(), Lineage.of(folder, ""), where, stop, stall, LossWatch())
+        trainer = Trainer(config, engine, Batches(), Lineage.of(folder, ""), position, stop, stall, LossWatch())
         ended: Any = trainer.run()
     except SmtrainError as error:
         ended = str(error)
-    return engine.asked, ended, sorted(path.name for path in folder.iterdir())
+    return engine.calls, ended, sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ if sys.argv[1] == "done":
     first.done()
 print("begun", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000 if sys.argv[1] == "done" else {MORE})
-print("went on", flush=True)
+print("resumed", flush=True)
 """
 
 
@@ -212,7 +212,7 @@ def test_a_stop_during_the_first_step_does_not_wait_for_it(when: str) -> None:
         process.kill()
     assert process.returncode == 0
     if when == "done":
-        assert said == "went on\n"
+        assert said == "resumed\n"
     else:
         assert said.endswith("asked to stop before the first step was done: nothing to save\n")
-        assert "went on" not in said
+        assert "resumed" not in said

@@ -1,4 +1,4 @@
-"""What a host uses: read from recorded files of a kernel and from recorded words of the makers' tools."""
+"""A host's use of its machine, from recorded files of a kernel and recorded output of the makers' tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training writes of a step, CloudWatch reads."""
+"""CloudWatch reads the line that training writes of a step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
     assert "step=1 loss=2.000000 loss_scale=65536 skipped=1 lr=" in capsys.readouterr().out
 
 
-def test_what_machines_use_is_a_metric_where_asked_for() -> None:
+def test_machine_use_is_a_metric_on_request() -> None:
     line = machine_line({name: 0.25 if "_" not in name else 1e6 for name in MACHINE_NUMBERS})
     steps = step_line({"step": 1, "loss": 2.0, "grad_norm": 1.0, "lr": 1e-4, "tokens_per_s": 9.0, "mfu": 0.1}, 10)
     raw: dict[str, Any] = {

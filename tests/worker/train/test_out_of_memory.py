@@ -1,4 +1,4 @@
-"""Out of memory is one sentence: what was asked for, what was free, and the settings that ask for less."""
+"""Out of memory is one sentence: requested, free, and the settings that need less."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def four() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
-    """With model and prepared data."""
+    """A shell with model and prepared data."""
     return lay_out(tmp_path_factory.mktemp("ml"), trained_inputs)
 
 
@@ -52,7 +52,7 @@ def config(**train: Any) -> Any:
 
 def records(root: Path) -> list[tuple[float, float]]:
     lines = (root / "output/data/metrics.jsonl").read_text().splitlines()
-    return [(found["loss"], found["grad_norm"]) for found in map(json.loads, lines)]
+    return [(record["loss"], record["grad_norm"]) for record in map(json.loads, lines)]
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_steps_are_traced_and_their_parts_add_up(four: World, prepared: Shell, t
 
 
 def profiled(folder: Path, done: int, **options: int) -> list[str]:
-    """What a profiler around so many steps says."""
+    """The lines of a profiler around so many steps."""
     said: list[str] = []
     profiler = StepProfiler(Profile(**options), folder, 0, 0, lambda value: [value], said.append)
     for _ in range(done):
@@ -104,15 +104,15 @@ def test_a_run_that_ends_before_the_profile_says_so(tmp_path: Path) -> None:
     assert line.startswith("profile: a step takes")
 
 
-def test_a_folder_that_refuses_is_said_once_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_folder_that_refuses_is_reported_once_and_training_continues(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     folder.write_text("in the way")
     refused, line = profiled(folder, 2, steps=1, skip=0)
-    assert refused == f"train.profile: {folder} cannot be written (File exists); training goes on"
+    assert refused == f"train.profile: {folder} cannot be written (File exists); training continues"
     assert line.startswith("profile: a step takes")
 
 
-def test_the_line_gives_means_and_where_ranks_differ_their_range() -> None:
+def test_the_line_has_means_and_a_range_if_ranks_differ() -> None:
     ranks = [
         {"step": 1.0, "parts": {**dict.fromkeys(PARTS, 0.0), "data": 0.5, "pipeline": wait}} for wait in (0.1, 0.3)
     ]

@@ -1,4 +1,4 @@
-"""Nothing that is damaged or another run's is ever trained on: a run in one process, with its files changed between."""
+"""A run never trains on damaged files or on those of another run; one process, with files changed between attempts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Run:
         self.checkpoints = root / "checkpoints"
 
     def attempt(self, train: dict[str, Any] | None = None, **sections: dict[str, Any]) -> str:
-        """What it prints. Raises as the run does."""
-        told: dict[str, Any] = {
+        """Run once; returns the output, or raises as the run does."""
+        raw: dict[str, Any] = {
             "model": {"path": "s3://unused"},
             "parallel": {"micro_batch_size": 4},
             "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
@@ -52,7 +52,7 @@ class Run:
             **sections,
             "train": {**TRAIN, **(train or {})},
         }
-        config = JobConfig.model_validate(keys_of(JobConfig.model_validate(told), "train"))
+        config = JobConfig.model_validate(keys_of(JobConfig.model_validate(raw), "train"))
         self._capsys.readouterr()
         handler = signal.getsignal(signal.SIGTERM)
         try:
@@ -85,7 +85,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, 
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """It, in a folder of its own."""
+    """A copy of the trained run in its own folder."""
     if not (trained / "checkpoints").exists():
         Run(trained, capsys).attempt()
     shutil.copytree(trained, tmp_path / "ml")
@@ -113,24 +113,19 @@ def edit(run: Run) -> None:
     path.write_text(json.dumps(content))
 
 
-def rename(run: Run) -> None:
-    shutil.rmtree(run.step(6))
-    run.step(2).rename(run.step(6))
-
-
 def lie(run: Run) -> None:
-    """A manifest that is right in itself, but not for the steps that the run has done."""
-    found = Manifest.read(run.step(6))
-    found.state["samples"] += 4
-    (run.step(6) / NAME).write_text(found.to_json())
+    """Write a valid manifest whose samples do not fit its steps."""
+    manifest = Manifest.read(run.step(6))
+    manifest.state["samples"] += 4
+    (run.step(6) / NAME).write_text(manifest.to_json())
 
 
-def of_an_older_version(run: Run) -> None:
-    """Which wrote a sha256 alone; and a bit is flipped."""
-    found = Manifest.read(run.step(6))
-    for about in found.files.values():
+def without_crc32(run: Run) -> None:
+    """Leave only a sha256 of each file, and flip a bit."""
+    manifest = Manifest.read(run.step(6))
+    for about in manifest.files.values():
         del about["crc32"]
-    (run.step(6) / NAME).write_text(found.to_json())
+    (run.step(6) / NAME).write_text(manifest.to_json())
     flip(run.step(6) / MODEL)
 
 
@@ -153,7 +148,7 @@ def of_an_older_version(run: Run) -> None:
             id="another's optimizer", marks=pytest.mark.full,
         ),
         pytest.param(
-            of_an_older_version, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}", id="older"
+            without_crc32, rf"{MODEL} has sha256 \w{{12}} and was written with \w{{12}}", id="sha256"
         ),
         pytest.param(edit, r"manifest.json is not what was written \(its digest differs\)", id="edited"),
         pytest.param(
@@ -167,26 +162,22 @@ def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: 
     damage(run)
     told = run.attempt()
     assert re.search(rf"passing over checkpoint step_00000006.*{said}", told), told
+    if "which is damaged" in told:
+        assert "resuming from step_00000004, 2 steps are trained again (`--from-step N`, checkpoint.step" in told
     assert "from checkpoint step_00000004" in told
     assert run.losses() == known, "steps 5 and 6 are done again, bit for bit"
-    assert "from checkpoint step_00000006" in run.attempt(), "the damaged one was written anew"
+    assert "from checkpoint step_00000006" in run.attempt(), "the damaged one was written again"
 
 
 def test_a_renamed_folder_is_passed_over(run: Run) -> None:
-    rename(run)
+    shutil.rmtree(run.step(6))
+    run.step(2).rename(run.step(6))
     told = run.attempt()
     assert re.search(r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", told)
     assert "from checkpoint step_00000004" in told
 
 
-def test_the_message_says_how_to_choose_by_hand(run: Run) -> None:
-    flip(run.step(6) / MODEL)
-    assert re.search(
-        r"going on from step_00000004, 2 steps are trained again \(`--from-step N`, checkpoint.step", run.attempt()
-    )
-
-
-def test_with_nothing_good_left_it_ends_rather_than_begin_anew(run: Run) -> None:
+def test_with_nothing_good_left_it_ends_rather_than_start_over(run: Run) -> None:
     for step in (2, 4, 6):
         flip(run.step(step) / MODEL)
     with pytest.raises(
@@ -201,14 +192,14 @@ def test_with_nothing_good_left_it_ends_rather_than_begin_anew(run: Run) -> None
         run.attempt()
 
 
-def test_what_never_arrived_begins_anew(run: Run) -> None:
+def test_what_never_arrived_starts_over(run: Run) -> None:
     for step in (2, 4):
         shutil.rmtree(run.step(step))
     (run.step(6) / MODEL).unlink()
     assert "step=1 " in run.attempt()
 
 
-def test_sizes_only_where_that_is_asked_for(run: Run) -> None:
+def test_verify_size_compares_only_sizes(run: Run) -> None:
     flip(run.step(6) / OPTIMIZER)
     said = run.attempt({"steps": 7}, checkpoint={"verify": "size"})
     assert "from checkpoint step_00000006" in said
@@ -221,7 +212,7 @@ def test_a_damaged_one_is_not_counted_when_old_ones_are_pruned(run: Run) -> None
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["4", "5", "6"]
 
 
-def test_what_no_bf16_run_reads_is_looked_at_beside_the_first_steps(run: Run) -> None:
+def test_files_that_no_bf16_run_reads_are_verified_during_the_first_steps(run: Run) -> None:
     bf16, keep = {"precision": "bf16", "save_interval": 1}, {"keep": 2}
     shutil.rmtree(run.checkpoints)
     run.attempt(bf16 | {"steps": 4}, checkpoint=keep)
@@ -235,7 +226,7 @@ def test_what_no_bf16_run_reads_is_looked_at_beside_the_first_steps(run: Run) ->
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["6", "8"]
 
 
-def test_of_a_run_that_is_over_all_files_are_looked_at_first(run: Run) -> None:
+def test_all_files_of_a_finished_run_are_verified_first(run: Run) -> None:
     shutil.rmtree(run.checkpoints)
     run.attempt({"precision": "bf16"})
     flip(run.step(6) / MODEL)
@@ -245,12 +236,12 @@ def test_of_a_run_that_is_over_all_files_are_looked_at_first(run: Run) -> None:
     assert "nothing is left to train" in run.attempt({"precision": "bf16"})
 
 
-def test_by_hand_an_older_one_and_its_line_from_then_on(run: Run) -> None:
+def test_a_chosen_older_checkpoint_and_its_line_from_then_on(run: Run) -> None:
     known = run.losses()
     said = run.attempt({"steps": 3, "save_interval": 1}, checkpoint={"step": 2})
     assert "from checkpoint step_00000002" in said
     said = run.attempt({"steps": 5, "save_interval": 1}, checkpoint={"step": 2})
-    assert "from checkpoint step_00000003" in said, "the same command goes on"
+    assert "from checkpoint step_00000003" in said, "the same command resumes"
     assert {s: n for s, n in run.losses().items() if s <= 2} == {s: n for s, n in known.items() if s <= 2}
     assert "from checkpoint step_00000005" in run.attempt(), "what was abandoned is not returned to"
     with pytest.raises(
@@ -285,31 +276,18 @@ def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
     assert "from checkpoint step_00000006" in run.attempt()
 
 
-def test_changed_settings_are_said_in_one_line(run: Run) -> None:
+def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
     said = run.attempt({"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8})
     told = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
     assert f"continuing with changed {told}" in said
     assert (
-        "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it goes on at 2.34e-5" in said
+        "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it continues at 2.34e-5"
+        in said
     )
     assert "continuing with changed" not in run.attempt(
         {"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8}
     )
     assert Manifest.read(run.step(9)).state["samples"] == 6 * 4 + 3 * 8
-
-
-def test_checkpoints_of_the_version_before_are_gone_on_from(run: Run) -> None:
-    """No digest, no record of steps, settings or model."""
-    known = run.losses()
-    shutil.rmtree(run.step(6))
-    path = run.step(4) / NAME
-    content = json.loads(path.read_text())
-    del content["digest"]
-    content["state"] = {key: content["state"][key] for key in ("samples", "seq_len", "seed", "data", "weights")}
-    path.write_text(json.dumps(content))
-    assert "from checkpoint step_00000004" in run.attempt()
-    assert run.losses() == known
-    assert Manifest.read(run.step(6)).state["spans"] == [[6, 4]]
 
 
 @pytest.mark.parametrize("how", [Nxd(tp=1), Nxd(tp=2, form="xser"), Native(tp=1)])
@@ -329,7 +307,7 @@ def test_one_flipped_bit_in_converted_shards_is_found_before_the_first_step(run:
 
 
 def lose_checkpoints(run: Run) -> None:
-    """As a run that ended before its first."""
+    """Delete all checkpoints, as if the run had ended before its first."""
     for path in run.checkpoints.glob("step_*"):
         shutil.rmtree(path)
 
@@ -360,7 +338,7 @@ def test_the_base_of_an_adapter_is_compared_at_every_start(run: Run) -> None:
         run.attempt({"steps": 4, **adapter})
 
 
-def test_another_model_in_place_of_one_that_left_no_checkpoint_is_read_anew(run: Run) -> None:
+def test_another_model_in_place_of_one_that_left_no_checkpoint_is_read_again(run: Run) -> None:
     lose_checkpoints(run)
     folder = run.root / "input/data/model"
     config = AutoConfig.from_pretrained(folder)
@@ -369,7 +347,7 @@ def test_another_model_in_place_of_one_that_left_no_checkpoint_is_read_anew(run:
     assert "step=1 " in run.attempt({"steps": 1})
 
 
-def test_a_damaged_record_of_the_models_checksums_is_said_and_made_anew(run: Run) -> None:
+def test_a_damaged_record_of_the_models_checksums_is_reported_and_made_again(run: Run) -> None:
     lose_checkpoints(run)
     (record,) = (run.checkpoints / "model-checksums").iterdir()
     known = record.read_bytes()
@@ -390,7 +368,7 @@ def test_checksums_in_a_model_folder_of_ours_are_compared_at_the_first_start(run
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0], ids=["time", "no time"])
-def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_is_time(
+def test_told_to_stop_it_saves_first_and_proves_the_save_only_if_there_is_time(
     run: Run, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("smtrain.worker.train.stop.PROOF_SECONDS", seconds)
@@ -405,7 +383,7 @@ def test_told_to_stop_it_saves_first_and_shows_that_it_can_go_on_only_if_there_i
     watcher.start()
     said = run.attempt({"steps": 10**6, "save_interval": 10**6})
     watcher.join()
-    found = re.search(r"asked to stop: saved step (\d+), the same command goes on from here(.*)", said)
+    found = re.search(r"asked to stop: saved step (\d+), the same command resumes from here(.*)", said)
     assert found, said
     assert bool(found[2]) == (seconds == 0)
     assert Manifest.read(run.step(int(found[1]))).state["proven"] == (seconds > 0)

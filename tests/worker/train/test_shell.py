@@ -1,4 +1,4 @@
-"""The entry scripts in a shell, without any control plane: a folder laid out as /opt/ml is all they need."""
+"""The entry scripts in a shell, without a control plane: they need only a folder laid out as /opt/ml."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
 
 
 class Shell:
-    """One /opt/ml of a shell user."""
+    """A folder laid out as /opt/ml."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,10 +43,10 @@ class Shell:
 
     def run(self, stage: Stage, changes: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
         changes = changes or {}
-        told = {key: {**CONFIG.get(key, {}), **changes.get(key, {})} for key in {**CONFIG, **changes}}
+        raw = {key: {**CONFIG.get(key, {}), **changes.get(key, {})} for key in {**CONFIG, **changes}}
         folder = self.root / "input/data/config"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(told), stage)))
+        (folder / "config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(raw), stage)))
         (self.root / "output").mkdir(exist_ok=True)
         (self.root / "output/failure").unlink(missing_ok=True)
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
@@ -54,7 +54,7 @@ class Shell:
         return warm.run([REPO / "entrypoints" / f"{stage}.py"], environment)
 
     def result(self, name: str) -> Path:
-        """Move what the stage left out of the way of the next."""
+        """Move the results of a stage out of the way of the next."""
         target = self.root / "results" / name
         target.parent.mkdir(exist_ok=True)
         (self.root / "model").rename(target)
@@ -67,7 +67,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
-    """With text and model in place, and prepared data."""
+    """A shell with text, model and prepared data."""
     shell = Shell(tmp_path_factory.mktemp("ml"))
     shell.channel("text", trained_inputs["text"])
     shell.channel("model", trained_inputs["model"])
@@ -78,7 +78,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str,
 
 
 def like(prepared: Shell, root: Path) -> Shell:
-    """Another /opt/ml with the same model and data: what one test does there, no other sees."""
+    """Another /opt/ml with the same model and data, for one test alone."""
     shell = Shell(root)
     for name in ("data", "model"):
         shell.channel(name, prepared.root / "input/data" / name)
@@ -137,7 +137,7 @@ def test_from_scratch_it_trains_resumes_exports_and_writes(shell: Shell) -> None
 
 @pytest.fixture(scope="module")
 def begun(prepared: Shell, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """With the checkpoints of one run from the model's weights, and no other's."""
+    """A shell with the checkpoints of one run from the model's weights."""
     shell = like(prepared, tmp_path_factory.mktemp("begun") / "ml")
     assert shell.run("train").returncode == 0
     return shell
@@ -154,7 +154,7 @@ def begun(prepared: Shell, tmp_path_factory: pytest.TempPathFactory) -> Shell:
         ({"train": {"lr": 1e18, "steps": 4, "schedule": "constant"}}, "grad norm nan at step 4"),  # after the last one
     ],
 )
-def test_what_cannot_go_on_is_one_sentence_with_the_rank(begun: Shell, changes: dict[str, Any], sentence: str) -> None:
+def test_a_run_that_cannot_continue_fails_in_one_sentence(begun: Shell, changes: dict[str, Any], sentence: str) -> None:
     before = sorted(path.name for path in (begun.root / "checkpoints").iterdir())
     done = begun.run("train", changes)
     assert done.returncode == 1
@@ -170,7 +170,7 @@ def test_a_missing_channel_names_itself(shell: Shell) -> None:
     assert "the job has no input channel named 'checkpoint'" in shell.failure
 
 
-def test_documents_are_kept_apart_where_asked(prepared: Shell, tmp_path: Path) -> None:
+def test_documents_are_kept_apart_on_request(prepared: Shell, tmp_path: Path) -> None:
     losses = []
     for mask in (False, True):
         own = like(prepared, tmp_path / str(mask))

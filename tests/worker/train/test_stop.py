@@ -20,12 +20,12 @@ def shell(tmp_path: Path, trained_inputs: dict[str, Path]) -> Shell:
 
 
 @pytest.mark.full  # the gate has tests/client/launch/test_kill_loop.py, and test_local_run.py for a stop
-def test_stopped_or_killed_it_goes_on_bit_for_bit(shell: Shell) -> None:
+def test_stopped_or_killed_it_resumes_bit_for_bit(shell: Shell) -> None:
     launched.stopped_and_killed_like_left_alone(shell, "native", {})
 
 
 @pytest.mark.full
-def test_a_rank_that_never_comes_ends_the_job_with_where_each_stands(shell: Shell) -> None:
+def test_a_rank_that_never_comes_ends_the_job_with_every_ranks_stack(shell: Shell) -> None:
     stuck = os.pathsep.join([str(Path(__file__).parent / "stuck"), os.environ.get("PYTHONPATH", "")])
     status, said = launched.finish(launched.start(shell, {"stall_minutes": 0.1}, {"PYTHONPATH": stuck}))
     assert status != 0
@@ -34,4 +34,4 @@ def test_a_rank_that_never_comes_ends_the_job_with_where_each_stands(shell: Shel
     assert re.search(r"^\[rank1\]: .* in never$", said, re.M), "it waits for its batch"
     assert re.search(r"^\[rank0\]: .* in (agreed|begin_step)$", said, re.M), "it waits for rank 1"
     assert "train.stall_minutes: nothing was done for 0.1 minutes after step" in shell.failure
-    assert "the run goes on from its last checkpoint" in shell.failure
+    assert "the run resumes from its last checkpoint" in shell.failure

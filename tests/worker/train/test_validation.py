@@ -1,4 +1,4 @@
-"""Validation in a training of real processes: what it says, that it leaves no trace, and that it goes on."""
+"""Validation in a training of real processes: its numbers, no effect on training, and resumes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def two() -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Shell:
-    """With model and prepared data, of which a part is held out."""
+    """A shell with model and prepared data, of which a part is held out."""
     shell = Shell(tmp_path_factory.mktemp("ml"))
     for name in ("text", "model"):
         shell.channel(name, trained_inputs[name])
@@ -69,11 +69,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str,
 @pytest.fixture
 def shell(prepared: Shell, tmp_path: Path) -> Shell:
     """A run of its own over the same data."""
-    return beside(prepared, tmp_path / "ml")
+    return own_run(prepared, tmp_path / "ml")
 
 
-def beside(prepared: Shell, root: Path, checkpoints: Path | None = None) -> Shell:
-    """A run of its own over the same data, which may go on from another's checkpoints."""
+def own_run(prepared: Shell, root: Path, checkpoints: Path | None = None) -> Shell:
+    """A run of its own over the same data, which may resume from another's checkpoints."""
     own = Shell(root)
     (own.root / "input/data").mkdir()
     for name in ("data", "model"):
@@ -84,13 +84,13 @@ def beside(prepared: Shell, root: Path, checkpoints: Path | None = None) -> Shel
 
 
 def records(shell: Shell) -> Records:
-    """By step, the last time it was done."""
-    found: Records = {}
+    """The last record of each step."""
+    out: Records = {}
     for line in (shell.root / "output/data/metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         kept = {k: v for k, v in record.items() if k in ("loss", "grad_norm") or k.startswith("val_")}
-        found[record["step"]] = {**(found.get(record["step"], {}) if "loss" not in kept else {}), **kept}
-    return found
+        out[record["step"]] = {**(out.get(record["step"], {}) if "loss" not in kept else {}), **kept}
+    return out
 
 
 def trained(two: World, shell: Shell, **more: Any) -> Records:
@@ -134,7 +134,7 @@ def test_the_steps_are_those_of_a_run_that_does_not_validate(two: World, shell: 
 
 
 def batches(shell: Shell) -> int:
-    """How many batches a validation has."""
+    """The number of batches of a validation."""
     held_out = HeldOut(shell.root / "input/data/data", seq_len=32, global_batch_size=4, dp_rank=0, dp_size=1)
     held_out.close()
     return held_out.batches
@@ -142,7 +142,7 @@ def batches(shell: Shell) -> int:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("method", "validations"), [("begin_step", 4), ("evaluate", 0), ("evaluate", 2)])
-def test_killed_it_goes_on_with_the_same_numbers(
+def test_killed_it_resumes_with_the_same_numbers(
     two: World, shell: Shell, known: Records, method: str, validations: int
 ) -> None:
     number = validations if method == "begin_step" else validations * batches(shell) + 2
@@ -152,7 +152,7 @@ def test_killed_it_goes_on_with_the_same_numbers(
 
 
 def moments() -> list[tuple[str, int]]:
-    """Before which step, or in which batch of a validation, it is killed; SMTRAIN_ADAPTER_KILLS=1: before all."""
+    """The steps, or batches of a validation, before which to kill; SMTRAIN_ADAPTER_KILLS=1: before each."""
     if not os.environ.get("SMTRAIN_ADAPTER_KILLS"):
         return [("begin_step", 5)]
     return [*(("begin_step", n) for n in range(1, 7)), *(("evaluate", n) for n in (1, 3, 5, 7, 9))]
@@ -160,11 +160,11 @@ def moments() -> list[tuple[str, int]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("method", "number"), moments())
-def test_a_killed_adapter_goes_on_with_the_same_numbers_on_its_mesh_and_another(
+def test_a_killed_adapter_resumes_with_the_same_numbers_on_its_mesh_and_another(
     two: World, prepared: Shell, tmp_path: Path, method: str, number: int
 ) -> None:
     how: dict[str, Any] = {"adapter": {"rank": 4, "alpha": 8, "dropout": 0.1}, "lr": 1e-2}
-    whole, killed = (beside(prepared, tmp_path / name) for name in ("whole", "killed"))
+    whole, killed = (own_run(prepared, tmp_path / name) for name in ("whole", "killed"))
     known = trained(two, whole, **how)
     with pytest.raises(Died):
         two.run(running.run, killed.root, config(**how), (method, number, signal.SIGKILL))
@@ -174,10 +174,10 @@ def test_a_killed_adapter_goes_on_with_the_same_numbers_on_its_mesh_and_another(
     if number == 5 and method == "begin_step":
         assert step >= 2
     kept = killed.root / "checkpoints" if (killed.root / "checkpoints").exists() else None
-    other = beside(prepared, tmp_path / "other", kept)
+    other = own_run(prepared, tmp_path / "other", kept)
     assert trained(two, killed, **how) == known
     resumed = trained(two, other, mesh={"dp": 2}, **how)
-    early = beside(prepared, tmp_path / "early")
+    early = own_run(prepared, tmp_path / "early")
     if step:
         trained(two, early, steps=step, **how)
     expected = trained(two, early, mesh={"dp": 2}, **how)
@@ -196,7 +196,7 @@ def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shel
 
 
 @pytest.mark.full
-def test_another_mesh_goes_on_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
+def test_another_mesh_resumes_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
     trained(two, shell, steps=2)
     found = trained(two, shell, mesh={"dp": 2})
     assert found.keys() == known.keys()
@@ -222,7 +222,7 @@ def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) ->
 
 
 def exported_step(shell: Shell, best: bool = False) -> int:
-    """Of the checkpoint whose weights an export has."""
+    """The step of the checkpoint whose weights an export has."""
     target = shell.root.parent / f"exported-{best}"
     export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=best)
     made = weights_of(open_weights(target))
@@ -246,7 +246,7 @@ def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) ->
 
 
 @pytest.mark.full
-def test_a_run_that_began_without_validation_goes_on_with_it(two: World, shell: Shell) -> None:
+def test_a_run_that_began_without_validation_resumes_with_it(two: World, shell: Shell) -> None:
     trained(two, shell, validation=None, steps=2)
     found = trained(two, shell)
     assert sorted(step for step, record in found.items() if "val_loss" in record) == [2, 4, 6]

@@ -1,6 +1,6 @@
 """Linears and embeddings that write their weight's gradient straight into the optimizer's buffer.
 
-torch makes the gradient of a weight as a new tensor and adds it to `weight.grad`. Writing the product where it belongs
+torch makes the gradient of a weight as a new tensor and adds it to `weight.grad`. Writing the product into the buffer
 saves that tensor, and for the first micro-batch of a step also the addition and the zeros.
 """
 

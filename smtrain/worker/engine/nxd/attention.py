@@ -42,7 +42,7 @@ class Rotary:
         self._head = described.shape.head_dim
         self._kept: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
         self.turned = 0
-        """How many of a head's numbers turn; known once a table was made."""
+        """The number of a head's values that turn; known once a table was made."""
 
     @torch.no_grad()
     def __call__(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,7 +24,7 @@ _RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 
 
 def read(checkpoint: Path) -> dict[str, Any] | str:
-    """The record of a checkpoint, or the reason that there is none."""
+    """The record of a checkpoint, or the reason that it is missing."""
     try:
         found = json.loads((checkpoint / NAME).read_text("utf-8"))
     except FileNotFoundError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SaveOptions:
-    """How to write checkpoints; `pending` is the one that does not count yet."""
+    """Options for writing checkpoints; `pending` is the one that does not count yet."""
 
     form: Literal["pt", "xser"] = "pt"
     """One file a rank, or one a tensor, shared out among the data-parallel ranks."""

@@ -28,7 +28,7 @@ def resume(
     rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path, at: int, last: int,
     folder: Path | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
-    return adapters.gone_on(engine(config, options, adapter), checkpoint, at, last, folder)
+    return adapters.resumed(engine(config, options, adapter), checkpoint, at, last, folder)
 
 
 def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora, checkpoint: Path | None) -> str:
@@ -43,7 +43,7 @@ def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, adapter
 
 
 def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
-    """What two steps leave of the base, who has gradients, and what the optimizer holds."""
+    """The base after two steps, the parameters with gradients, and the optimizer's state."""
     import torch
 
     e = engine(config, options, adapter)

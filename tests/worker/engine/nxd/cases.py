@@ -1,4 +1,4 @@
-"""What worlds of the nxd engine run; the first argument is the rank."""
+"""Functions that worlds of the nxd engine run; the first argument is the rank."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def between_steps(
 def train_and_save(
     rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int, last: int, how: dict[str, Any]
 ) -> list[tuple[float, float]]:
-    """Save after `at` steps and go on to `last`; gives the losses after the save."""
+    """Save after `at` steps and continue to `last`; returns the losses after the save."""
     shim.install()
     from smtrain.worker.engine.nxd import persist
 
@@ -136,7 +136,7 @@ def save_on_hosts(
 
 
 def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
-    """Like a job: go on from the newest whole checkpoint, save every 2 steps; rank 1 is killed after step `at`."""
+    """Act as a job: resume from the newest whole checkpoint, save every 2 steps, kill rank 1 after step `at`."""
     from smtrain.worker.engine.nxd import completeness
 
     e = engine(config, options)
@@ -175,7 +175,7 @@ def refusal(rank: int, config: dict[str, Any], options: ParallelOptions, checkpo
 
 
 def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded: bool) -> tuple[int, int, int]:
-    """How many fp32 weights of ZeRO-1 there are, are the source's own values, and are what the parameters keep of it.
+    """Count ZeRO-1's fp32 weights: all, equal to the source's values, equal to the parameters' rounded ones.
 
     The source's values are those of an fp32 engine on the same mesh.
     """

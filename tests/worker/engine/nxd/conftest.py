@@ -1,4 +1,4 @@
-"""Processes with neuronx-distributed on the CPU; every test here is skipped where the library is not."""
+"""Processes with neuronx-distributed on the CPU; skips every test here if the library is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a real XLA device, in a process of its own: `python -m tests.worker.engine.nxd.lazily WHAT [FOLDER]`.
+"""Runs on a real XLA device in a process of its own: `python -m tests.worker.engine.nxd.lazily WHAT [FOLDER]`.
 
 Nothing of torch_xla or neuronx-distributed is replaced: only modules that are not there have stand-ins. The last line
 is JSON.
@@ -21,7 +21,7 @@ STEPS = 400
 
 
 def rate(step: int, steps: int = STEPS) -> float:
-    """Down to 0 as with `min_lr: 0`, where it stays for some steps, and up again; steps count from 1."""
+    """Fall to 0 as with `min_lr: 0`, stay for some steps, and rise again; steps count from 1."""
     return 3e-3 * max(0.0, 1.0 - step / (steps - 50)) if step < steps - 20 else 1e-3
 
 
@@ -30,7 +30,7 @@ def compilations() -> int:
 
 
 def readings() -> int:
-    """How often numbers were fetched from the device, which waits for it."""
+    """Count fetches from the device, each of which waits for it."""
     return int((metrics.metric_data("TransferFromDeviceTime") or (0,))[0])
 
 
@@ -91,7 +91,7 @@ def optimizer() -> dict[str, Any]:
 
 
 def engine(how: str, folder: Path) -> dict[str, Any]:
-    """A tiny model trained by the engine, saved at step 5 and a later one, and another engine that goes on from there.
+    """Train a tiny model, save at step 5 and a later one, and resume with another engine.
 
     `how` is `zero1`, `plain`, or `adapter`: LoRA with ZeRO-1, fewer steps.
     """

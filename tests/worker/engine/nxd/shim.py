@@ -1,4 +1,4 @@
-"""What it takes for neuronx-distributed to train on a CPU over gloo: stand-ins for what its CPU mode still asks of XLA.
+"""Stand-ins that let neuronx-distributed train on a CPU over gloo, for parts of XLA that its CPU mode still needs.
 
 Never part of the package: the engine itself knows nothing of it. `install()` before the first import of the library,
 with NXD_CPU_MODE=1 and PJRT_DEVICE=CPU in the environment. Each function below is one work-around of docs/nxd.md.
@@ -121,7 +121,7 @@ _GROUPS: dict[Any, Any] = {}
 
 
 def forget_groups() -> None:
-    """Of an earlier process group; a test process lives through several."""
+    """Forget an earlier process group; a test process lives through several."""
     _GROUPS.clear()
 
 

@@ -79,7 +79,7 @@ def test_the_library_has_every_name_and_argument(monkeypatch: pytest.MonkeyPatch
 
 
 def hold() -> None:
-    """Raise where the library lacks a listed name or argument."""
+    """Raise if the library lacks a listed name or argument."""
     shim.install()
     for key, arguments in USED.items():
         module, name = key.split(":")

@@ -25,7 +25,7 @@ def run(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_optimizer_needs_none_of_the_library() -> None:
-    """So its graph is measured with torch_xla alone, and this is seen where neither is."""
+    """This lets the next test measure its graph with torch_xla alone."""
     code = "import sys; sys.modules['neuronx_distributed'] = None; import smtrain.worker.engine.nxd.optimizer"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
@@ -34,7 +34,7 @@ def test_the_optimizer_needs_none_of_the_library() -> None:
 def test_the_optimizers_graph_is_the_same_at_every_step() -> None:
     found = run("optimizer")
     assert [step for step in found["ours"] if step > 3] == []
-    assert {325, 350} <= set(found["torchs"]), "torch's own is compiled anew: the device bakes scalars into graphs"
+    assert {325, 350} <= set(found["torchs"]), "torch's own is compiled again: the device bakes scalars into graphs"
     assert found["apart"] < 1e-5
 
 

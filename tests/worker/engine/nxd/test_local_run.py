@@ -115,7 +115,7 @@ def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
 
 
 def goes_on(run: smtrain.Run, step: str) -> bool:
-    """Whether the train job of a run said that it goes on from a step's checkpoint."""
+    """Whether the train job of a run said that it resumes from a step's checkpoint."""
     said = (line.text for line in run.job("train").lines("algo-1"))
     return any(text.rstrip().endswith(step) and " from checkpoint " in text for text in said)
 
