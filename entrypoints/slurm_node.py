@@ -100,8 +100,7 @@ def say_full(ml: Path, why: str) -> None:
         (ml.parent.parent / ".reserve").unlink(missing_ok=True)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").write_text(
-            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last checkpoint",
-            "utf-8",
+            f"{ml}: {why}; make room in cluster.shared, then launch again to resume from its last checkpoint", "utf-8"
         )
 
 

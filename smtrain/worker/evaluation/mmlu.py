@@ -26,17 +26,17 @@ Question = dict[str, Any]
 def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
     """The files of each subject's splits, {} if the folder is not MMLU. `all` has every subject in one file."""
     for root in (folder, folder / "data"):
-        found: dict[str, dict[str, list[Path]]] = {}
+        subjects: dict[str, dict[str, list[Path]]] = {}
         for split in _SPLITS:
             for path in sorted((root / split).glob(f"*_{split}.csv")):
-                found.setdefault(path.name.removesuffix(f"_{split}.csv"), {}).setdefault(split, []).append(path)
+                subjects.setdefault(path.name.removesuffix(f"_{split}.csv"), {}).setdefault(split, []).append(path)
             for path in sorted(root.glob(f"*/{split}-*.parquet")):
-                found.setdefault(path.parent.name, {}).setdefault(split, []).append(path)
-        alone = {subject: splits for subject, splits in found.items() if subject != "all" and "test" in splits}
+                subjects.setdefault(path.parent.name, {}).setdefault(split, []).append(path)
+        alone = {subject: splits for subject, splits in subjects.items() if subject != "all" and "test" in splits}
         if alone:
             return alone
-        if "test" in found.get("all", {}):
-            return {"all": found["all"]}
+        if "test" in subjects.get("all", {}):
+            return {"all": subjects["all"]}
     return {}
 
 
@@ -106,12 +106,12 @@ def _count_others(folder: Path, subjects: dict[str, dict[str, list[Path]]], unre
 def _by_subject(
     subjects: dict[str, dict[str, list[Path]]], split: str, unread: UnreadText
 ) -> dict[str, list[Question]]:
-    found: dict[str, list[Question]] = {}
+    questions: dict[str, list[Question]] = {}
     for subject, splits in subjects.items():
         for path in splits.get(split, []):
             for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject, unread):
-                found.setdefault(row["subject"], []).append(row)
-    return found
+                questions.setdefault(row["subject"], []).append(row)
+    return questions
 
 
 def _csv_rows(path: Path, subject: str) -> Iterator[Question]:

@@ -115,15 +115,15 @@ class Destination:
     def _is_there(self, checkpoint: Path, name: str) -> bool:
         bucket, prefix = split_uri(f"{self._uri.rstrip('/')}/{name}/")
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        held = {item["Key"][len(prefix) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
+        sizes = {item["Key"][len(prefix) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
         record = next(file for file in _RECORDS if (checkpoint / file).exists())
-        if record not in held:
+        if record not in sizes:
             return False
         body = self._s3.get_object(Bucket=bucket, Key=prefix + record)["Body"].read()
         if body != (checkpoint / record).read_bytes():
             return False
         fault = manifest.fault if record == manifest.NAME else completeness.fault
-        return fault(checkpoint, held) is None
+        return fault(checkpoint, sizes) is None
 
     def _renew(self) -> None:
         while not self._closed.wait(EVERY):

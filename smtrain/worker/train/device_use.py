@@ -94,11 +94,7 @@ class Gpus:
 def neuron_settings(period: int) -> dict[str, Any]:
     """neuron-monitor's settings: only the metrics read here, for every process on the Neuron cores."""
     metrics = [{"type": "neuroncore_counters"}, {"type": "memory_used"}]
-    return {
-        "period": f"{period}s",
-        "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}],
-        "system_metrics": [],
-    }
+    return {"period": f"{period}s", "neuron_runtimes": [{"tag_filter": ".*", "metrics": metrics}], "system_metrics": []}
 
 
 def neuron(line: str) -> dict[str, float] | None:

@@ -104,11 +104,11 @@ def _own_records(native_engine: bool) -> EngineRecords:
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:
     """The adapter that the config asks for. Raises `ConfigError` if the model has no such layers."""
-    asked = config.train.adapter
-    if asked is None:
+    adapter = config.train.adapter
+    if adapter is None:
         return None
-    targets = targets_of(ModelShape.from_config(described), asked.targets)
-    return Lora(asked.rank, asked.alpha, asked.dropout, targets, asked.rslora)
+    targets = targets_of(ModelShape.from_config(described), adapter.targets)
+    return Lora(adapter.rank, adapter.alpha, adapter.dropout, targets, adapter.rslora)
 
 
 def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | RandomWeights | None) -> Engine:

@@ -82,7 +82,7 @@ def mean(readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each number over those that have it."""
     names = dict.fromkeys(name for reading in readings for name in reading)
     values = {name: [reading[name] for reading in readings if name in reading] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(each) / len(each) for name, each in values.items()}
 
 
 @dataclass
@@ -103,18 +103,18 @@ class MachineCounters:
         now = dict(self._counted())
         grown = {name: value - self._before[name] for name, value in now.items() if name in self._before}
         self._before = now
-        found: dict[str, float] = {}
+        reading: dict[str, float] = {}
         if (every := grown.get("cpu_all", 0.0)) > 0:
-            found["cpu"] = min(1.0, max(0.0, 1 - grown["cpu_idle"] / every))
+            reading["cpu"] = min(1.0, max(0.0, 1 - grown["cpu_idle"] / every))
         with suppress(OSError, ValueError, KeyError):
-            found["memory"] = self._memory()
+            reading["memory"] = self._memory()
         with suppress(OSError):
             use = shutil.disk_usage(self.disk)
-            found["disk"] = 1 - use.free / use.total if use.total else 0.0
+            reading["disk"] = 1 - use.free / use.total if use.total else 0.0
         if (passed := grown.get("time", 0.0)) > 0:
             # A counter goes back if its device was removed and added again.
-            found |= {name: max(0.0, grown[name]) / passed for name in grown if name.startswith(("net_", "disk_"))}
-        return found
+            reading |= {name: max(0.0, grown[name]) / passed for name in grown if name.startswith(("net_", "disk_"))}
+        return reading
 
     def _counted(self) -> Iterator[tuple[str, float]]:
         """Counters that only grow."""

@@ -187,21 +187,21 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> L
 def _validator(
     config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, before: dict[str, Any] | None
 ) -> Validator | None:
-    options, asked = config.train, config.train.validation
-    if asked is None:
+    options, wanted = config.train, config.train.validation
+    if wanted is None:
         return None
     held_out = HeldOut(
         container.channel("data"), seq_len=options.seq_len, global_batch_size=options.global_batch_size,
-        dp_rank=engine.dp_rank, dp_size=engine.dp_size, count=asked.batches, document_mask=config.data.document_mask,
+        dp_rank=engine.dp_rank, dp_size=engine.dp_size, count=wanted.batches, document_mask=config.data.document_mask,
     )  # fmt: skip
     answers = None
-    if asked.samples and held_out.samples is not None:
+    if wanted.samples and held_out.samples is not None:
         answers = SampleAnswers(
-            engine, held_out.samples, container.channel("model"), count=asked.samples, longest=asked.sample_tokens,
+            engine, held_out.samples, container.channel("model"), count=wanted.samples, longest=wanted.sample_tokens,
             seq_len=options.seq_len, eos_id=manifest.eos_id,
         )  # fmt: skip
     sft = options.objective == "sft"
-    return Validator(engine, held_out, asked, options.steps, accuracy=sft, before=before, answers=answers)
+    return Validator(engine, held_out, wanted, options.steps, accuracy=sft, before=before, answers=answers)
 
 
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:

@@ -19,11 +19,11 @@ class Reads(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.reads: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name() in self.WAITING:
-            self.found.append(func.name())
+            self.reads.append(func.name())
         return func(*args, **(kwargs or {}))
 
 
@@ -41,7 +41,7 @@ def begun(
         with watch if step > 1 else nullcontext():  # the masks of whole rows are made once
             pending.append(late.begin_step(input_ids, labels, cases.lr(step), *within))
         now.append(at_once.step(input_ids, labels, cases.lr(step), *within))
-    return watch.found, [numbers() for numbers in pending], now
+    return watch.reads, [numbers() for numbers in pending], now
 
 
 def watched(rank: int) -> list[str]:
@@ -49,7 +49,7 @@ def watched(rank: int) -> list[str]:
     watch = Reads()
     with watch:
         float(torch.ones(2).sum())
-    return watch.found
+    return watch.reads
 
 
 def steps_ahead(rank: int, config: dict[str, Any], options: ParallelOptions) -> int:

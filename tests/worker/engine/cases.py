@@ -147,7 +147,7 @@ def steps(e: NativeEngine, first: int, last: int) -> list[tuple[float, float]]:
 
 
 def scaled_steps(e: NativeEngine, first: int, last: int, overflow: int | None = None) -> list[StepResult]:
-    """`steps`, with all that is told of them; in step `overflow`, one number of one rank's gradient is infinite."""
+    """`steps`, with their whole results; in step `overflow`, one number of one rank's gradient is infinite."""
     out = []
     for step in range(first, last):
         with overflowing(e) if step == overflow and e.rank == e.world_size - 1 else nullcontext():
@@ -472,15 +472,15 @@ def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dic
     scaled_steps(e, 0, 1)
     before = held(e)
     (skipped,) = scaled_steps(e, 7, 8, overflow=7)
-    found = {"skipped": skipped, "kept": held(e) == before, "updates": e.optimizer.updates, "state": scale.state()}
+    result = {"skipped": skipped, "kept": held(e) == before, "updates": e.optimizer.updates, "state": scale.state()}
     scaled_steps(plain, 0, 1)
     assert plain.optimizer.loss_scale is not None
     plain.optimizer.loss_scale.restore({"scale": float(scale.scale), "good_steps": 0, "skipped": 0})
-    found["same"] = scaled_steps(e, 1, 3) == scaled_steps(plain, 1, 3)
+    result["same"] = scaled_steps(e, 1, 3) == scaled_steps(plain, 1, 3)
     scale.restore({"scale": 2.0**60, "good_steps": 0, "skipped": 0})
     before = held(e)
-    (found["enormous"],) = scaled_steps(e, 3, 4)
-    return {**found, "kept": found["kept"] and held(e) == before}
+    (result["enormous"],) = scaled_steps(e, 3, 4)
+    return {**result, "kept": result["kept"] and held(e) == before}
 
 
 def train_and_save_fp16(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path) -> list[StepResult]:

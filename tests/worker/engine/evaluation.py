@@ -38,13 +38,13 @@ def without_labels(rank: int, config: dict[str, Any], options: ParallelOptions) 
 
 
 def between_steps(
-    rank: int, config: dict[str, Any], options: ParallelOptions, evaluate: bool
+    rank: int, config: dict[str, Any], options: ParallelOptions, evaluate_too: bool
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of four steps, with evaluations of other batches between them or without."""
     e = cases.engine(config, options)
     out = []
     for step in range(4):
-        if evaluate:
+        if evaluate_too:
             for other in range(step + 1):
                 e.evaluate(*cases.own(e, cases.batch(config, 50 + other)))
         result = e.step(*cases.own(e, cases.batch(config, step)), cases.lr(step))

@@ -85,8 +85,8 @@ def test_joining_a_job_with_and_without_torchrun(processes: int, tmp_path: Path)
     assert job.returncode == 0, job.stderr
     world = max(1, processes)
     # Gloo of torch 2.9 writes of its connections to stdout as well.
-    told = sorted(line for line in job.stdout.splitlines() if not line.startswith("[Gloo]"))
-    assert told == [f"rank {r} of {world} cpu gloo" for r in range(world)]
+    said = sorted(line for line in job.stdout.splitlines() if not line.startswith("[Gloo]"))
+    assert said == [f"rank {r} of {world} cpu gloo" for r in range(world)]
 
 
 def test_a_device_without_a_backend_is_refused() -> None:

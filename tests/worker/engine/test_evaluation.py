@@ -21,7 +21,7 @@ def test_loss_and_correct_tokens_are_those_of_transformers(four: World, solo: Wo
     config: dict[str, Any] = CONFIGS[name]
     known = solo.run(evaluation.plain, config)[0]
     ranks = four.run(evaluation.evaluated, config, mesh(where))
-    assert all(found == ranks[0] for found in ranks), "every rank must tell the same numbers"
+    assert all(result == ranks[0] for result in ranks), "every rank must tell the same numbers"
     assert ranks[0].loss == pytest.approx(known.loss, rel=1e-6)
     assert (ranks[0].tokens, ranks[0].correct) == (known.tokens, known.correct)
     assert solo.run(evaluation.evaluated, config, mesh("111"))[0].correct == known.correct
@@ -30,9 +30,9 @@ def test_loss_and_correct_tokens_are_those_of_transformers(four: World, solo: Wo
 @pytest.mark.parametrize("where", ["221 sp", "122"])
 def test_packed_samples_are_judged_alike_on_every_mesh(four: World, solo: World, where: str) -> None:
     known = solo.run(evaluation.in_segments, CONFIGS["llama"], mesh("111"))[0]
-    found = four.run(evaluation.in_segments, CONFIGS["llama"], mesh(where))[0]
-    assert found.loss == pytest.approx(known.loss, rel=1e-6)
-    assert (found.tokens, found.correct) == (known.tokens, known.correct)
+    result = four.run(evaluation.in_segments, CONFIGS["llama"], mesh(where))[0]
+    assert result.loss == pytest.approx(known.loss, rel=1e-6)
+    assert (result.tokens, result.correct) == (known.tokens, known.correct)
 
 
 @pytest.mark.sample(1)
@@ -44,8 +44,8 @@ def test_steps_are_the_same_bits_with_evaluations_between_them(four: World, wher
 
 
 def test_a_batch_without_labels_counts_for_nothing(four: World) -> None:
-    found = four.run(evaluation.without_labels, CONFIGS["llama"], mesh("221"))[0]
-    assert (found.loss, found.tokens, found.correct) == (0.0, 0, 0)
+    result = four.run(evaluation.without_labels, CONFIGS["llama"], mesh("221"))[0]
+    assert (result.loss, result.tokens, result.correct) == (0.0, 0, 0)
 
 
 @pytest.mark.parametrize(("name", "where"), [("llama-tied-509", "411 sp"), ("qwen2", "221"), ("llama", "122")])

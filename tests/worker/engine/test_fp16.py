@@ -36,14 +36,14 @@ def test_losses_and_norms_agree(name: str, text: str, four: World, solo: World) 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["221 fp16", "122 fp16 m2"])
 def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(text: str, four: World) -> None:
-    for told in four.run(cases.overflow, CONFIGS["llama-tied-509"], mesh(text)):
-        assert told["skipped"].scaling == (FIRST, FIRST / 2, True)
-        assert told["skipped"].loss == pytest.approx(6.5, abs=0.5)
-        assert told["kept"], "weights, master weights and moments are the same bits"
-        assert told["updates"] == 1
-        assert told["state"] == {"scale": FIRST / 2, "good_steps": 0, "skipped": 1}
-        assert told["same"], "what comes after is as if the step had not been"
-        assert told["enormous"].scaling == (2.0**60, 2.0**59, True)
+    for result in four.run(cases.overflow, CONFIGS["llama-tied-509"], mesh(text)):
+        assert result["skipped"].scaling == (FIRST, FIRST / 2, True)
+        assert result["skipped"].loss == pytest.approx(6.5, abs=0.5)
+        assert result["kept"], "weights, master weights and moments are the same bits"
+        assert result["updates"] == 1
+        assert result["state"] == {"scale": FIRST / 2, "good_steps": 0, "skipped": 1}
+        assert result["same"], "what comes after is as if the step had not been"
+        assert result["enormous"].scaling == (2.0**60, 2.0**59, True)
 
 
 def test_going_on_is_bit_identical(four: World, tmp_path: Path) -> None:

@@ -83,11 +83,11 @@ def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Pat
     expected = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path, 8)[0]
     undropped = solo.run(adapters.train, config, mesh("111"), lora(config), tmp_path / "without", 1)[0]
     assert abs(undropped[0][1] - expected[0][1]) > 1e-4
-    found = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path / "0", 2)[0]
+    losses = solo.run(adapters.train, config, mesh("111"), adapter, tmp_path / "0", 2)[0]
     for at, text in ((2, "221 sp full m2"), (4, "411"), (6, "122 full m1")):
         checkpoint = tmp_path / str(at - 2) / f"step_{at:08d}"
-        found += four.run(adapters.resume, config, mesh(text), adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
-    np.testing.assert_allclose(found, expected, rtol=2e-5)
+        losses += four.run(adapters.resume, config, mesh(text), adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
+    np.testing.assert_allclose(losses, expected, rtol=2e-5)
 
 
 def test_checkpoints_are_the_adapters_alone(four: World, tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path:
 @pytest.mark.parametrize("text", ["221 sp bf16", "221 fp16", "122 full"])
 def test_the_base_is_frozen_in_its_own_type(text: str, four: World) -> None:
     config = CONFIGS["llama"]
-    for told in four.run(adapters.frozen, config, mesh(text), lora(config)):
-        assert told["unchanged"]
-        assert not told["gradients"]
+    for result in four.run(adapters.frozen, config, mesh(text), lora(config)):
+        assert result["unchanged"]
+        assert not result["gradients"]
         base = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(text[-4:], "torch.float32")
-        assert told["dtypes"] == {base, "torch.float32"}
-        assert told["numbers"] <= told["flat"]
+        assert result["dtypes"] == {base, "torch.float32"}
+        assert result["numbers"] <= result["flat"]
 
 
 @pytest.mark.parametrize(("name", "text", "more"), [
@@ -148,7 +148,7 @@ def test_peft_loads_what_is_exported(
     assert np.abs(ours - untrained).max() > 1e-3
     theirs = solo.run(adapters.peft_logits, config, base, tmp_path / "adapter")[0]
     np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
-    told = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (told["base_model_name_or_path"], told["revision"]) == ("who/what", "main")
+    exported = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (exported["base_model_name_or_path"], exported["revision"]) == ("who/what", "main")
     merged = solo.run(adapters.plain_logits, config, tmp_path / "merged")[0]
     np.testing.assert_allclose(ours, merged, atol=1e-4, rtol=0)

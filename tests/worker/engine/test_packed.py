@@ -38,9 +38,9 @@ def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World,
 @pytest.mark.parametrize("text", ["221 sp", "122"])
 def test_logits_are_those_of_the_samples_alone(name: str, text: str, four: World, solo: World) -> None:
     alone = solo.run(packed.logits_alone, CONFIGS[name])[0]
-    found = [ours for ours in four.run(packed.logits, CONFIGS[name], mesh(text)) if ours is not None]
-    assert found
-    for ours in found:
+    logits = [ours for ours in four.run(packed.logits, CONFIGS[name], mesh(text)) if ours is not None]
+    assert logits
+    for ours in logits:
         np.testing.assert_allclose(ours, alone, atol=2e-5, rtol=0)
 
 

@@ -53,14 +53,14 @@ def test_unmarked_a_part_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_device_is_waited_for_where_a_part_ends() -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
-    def told() -> Iterator[str]:
-        with marked(PartsClock(lambda: asked.append("settled"))), part("optimizer"):
+    def places() -> Iterator[str]:
+        with marked(PartsClock(lambda: calls.append("settled"))), part("optimizer"):
             yield "within"
             with part("data parallel"):
                 yield "further within"
 
-    for at in told():
-        asked.append(at)
-    assert asked == ["within", "settled", "further within", "settled", "settled"]
+    for at in places():
+        calls.append(at)
+    assert calls == ["within", "settled", "further within", "settled", "settled"]

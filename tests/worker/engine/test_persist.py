@@ -40,20 +40,20 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
-    given = cases.weights(config)
+    expected = cases.weights(config)
     for text in ("221 sp", "141", "411") if name.startswith("llama") else ("221 sp", "411"):
         four.run(cases.save_start, config, text, tmp_path / text)
-        found = cases.read_all(tmp_path / text / "step_00000000")
-        assert found.keys() == given.keys()
-        assert all(torch.equal(found[n], given[n]) for n in given), text
+        saved = cases.read_all(tmp_path / text / "step_00000000")
+        assert saved.keys() == expected.keys()
+        assert all(torch.equal(saved[n], expected[n]) for n in expected), text
 
 
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
 def test_no_steps_change_no_bit_of_a_half(half: Precision, four: World, tmp_path: Path) -> None:
     config, dtype = CONFIGS["llama-tied-509"], getattr(torch, BY_PRECISION[half].name)
     four.run(cases.save_start, config, f"221 {half}", tmp_path)
-    found, given = cases.read_all(tmp_path / "step_00000000"), cases.weights(config)
-    assert all(torch.equal(found[n], given[n].to(dtype)) for n in given)
+    saved, expected = cases.read_all(tmp_path / "step_00000000"), cases.weights(config)
+    assert all(torch.equal(saved[n], expected[n].to(dtype)) for n in expected)
 
 
 @pytest.mark.sample(1)
@@ -70,8 +70,8 @@ def test_a_random_start_is_the_same_on_every_mesh(name: str, four: World, solo: 
             assert (values == (0.0 if spec.name.endswith("bias") else 1.0)).all()
     for text in ("221", "122", "212 sp"):
         four.run(cases.save_start, config, text, tmp_path / text, 5)
-        found = cases.read_all(tmp_path / text / "step_00000000")
-        assert all(torch.equal(found[n], expected[n]) for n in expected), text
+        saved = cases.read_all(tmp_path / text / "step_00000000")
+        assert all(torch.equal(saved[n], expected[n]) for n in expected), text
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) ->
     layout = Layout(ModelShape.from_config(config), mesh(text).tp, mesh(text).pp)
     compared = 0
     for spec in layout.shape.specs:
-        held: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
+        copies: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
         for p in layout.stages(spec.name):
             for t in range(layout.tp):
                 file = load_file(tmp_path / "step_00000010" / model_file(t, p))
-                other = held.setdefault(layout.shard(spec.name, t).ranges, file[spec.name])
+                other = copies.setdefault(layout.shard(spec.name, t).ranges, file[spec.name])
                 compared += other is not file[spec.name]
                 assert torch.equal(file[spec.name], other), f"{spec.name} on tp {t}, pp {p}"
     assert compared > 0
@@ -167,8 +167,8 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 def test_a_save_beside_training_is_of_its_moment(text: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]
     waited = four.run(cases.train_and_save, config, mesh(text), tmp_path / "waited", 2, 5)[0]
-    beside = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
-    assert beside == waited
+    behind = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
+    assert behind == waited
     for folder in ("waited", "beside"):
         verify(tmp_path / folder / "step_00000002")
     about = [manifest.Manifest.read(tmp_path / folder / "step_00000002") for folder in ("waited", "beside")]
@@ -218,8 +218,8 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(again: bool, behind: bo
         newest = manifest.newest_whole(folder)
         assert newest is not None
         verify(newest)
-        found = cases.read_all(newest)
-        is_first = all(torch.equal(first[n], found[n]) for n in first)
+        saved = cases.read_all(newest)
+        is_first = all(torch.equal(first[n], saved[n]) for n in first)
         is_new = manifest.Manifest.read(newest).state == {"moment": moment}
         assert is_first != is_new
         if outcomes[-1] == "survived":

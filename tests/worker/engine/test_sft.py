@@ -47,8 +47,8 @@ def test_packed_rows_lose_what_their_samples_lose_alone(name: str, data: Path, s
     packing = Packing(sft.SEED, np.asarray(tokens.lengths) - 1, sft.SEQ_LEN)
     assert max(len(packing.row(i)) for i in range(BATCHES * sft.ROWS)) > 2
     expected = np.array(solo.run(sft.alone, data, CONFIGS[name], BATCHES)[0])
-    found = np.array(solo.run(sft.packed, data, CONFIGS[name], mesh("111"), BATCHES)[0])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    losses = np.array(solo.run(sft.packed, data, CONFIGS[name], mesh("111"), BATCHES)[0])
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

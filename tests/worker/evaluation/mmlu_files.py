@@ -10,12 +10,12 @@ SUBJECTS = {"anatomy": 12, "college_physics": 7}
 
 
 def questions(subject: str, count: int, split: str) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for i in range(count):
         choices = [f"the red fox {i + k}" for k in range(4)]
-        asked = f" what is {split} number {i} of {subject}? "
-        found.append({"question": asked, "subject": subject, "choices": choices, "answer": (i * 7 + len(subject)) % 4})
-    return found
+        text = f" what is {split} number {i} of {subject}? "
+        rows.append({"question": text, "subject": subject, "choices": choices, "answer": (i * 7 + len(subject)) % 4})
+    return rows
 
 
 def as_parquet(folder: Path) -> Path:

@@ -47,8 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Pa
     """A tiny model with positions for a few examples before a question."""
     folder = tmp_path_factory.mktemp("models") / "after"
     shutil.copytree(trained_inputs["model"], folder)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 2048}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     return folder
 
 
@@ -75,12 +75,12 @@ def by_library(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", out / "cache")
-        told = lm_eval.simple_evaluate(
+        results = lm_eval.simple_evaluate(
             "hf", f"pretrained={model}", names.split(","), num_fewshot=3, batch_size=8, device="cpu",
             task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         )  # fmt: skip
-    found: dict[str, Any] = told["results"]
-    return found
+    scores: dict[str, Any] = results["results"]
+    return scores
 
 
 def by_hand(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def by_hand(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (written,) = out.rglob("results_*.json")
-    found: dict[str, Any] = json.loads(written.read_text())["results"]
-    return found
+    scores: dict[str, Any] = json.loads(written.read_text())["results"]
+    return scores
 
 
 def theirs(folder: Path, parquet: Path) -> Path:
@@ -113,13 +113,13 @@ def theirs(folder: Path, parquet: Path) -> Path:
     folder.mkdir()
     for subject in SUBJECTS:
         files = {split: str(parquet / subject / f"{split}-00000-of-00001.parquet") for split in ("test", "dev")}
-        told = {
+        task = {
             **yaml.safe_load(template.read_text()), "task": f"by_hand_{subject}", "dataset_path": "parquet",
             "dataset_kwargs": {"data_files": files},
             "description": "The following are multiple choice questions (with answers) about "
             f"{subject.replace('_', ' ')}.\n\n",
         }  # fmt: skip
-        (folder / f"{subject}.yaml").write_text(yaml.safe_dump(told))
+        (folder / f"{subject}.yaml").write_text(yaml.safe_dump(task))
     return folder
 
 
@@ -133,8 +133,8 @@ def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
     made = evaluate(model, None, EvaluationRequest(("mmlu",), parquet, num_fewshot=3), quiet)
     rows = {row["task"]: row for row in made["results"]}
     for subject, count in SUBJECTS.items():
-        told, row = known[f"by_hand_{subject}"], rows[f"mmlu_{subject}"]
-        assert (row["after"]["value"], row["after"]["stderr"]) == (told["acc,none"], told["acc_stderr,none"])
+        own, row = known[f"by_hand_{subject}"], rows[f"mmlu_{subject}"]
+        assert (row["after"]["value"], row["after"]["stderr"]) == (own["acc,none"], own["acc_stderr,none"])
         assert row["n"] == count
     whole = sum(rows[f"mmlu_{s}"]["after"]["value"] * n for s, n in SUBJECTS.items()) / sum(SUBJECTS.values())
     assert rows["mmlu"]["after"]["value"] == pytest.approx(whole, rel=1e-12)
@@ -199,15 +199,15 @@ def own_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     rows = [{"q": f"is {i} red?", "a": i % 2} for i in range(40)]
     (folder / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told: dict[str, Any] = {
+    task: dict[str, Any] = {
         "task": "reds", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "questions.jsonl"}},
         "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_target": "a",
         "doc_to_choice": ["no", "yes"],
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }  # fmt: skip
-    (folder / "reds.yaml").write_text(yaml.safe_dump(told))
-    both = [{**told["metric_list"][0], "metric": name} for name in ("acc_norm", "acc")]
-    (folder / "by_length.yaml").write_text(yaml.safe_dump({**told, "task": "by_length", "metric_list": both}))
+    (folder / "reds.yaml").write_text(yaml.safe_dump(task))
+    both = [{**task["metric_list"][0], "metric": name} for name in ("acc_norm", "acc")]
+    (folder / "by_length.yaml").write_text(yaml.safe_dump({**task, "task": "by_length", "metric_list": both}))
     return folder
 
 
@@ -281,11 +281,14 @@ def test_an_adapter_is_judged_on_its_base_and_refused_on_another(model: Path, ow
     whole = tmp_path / "whole"
     shutil.copytree(model, whole)
     trained.merge_and_unload().save_pretrained(whole)
-    asked = EvaluationRequest(("reds",), own_task, limit=10)
-    beside, merged = evaluate(tmp_path / "adapter", None, asked, quiet, model), evaluate(whole, None, asked, quiet)
-    assert beside["results"] == merged["results"]
+    request = EvaluationRequest(("reds",), own_task, limit=10)
+    unmerged, merged = (
+        evaluate(tmp_path / "adapter", None, request, quiet, model),
+        evaluate(whole, None, request, quiet),
+    )
+    assert unmerged["results"] == merged["results"]
     with pytest.raises(DataError, match=r"its factors have the shapes of another model's\); name the model"):
-        evaluate(tmp_path / "adapter", None, asked, quiet, make(tmp_path / "narrow", "llama"))
+        evaluate(tmp_path / "adapter", None, request, quiet, make(tmp_path / "narrow", "llama"))
 
 
 def test_a_model_is_named_from_where_the_command_is_typed(
@@ -299,8 +302,8 @@ def test_a_model_is_named_from_where_the_command_is_typed(
 def test_prompts_that_lose_their_beginning_are_counted(model: Path, own_task: Path, tmp_path: Path) -> None:
     short = tmp_path / "short"
     shutil.copytree(model, short)
-    told = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**told, "max_position_embeddings": 4}))
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4}))
     said: list[str] = []
     made = evaluate(short, None, EvaluationRequest(("reds",), own_task, limit=3), said.append)
     assert made["cut_requests"]["after"] == 6
@@ -339,10 +342,10 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     for name, folder in (("model", model), ("base", base), ("tasks", as_parquet(tmp_path / "mmlu"))):
         shell.channel(name, folder)
     (shell.root / "input/data/config").mkdir(parents=True)
-    told = JobConfig.model_validate(
+    config = JobConfig.model_validate(
         {"model": {"path": "s3://unused"}, "evaluate": {"tasks": ["mmlu"], "data": "s3://unused", "limit": 3}}
     )
-    (shell.root / "input/data/config/config.json").write_text(json.dumps(keys_of(told, "evaluate")))
+    (shell.root / "input/data/config/config.json").write_text(json.dumps(keys_of(config, "evaluate")))
     kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     kept |= {"SMTRAIN_ML_ROOT": str(shell.root), "HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1"}
     script = REPO / "entrypoints/evaluate.py"
@@ -356,7 +359,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
     made = json.loads((shell.root / "model/evaluation.json").read_text())
     assert {row["task"]: row["n"] for row in made["results"]}["mmlu"] == 6
     line = next(line for line in done.stdout.splitlines() if line.startswith("evaluation mmlu="))
-    request = stage_named("evaluate").metrics(told)
+    request = stage_named("evaluate").metrics(config)
     assert request == ("mmlu", "mmlu_base")
     for name in request:
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
@@ -373,9 +376,9 @@ def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
     begun = time.process_time()
     assert call("evaluate", "smtrain.cli.evaluate", ["s3://nowhere/model", "--tasks", "mmlu"]) == 2
     assert time.process_time() - begun < 5
-    told = capsys.readouterr().err
-    assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in told
-    assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in told
+    error = capsys.readouterr().err
+    assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in error
+    assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in error
     assert not reachable(EvaluationRequest(("mmlux",))), "which task there is not, the harness tells"
     (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
     assert not reachable(EvaluationRequest(("mmlu",))), "it may be what is kept here"

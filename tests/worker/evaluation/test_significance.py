@@ -27,11 +27,11 @@ def test_mcnemars_p_is_the_binomial_tests(gained: int, lost: int) -> None:
 
 def test_right_and_wrong_are_paired_by_question() -> None:
     before = [0.0] * 30 + [1.0] * 70
-    found = compare(before, [1.0] * 20 + [0.0] * 10 + [1.0] * 65 + [0.0] * 5)
-    assert (found.gained, found.lost, found.test) == (20, 5, "mcnemar")
-    assert found.value == pytest.approx(0.15)
-    assert found.p == pytest.approx(binomial(20, 5))
-    assert not found.noise
+    difference = compare(before, [1.0] * 20 + [0.0] * 10 + [1.0] * 65 + [0.0] * 5)
+    assert (difference.gained, difference.lost, difference.test) == (20, 5, "mcnemar")
+    assert difference.value == pytest.approx(0.15)
+    assert difference.p == pytest.approx(binomial(20, 5))
+    assert not difference.noise
     assert compare(before, before).p == 1.0
     assert compare(before, [1.0, *before[1:]]).noise
 
@@ -40,9 +40,9 @@ def test_other_scores_are_compared_by_their_differences() -> None:
     draw = random.Random(3)
     before = [draw.random() for _ in range(200)]
     after = [b + 0.1 + draw.gauss(0, 0.3) for b in before]
-    found = compare(before, after)
+    difference = compare(before, after)
     apart = [a - b for a, b in zip(after, before, strict=True)]
-    assert found.stderr == pytest.approx(stdev(apart) / math.sqrt(200))
-    assert found.p == pytest.approx(2 * NormalDist().cdf(-abs(found.value / found.stderr)))
+    assert difference.stderr == pytest.approx(stdev(apart) / math.sqrt(200))
+    assert difference.p == pytest.approx(2 * NormalDist().cdf(-abs(difference.value / difference.stderr)))
     with pytest.raises(ValueError, match="cannot be paired"):
         compare([1.0], [])

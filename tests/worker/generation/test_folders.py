@@ -29,8 +29,8 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9085657\n"
 def test_names_with_words_in_front_give_the_same_texts(tmp_path: Path, name: str, before: str) -> None:
     folder = make(tmp_path / "model", name)
     texts = generate(folder, ["ab", "cd"], max_new_tokens=5)
-    held = {before + key: tensor.clone() for key, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(held, folder / "model.safetensors")
+    tensors = {before + key: tensor.clone() for key, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
     assert generate(folder, ["ab", "cd"], max_new_tokens=5) == texts
     with pytest.raises(CheckpointError, match=r"smtrain convert \S+ NEW --to hf") as error:  # for vLLM and lm-eval
         refuse_renamed(folder)
@@ -55,9 +55,9 @@ def test_a_converted_checkpoint_generates_with_the_tokenizer_that_it_was_made_wi
         convert(folder, tmp_path / kind, to=make_target(kind))  # type: ignore[arg-type]
         with pytest.raises(CheckpointError, match="makes one of a checkpoint") as error:
             find(str(tmp_path / kind))
-        found = re.search(r"`smtrain convert (\S+) FOLDER --to hf`", str(error.value))
-        assert found
-        convert(found[1], tmp_path / f"{kind}-back", to=HuggingFace())
+        command = re.search(r"`smtrain convert (\S+) FOLDER --to hf`", str(error.value))
+        assert command
+        convert(command[1], tmp_path / f"{kind}-back", to=HuggingFace())
         assert generate(tmp_path / f"{kind}-back", ["ab"], max_new_tokens=5) == texts
 
 

@@ -42,8 +42,8 @@ def loaded(folder: Path) -> Loaded:
 
 def test_padding_is_an_id_that_the_model_has(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = loaded.model.get_input_embeddings().num_embeddings
-    asked: dict[Any, int] = {50256: 0, rows: 0, rows - 1: rows - 1}
-    for end, padding in asked.items():
+    paddings: dict[Any, int] = {50256: 0, rows: 0, rows - 1: rows - 1}
+    for end, padding in paddings.items():
         monkeypatch.setattr(loaded.model.generation_config, "eos_token_id", end)
         assert generation_config(loaded, GREEDY).pad_token_id == padding
         assert len(complete(loaded, [ids(loaded, "a"), ids(loaded, "a longer prompt")], GREEDY)) == 2
@@ -73,14 +73,14 @@ def ids(loaded: Loaded, text: str) -> torch.Tensor:
 def test_a_stream_is_what_transformers_generates(folder: Path, loaded: Loaded, sampling: Sampling) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    asked = tokenizer("def f(x):", return_tensors="pt")["input_ids"]
+    prompt = tokenizer("def f(x):", return_tensors="pt")["input_ids"]
     torch.manual_seed(sampling.seed)
     options: dict[str, Any] = {"do_sample": sampling.sampled, "num_beams": sampling.beams}
     if sampling.sampled:
         options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     if sampling.beams > 1:
         options["length_penalty"] = sampling.length_penalty
-    out = model.generate(asked, max_new_tokens=sampling.max_new_tokens, pad_token_id=256, **options)
+    out = model.generate(prompt, max_new_tokens=sampling.max_new_tokens, pad_token_id=256, **options)
     expected = tokenizer.decode(out[0], skip_special_tokens=True).removeprefix("def f(x):")
     assert "".join(stream(loaded, ids(loaded, "def f(x):"), sampling)) == expected
     assert complete(loaded, [ids(loaded, "def f(x):")], sampling) == [expected]
@@ -128,8 +128,8 @@ def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> 
     talk = Conversation(system="s")
     for word in ("one", "two", "three"):
         talk.add(word * 3, "yes")
-    found, left_out = spelled(loaded, talk.asked("four"), 6)
-    text = loaded.tokenizer.decode(found[0])
+    prompt, left_out = spelled(loaded, talk.asked("four"), 6)
+    text = loaded.tokenizer.decode(prompt[0])
     assert left_out == 4
     assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
     assert spelled(loaded, talk.asked("four"), 60)[1] > 0, "an answer may be shorter than the longest one asked for"
@@ -155,14 +155,14 @@ def test_an_adapter_answers_as_peft_does_and_can_be_switched_off(folder: Path, l
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(base, config)
     adapted.save_pretrained(tmp_path / "adapter")
-    found = load(folder, adapter=tmp_path / "adapter")
-    asked = ids(found, "def f(x):")
+    with_adapter = load(folder, adapter=tmp_path / "adapter")
+    prompt = ids(with_adapter, "def f(x):")
     merged = adapted.merge_and_unload()
-    expected = merged.generate(asked, max_new_tokens=12, do_sample=False, pad_token_id=256)[0, asked.shape[1] :]
-    with_it = complete(found, [asked], GREEDY)
-    assert with_it == [found.tokenizer.decode(expected)]
-    assert complete(found, [asked], GREEDY, plain=True) == complete(loaded, [asked], GREEDY) != with_it
-    assert "".join(stream(found, asked, GREEDY, plain=True)) == complete(loaded, [asked], GREEDY)[0]
+    expected = merged.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=256)[0, prompt.shape[1] :]
+    with_it = complete(with_adapter, [prompt], GREEDY)
+    assert with_it == [with_adapter.tokenizer.decode(expected)]
+    assert complete(with_adapter, [prompt], GREEDY, plain=True) == complete(loaded, [prompt], GREEDY) != with_it
+    assert "".join(stream(with_adapter, prompt, GREEDY, plain=True)) == complete(loaded, [prompt], GREEDY)[0]
 
 
 def test_no_template_is_one_sentence_with_the_remedy(folder: Path, tmp_path: Path) -> None:

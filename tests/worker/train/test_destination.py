@@ -134,9 +134,9 @@ def test_unfinished_checkpoints_of_another_job_are_spared_without_an_owner_to_as
     line.record()
     native(line.own, LLAMA, 8)
     (line.own / "step_00000008" / manifest.NAME).unlink()
-    asked = Destination(container, line, print)
-    assert asked.unfinished == set(), "the other does not write: this job owns the checkpoints"
-    asked.close()
+    destination = Destination(container, line, print)
+    assert destination.unfinished == set(), "the other does not write: this job owns the checkpoints"
+    destination.close()
     monkeypatch.delenv(VARIABLE)
     assert Destination(container, line, print).unfinished == {"run-train-bbbbbbbb/step_00000006"}
 

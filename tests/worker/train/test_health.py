@@ -64,9 +64,9 @@ def test_a_model_that_guesses_after_it_has_learned_is_damaged() -> None:
 
 
 def test_a_fault_just_after_a_resume_is_not_blamed_on_the_learning_rate() -> None:
-    with pytest.raises(SmtrainError, match=r"only just resumed from step_8.*checkpoint verify.*--from-step N") as told:
+    with pytest.raises(SmtrainError, match=r"only just resumed from step_8.*checkpoint verify.*--from-step N") as error:
         LossWatch(512, [2.0], "step_8").check(9, step(float("nan")), range(8))
-    assert "lower the learning rate" not in str(told.value)
+    assert "lower the learning rate" not in str(error.value)
 
 
 def test_the_usual_loss_is_known_across_resumes() -> None:
@@ -87,8 +87,10 @@ def test_a_step_that_fp16_skips_is_no_fault_while_a_lower_scale_may_help() -> No
     watch.check(6, step(3.0, 1.0, Scaling(1.0, 1.0, False)), range(8))
     for number in range(1, PATIENCE):
         watch.check(6 + number, skipped(1.0), range(8))
-    told = r"^train.precision: .* overflow fp16 at step 9, .* scale of 1, the lowest.*set bf16 or fp32, or lower the"
-    with pytest.raises(SmtrainError, match=told):
+    sentence = (
+        r"^train.precision: .* overflow fp16 at step 9, .* scale of 1, the lowest.*set bf16 or fp32, or lower the"
+    )
+    with pytest.raises(SmtrainError, match=sentence):
         watch.check(9, skipped(1.0), range(8))
 
 
@@ -112,9 +114,9 @@ def test_a_stalled_rank_prints_its_stack_and_ends(capfd: pytest.CaptureFixture[s
         watch.close()
     assert said[0].startswith("train.stall_minutes: nothing was done for ")
     assert "after step 3" in said[0]
-    told = capfd.readouterr().err
-    assert "no step after step 3; where this rank stands:" in told
-    assert "test_a_stalled_rank_prints_its_stack_and_ends" in told
+    log = capfd.readouterr().err
+    assert "no step after step 3; where this rank stands:" in log
+    assert "test_a_stalled_rank_prints_its_stack_and_ends" in log
 
 
 def test_0_minutes_never_end_it() -> None:

@@ -114,9 +114,9 @@ def solo() -> Iterator[World]:
 
 
 def test_numbers_are_read_a_step_late_and_all_of_them_before_a_save(solo: World, tmp_path: Path) -> None:
-    asked, ended, left = solo.run(go, tmp_path, False, None)[0]
+    calls, ended, left = solo.run(go, tmp_path, False, None)[0]
     assert ended == 5
-    assert asked == [
+    assert calls == [
         "begin 1", "begin 2", "read 1", "begin 3", "read 2", "read 3", "save 3", "begin 4", "begin 5", "read 4",
         "whole 3", "read 5", "save 5", "begin 6", "read 6", "whole 5",
     ]  # fmt: skip
@@ -124,46 +124,46 @@ def test_numbers_are_read_a_step_late_and_all_of_them_before_a_save(solo: World,
 
 
 def test_a_save_whose_next_step_is_no_number_is_not_kept_however_late_that_is_seen(solo: World, tmp_path: Path) -> None:
-    asked, ended, left = solo.run(go, tmp_path, False, 4)[0]
+    calls, ended, left = solo.run(go, tmp_path, False, 4)[0]
     assert "loss nan" in ended
     assert "at step 4" in ended
-    assert asked[-3:] == ["begin 4", "begin 5", "read 4"]
-    assert "whole 3" not in asked
+    assert calls[-3:] == ["begin 4", "begin 5", "read 4"]
+    assert "whole 3" not in calls
     assert left == []
 
 
 def said_of_overflows(
     rank: int, folder: Path, overflows: Collection[int]
 ) -> tuple[str, tuple[list[str], Any, list[str]]]:
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         ended = go(rank, folder, False, None, overflows)
-    return told.getvalue(), ended
+    return output.getvalue(), ended
 
 
 def test_a_step_that_overflows_fp16_is_said_and_skipped_and_the_next_one_shows_the_save_before_it(
     solo: World, tmp_path: Path
 ) -> None:
-    told, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [4])[0]
-    assert "step 4 skipped: gradients overflowed fp16; loss scale 65536 -> 32768\n" in told
-    assert told.count("skipped") == 1
+    output, (calls, ended, left) = solo.run(said_of_overflows, tmp_path, [4])[0]
+    assert "step 4 skipped: gradients overflowed fp16; loss scale 65536 -> 32768\n" in output
+    assert output.count("skipped") == 1
     assert ended == 5
     assert left == ["step_00000003", "step_00000005"]
-    assert asked.index("read 4") < asked.index("read 5") < asked.index("whole 3"), "a skipped step shows nothing"
+    assert calls.index("read 4") < calls.index("read 5") < calls.index("whole 3"), "a skipped step shows nothing"
 
 
 def test_the_last_save_is_shown_by_a_step_that_is_not_skipped(solo: World, tmp_path: Path) -> None:
-    _, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [6, 7])[0]
+    _, (calls, ended, left) = solo.run(said_of_overflows, tmp_path, [6, 7])[0]
     assert (ended, left) == (5, ["step_00000003", "step_00000005"])
-    assert asked[-7:] == ["begin 6", "read 6", "begin 7", "read 7", "begin 8", "read 8", "whole 5"]
+    assert calls[-7:] == ["begin 6", "read 6", "begin 7", "read 7", "begin 8", "read 8", "whole 5"]
 
 
 def test_a_save_that_no_step_has_shown_gives_way_to_the_next_whose_weights_are_the_same(
     solo: World, tmp_path: Path
 ) -> None:
-    _, (asked, ended, left) = solo.run(said_of_overflows, tmp_path, [4, 5])[0]
+    _, (calls, ended, left) = solo.run(said_of_overflows, tmp_path, [4, 5])[0]
     assert (ended, left) == (5, ["step_00000005"])
-    assert "whole 3" not in asked
+    assert "whole 3" not in calls
 
 
 def refused_here(rank: int) -> str:

@@ -51,22 +51,22 @@ def test_shares_and_rates_are_those_between_two_readings(tmp_path: Path, monkeyp
     counters = machine(tmp_path, busy=1000, idle=9000, eth=6_000_000_000, read=2000, efa=1)
     monkeypatch.setattr(time, "monotonic", lambda: 110.0)
     machine(tmp_path, busy=1300, idle=9700, eth=6_000_001_000, read=4000, efa=5_000_001)
-    found = counters.read()
-    assert found["cpu"] == pytest.approx(0.3)
-    assert found["memory"] == pytest.approx(0.75)
-    assert found["net_in"] == pytest.approx(500_100), "eth0 and EFA; neither the loopback nor a bridge"
-    assert found["net_out"] == 0
-    assert found["disk_read"] == pytest.approx(2000 * 512 / 10), "a disk once, without its partition"
-    assert 0 < found["disk"] < 1
+    reading = counters.read()
+    assert reading["cpu"] == pytest.approx(0.3)
+    assert reading["memory"] == pytest.approx(0.75)
+    assert reading["net_in"] == pytest.approx(500_100), "eth0 and EFA; neither the loopback nor a bridge"
+    assert reading["net_out"] == 0
+    assert reading["disk_read"] == pytest.approx(2000 * 512 / 10), "a disk once, without its partition"
+    assert 0 < reading["disk"] < 1
 
 
 def test_this_machine_says_what_it_knows(tmp_path: Path) -> None:
     counters = MachineCounters(tmp_path)
-    found = counters.read()
-    assert found.keys() <= set(MACHINE_NUMBERS)
-    assert all(value >= 0 for value in found.values())
+    reading = counters.read()
+    assert reading.keys() <= set(MACHINE_NUMBERS)
+    assert all(value >= 0 for value in reading.values())
     if sys.platform == "linux":
-        assert {"memory", "disk", "net_in", "disk_write"} <= found.keys()
+        assert {"memory", "disk", "net_in", "disk_write"} <= reading.keys()
 
 
 def test_a_system_without_these_files_says_nothing_wrong(tmp_path: Path) -> None:
@@ -107,21 +107,21 @@ HARDWARE = {
 }  # fmt: skip
 
 
-def told(*reports: dict[str, Any], hardware: Any = HARDWARE) -> str:
+def neuron_line(*reports: dict[str, Any], hardware: Any = HARDWARE) -> str:
     about = {"instance_info": {"instance_type": "trn1.2xlarge", "error": ""}, "neuron_hardware_info": hardware}
     return json.dumps({"neuron_runtime_data": list(reports), "system_data": {}, **about}) + "\n"
 
 
 def test_neuron_cores_are_counted_over_all_processes_and_an_unused_one_is_idle() -> None:
     one, two = report("0", 84.0, 8589934592), report("1", 42.0, 4294967296)
-    assert neuron(told(one, two)) == pytest.approx({"device": 0.63, "device_memory": 0.375})
-    assert neuron(told(one)) == pytest.approx({"device": 0.42, "device_memory": 0.25})
-    assert neuron(told()) == {"device": 0.0, "device_memory": 0.0}
+    assert neuron(neuron_line(one, two)) == pytest.approx({"device": 0.63, "device_memory": 0.375})
+    assert neuron(neuron_line(one)) == pytest.approx({"device": 0.42, "device_memory": 0.25})
+    assert neuron(neuron_line()) == {"device": 0.0, "device_memory": 0.0}
     old = {"neuron_device_count": 1, "neuroncore_per_device_count": 2, "error": ""}
-    assert neuron(told(one, hardware=old)) == pytest.approx({"device": 0.42}), (
+    assert neuron(neuron_line(one, hardware=old)) == pytest.approx({"device": 0.42}), (
         "an older version does not tell its memory"
     )
-    for line in ("", "{", "[]", "{}", told(hardware=None), told({"report": None}), "null"):
+    for line in ("", "{", "[]", "{}", neuron_line(hardware=None), neuron_line({"report": None}), "null"):
         assert neuron(line) is None
 
 
@@ -129,7 +129,7 @@ def test_neuron_cores_are_counted_over_all_processes_and_an_unused_one_is_idle()
     ("tool", "prints", "expected"),
     [
         ("nvidia-smi", "0, 97, 61234, 81559\n", {"device": 0.97, "device_memory": 61234 / 81559}),
-        ("neuron-monitor", told(report("0", 84.0, 8589934592)), {"device": 0.42, "device_memory": 0.25}),
+        ("neuron-monitor", neuron_line(report("0", 84.0, 8589934592)), {"device": 0.42, "device_memory": 0.25}),
     ],
 )
 def test_a_tool_on_the_path_is_started_heard_and_ended(
@@ -143,19 +143,19 @@ def test_a_tool_on_the_path_is_started_heard_and_ended(
     monkeypatch.setenv("PATH", str(tmp_path))
     devices = DeviceUse(10)
     until = time.monotonic() + 30
-    while not (found := devices.read()) and time.monotonic() < until:
+    while not (reading := devices.read()) and time.monotonic() < until:
         time.sleep(0.01)
-    assert found == expected
-    asked = (tmp_path / "asked").read_text().split()
+    assert reading == expected
+    arguments = (tmp_path / "asked").read_text().split()
     if tool == "nvidia-smi":
-        assert asked[-2:] == ["-l", "10"]
+        assert arguments[-2:] == ["-l", "10"]
     else:
-        assert json.loads(Path(asked[asked.index("-c") + 1]).read_text()) == neuron_settings(10)
+        assert json.loads(Path(arguments[arguments.index("-c") + 1]).read_text()) == neuron_settings(10)
     later = time.monotonic() + 60
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert devices.read() == {}, "a tool that fell silent says nothing of now"
     devices.close()
-    assert tool == "nvidia-smi" or not Path(asked[asked.index("-c") + 1]).exists()
+    assert tool == "nvidia-smi" or not Path(arguments[arguments.index("-c") + 1]).exists()
 
 
 def test_no_tool_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,15 +32,15 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
         compute={"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
         output={"s3_uri": "s3://bucket/out"},
     )  # fmt: skip
-    found = {
+    numbers = {
         definition["Name"]: [float(number) for number in re.findall(definition["Regex"], line)]
         for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
     }
-    assert set(found) == {"train:loss", "train:grad_norm", "train:lr", "train:tokens_per_s", "train:mfu"}
-    assert found["train:loss"] == [pytest.approx(loss, abs=1e-6)]
-    assert found["train:grad_norm"] == [norm]
-    assert found["train:lr"] == [1.5e-4]
-    assert all(len(numbers) == 1 for numbers in found.values())
+    assert set(numbers) == {"train:loss", "train:grad_norm", "train:lr", "train:tokens_per_s", "train:mfu"}
+    assert numbers["train:loss"] == [pytest.approx(loss, abs=1e-6)]
+    assert numbers["train:grad_norm"] == [norm]
+    assert numbers["train:lr"] == [1.5e-4]
+    assert all(len(numbers) == 1 for numbers in numbers.values())
 
 
 def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(
@@ -64,14 +64,16 @@ def test_machine_use_is_a_metric_on_request() -> None:
         "parallel": {"tp": 2}, "output": {"s3_uri": "s3://bucket/out"},
         "compute": {"instance_type": "ml.trn1.2xlarge", "region": "us-west-2", "role": ROLE},
     }  # fmt: skip
-    plain, asked = smtrain.request(raw), smtrain.request({**raw, "track": {"machines": True}})
-    definitions = asked["AlgorithmSpecification"].pop("MetricDefinitions")
+    plain, tracked = smtrain.request(raw), smtrain.request({**raw, "track": {"machines": True}})
+    definitions = tracked["AlgorithmSpecification"].pop("MetricDefinitions")
     usual = plain["AlgorithmSpecification"].pop("MetricDefinitions")
     assert definitions[: len(usual)] == usual
-    assert asked == plain
+    assert tracked == plain
     for definition in definitions[len(usual) :]:
         name = definition["Name"].removeprefix("train:")
-        assert [float(found) for found in re.findall(definition["Regex"], line)] == [0.25 if "_" not in name else 1e6]
+        assert [float(numbers) for numbers in re.findall(definition["Regex"], line)] == [
+            0.25 if "_" not in name else 1e6
+        ]
         assert not re.search(definition["Regex"], steps)
     assert {definition["Name"] for definition in definitions[len(usual) :]} == {f"train:{n}" for n in MACHINE_NUMBERS}
     assert not any(re.search(definition["Regex"], line) for definition in usual)

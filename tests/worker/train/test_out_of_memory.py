@@ -39,9 +39,9 @@ def test_a_gpu_says_what_was_asked_and_free_and_what_helps(
     parallel: dict[str, Any], advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
-    told = memory_sentence(torch.OutOfMemoryError(OF_A_GPU), config(**parallel))
-    assert told is not None
-    assert told.startswith(
+    sentence = memory_sentence(torch.OutOfMemoryError(OF_A_GPU), config(**parallel))
+    assert sentence is not None
+    assert sentence.startswith(
         f"out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3; {advice}"
     )
 
@@ -68,7 +68,7 @@ def test_a_process_that_asks_for_too_much_ends_in_one_sentence(tmp_path: Path) -
     root = str(Path(__file__).parents[3])
     done = warm.run([script], {**environment, "SMTRAIN_ML_ROOT": str(tmp_path), "PYTHONPATH": root})
     assert done.returncode == 1
-    told = (tmp_path / "output/failure").read_text()
-    assert told.startswith("algo-1: out of memory: 1,048,576.00 GiB were asked for, and ")
-    assert told.endswith(" GiB were free on the host; take a machine with more memory (compute.cpu_instance_type)")
-    assert done.stderr == f"{told}\n"
+    sentence = (tmp_path / "output/failure").read_text()
+    assert sentence.startswith("algo-1: out of memory: 1,048,576.00 GiB were asked for, and ")
+    assert sentence.endswith(" GiB were free on the host; take a machine with more memory (compute.cpu_instance_type)")
+    assert done.stderr == f"{sentence}\n"

@@ -42,6 +42,6 @@ def test_the_command_prints_what_a_machine_file_holds(
 ) -> None:
     if not tiers.full():  # measured once is enough
         monkeypatch.setattr("smtrain.worker.train.probe.measure", lambda: measured)
-    told = CliRunner().invoke(app, ["--probe", "here"])
-    assert told.exit_code == 0, told.output
-    assert yaml.safe_load(told.stdout)["machines"]["here"]["devices"] >= 1
+    result = CliRunner().invoke(app, ["--probe", "here"])
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout)["machines"]["here"]["devices"] >= 1

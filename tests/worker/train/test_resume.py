@@ -160,11 +160,11 @@ def without_crc32(run: Run) -> None:
 def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: Run, damage: Any, said: str) -> None:
     known = run.losses()
     damage(run)
-    told = run.attempt()
-    assert re.search(rf"passing over checkpoint step_00000006.*{said}", told), told
-    if "which is damaged" in told:
-        assert "resuming from step_00000004, 2 steps are trained again (`--from-step N`, checkpoint.step" in told
-    assert "from checkpoint step_00000004" in told
+    output = run.attempt()
+    assert re.search(rf"passing over checkpoint step_00000006.*{said}", output), output
+    if "which is damaged" in output:
+        assert "resuming from step_00000004, 2 steps are trained again (`--from-step N`, checkpoint.step" in output
+    assert "from checkpoint step_00000004" in output
     assert run.losses() == known, "steps 5 and 6 are done again, bit for bit"
     assert "from checkpoint step_00000006" in run.attempt(), "the damaged one was written again"
 
@@ -172,9 +172,9 @@ def test_what_is_damaged_is_named_and_passed_over_for_the_newest_whole_one(run: 
 def test_a_renamed_folder_is_passed_over(run: Run) -> None:
     shutil.rmtree(run.step(6))
     run.step(2).rename(run.step(6))
-    told = run.attempt()
-    assert re.search(r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", told)
-    assert "from checkpoint step_00000004" in told
+    output = run.attempt()
+    assert re.search(r"passing over checkpoint step_00000006.*written as step 2: the folder was renamed", output)
+    assert "from checkpoint step_00000004" in output
 
 
 def test_with_nothing_good_left_it_ends_rather_than_start_over(run: Run) -> None:
@@ -217,12 +217,12 @@ def test_files_that_no_bf16_run_reads_are_verified_during_the_first_steps(run: R
     shutil.rmtree(run.checkpoints)
     run.attempt(bf16 | {"steps": 4}, checkpoint=keep)
     flip(run.step(4) / MODEL)
-    told = run.attempt(bf16 | {"steps": 6, "save_interval": 9}, checkpoint=keep)
-    assert "from checkpoint step_00000004" in told, "its master weights are good"
-    assert re.search(rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read", told)
+    output = run.attempt(bf16 | {"steps": 6, "save_interval": 9}, checkpoint=keep)
+    assert "from checkpoint step_00000004" in output, "its master weights are good"
+    assert re.search(rf"checkpoint step_00000004 is damaged: {MODEL} has crc32 .*training, which does not read", output)
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["3", "4", "6"], "it does not count"
-    told = run.attempt(bf16 | {"steps": 8, "save_interval": 9}, checkpoint=keep)
-    assert "damaged" not in told
+    output = run.attempt(bf16 | {"steps": 8, "save_interval": 9}, checkpoint=keep)
+    assert "damaged" not in output
     assert [p.name[-1] for p in sorted(run.checkpoints.glob("step_*"))] == ["6", "8"]
 
 
@@ -230,9 +230,9 @@ def test_all_files_of_a_finished_run_are_verified_first(run: Run) -> None:
     shutil.rmtree(run.checkpoints)
     run.attempt({"precision": "bf16"})
     flip(run.step(6) / MODEL)
-    told = run.attempt({"precision": "bf16"})
-    assert re.search(rf"passing over checkpoint step_00000006, which is damaged: {MODEL}", told)
-    assert "from checkpoint step_00000004" in told, "its export would be refused"
+    output = run.attempt({"precision": "bf16"})
+    assert re.search(rf"passing over checkpoint step_00000006, which is damaged: {MODEL}", output)
+    assert "from checkpoint step_00000004" in output, "its export would be refused"
     assert "nothing is left to train" in run.attempt({"precision": "bf16"})
 
 
@@ -278,8 +278,8 @@ def test_the_base_weights_need_not_be_there_any_more(run: Run) -> None:
 
 def test_changed_settings_are_reported_in_one_line(run: Run) -> None:
     said = run.attempt({"steps": 9, "lr": 2e-4, "betas": (0.9, 0.99), "global_batch_size": 8})
-    told = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
-    assert f"continuing with changed {told}" in said
+    output = "lr 0.001 -> 2e-4, steps 6 -> 9, global_batch_size 4 -> 8, betas (0.9, 0.95) -> (0.9, 0.99)\n"
+    assert f"continuing with changed {output}" in said
     assert (
         "the learning rate had decayed to 0 at step 6, the end of the former train.steps; it continues at 2.34e-5"
         in said
@@ -383,11 +383,11 @@ def test_told_to_stop_it_saves_first_and_proves_the_save_only_if_there_is_time(
     watcher.start()
     said = run.attempt({"steps": 10**6, "save_interval": 10**6})
     watcher.join()
-    found = re.search(r"asked to stop: saved step (\d+), the same command resumes from here(.*)", said)
-    assert found, said
-    assert bool(found[2]) == (seconds == 0)
-    assert Manifest.read(run.step(int(found[1]))).state["proven"] == (seconds > 0)
-    assert f"from checkpoint {run.step(int(found[1])).name}" in run.attempt({"steps": int(found[1]) + 1})
+    stopped = re.search(r"asked to stop: saved step (\d+), the same command resumes from here(.*)", said)
+    assert stopped, said
+    assert bool(stopped[2]) == (seconds == 0)
+    assert Manifest.read(run.step(int(stopped[1]))).state["proven"] == (seconds > 0)
+    assert f"from checkpoint {run.step(int(stopped[1])).name}" in run.attempt({"steps": int(stopped[1]) + 1})
 
 
 def test_what_did_not_reach_the_disk_as_written_is_no_checkpoint_and_nothing_is_pruned_for_it(

@@ -198,10 +198,10 @@ def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shel
 @pytest.mark.full
 def test_another_mesh_resumes_with_the_same_held_out_text(two: World, shell: Shell, known: Records) -> None:
     trained(two, shell, steps=2)
-    found = trained(two, shell, mesh={"dp": 2})
-    assert found.keys() == known.keys()
+    results = trained(two, shell, mesh={"dp": 2})
+    assert results.keys() == known.keys()
     for step, record in known.items():
-        assert found[step]["val_loss" if "val_loss" in record else "loss"] == pytest.approx(
+        assert results[step]["val_loss" if "val_loss" in record else "loss"] == pytest.approx(
             record["val_loss" if "val_loss" in record else "loss"], rel=1e-5
         )
 
@@ -210,8 +210,8 @@ def test_the_best_checkpoint_stays_whatever_its_age(two: World, shell: Shell) ->
     # a rate that grows until it spoils what the model knows: an early checkpoint is the best of all
     how: dict[str, Any] = {"lr": 0.3, "warmup_steps": 10, "mesh": {"dp": 2}, "keep": 1}
     keeping = {**VALIDATION, "keep_best": True}
-    found = trained(two, shell, validation=keeping, steps=8, **how)
-    losses = {s: r["val_loss"] for s, r in found.items() if "val_loss" in r and s}
+    results = trained(two, shell, validation=keeping, steps=8, **how)
+    losses = {s: r["val_loss"] for s, r in results.items() if "val_loss" in r and s}
     best = min(losses, key=lambda step: losses[step])
     assert best < 6
     assert checkpoints(shell) == {best, 8}
@@ -248,16 +248,16 @@ def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) ->
 @pytest.mark.full
 def test_a_run_that_began_without_validation_resumes_with_it(two: World, shell: Shell) -> None:
     trained(two, shell, validation=None, steps=2)
-    found = trained(two, shell)
-    assert sorted(step for step, record in found.items() if "val_loss" in record) == [2, 4, 6]
+    results = trained(two, shell)
+    assert sorted(step for step, record in results.items() if "val_loss" in record) == [2, 4, 6]
 
 
 def test_a_few_batches_are_the_same_ones_each_time(two: World, shell: Shell, known: Records) -> None:
-    found = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2)
-    assert found[0]["val_loss"] != known[0]["val_loss"]
+    results = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2)
+    assert results[0]["val_loss"] != known[0]["val_loss"]
     shutil.rmtree(shell.root / "checkpoints")
     again = trained(two, shell, validation={**VALIDATION, "batches": 2}, steps=2, seed=7)
-    assert again[0] == found[0]
+    assert again[0] == results[0]
 
 
 def test_data_that_holds_nothing_out_is_refused_before_the_first_step(
@@ -291,7 +291,7 @@ def test_answers_are_judged_and_shown(
     done = own.run("prepare", {"train": {**sft, "validation": validation}})
     assert done.returncode == 0, done.stderr
     own.channel("data", own.result("prepared"))
-    found = trained(two, own, validation=validation, steps=30, lr=3e-3, save_interval=30, **sft)
-    assert 0 <= found[0]["val_accuracy"] < found[30]["val_accuracy"] <= 1
+    results = trained(two, own, validation=validation, steps=30, lr=3e-3, save_interval=30, **sft)
+    assert 0 <= results[0]["val_accuracy"] < results[30]["val_accuracy"] <= 1
     held_out = IndexedDataset(own.root / "input/data/data/validation")
     assert len(held_out) >= 2

@@ -46,7 +46,7 @@ class Pipeline:
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
-        held: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        in_flight: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         losses = torch.zeros((), device=self.mesh.device)
         left = n
 
@@ -58,12 +58,12 @@ class Pipeline:
             if stage.last:
                 losses.add_(out.detach())
                 out = out * scale
-            held.append((x, out))
+            in_flight.append((x, out))
             return None if stage.last else out.detach()
 
         def backward(gradient: torch.Tensor | None) -> torch.Tensor | None:
             nonlocal left
-            x, out = held.popleft()
+            x, out = in_flight.popleft()
             left -= 1
             if not left:
                 before_last()

@@ -174,11 +174,7 @@ def _needed_by(stage: Stage) -> tuple[dict[int, int], int]:
     """The first layer that needs each parameter, by its id, and the number of layers."""
     place = {id(p): i for i, block in enumerate(stage.blocks) for p in block.parameters()}
     ends = [(module, len(stage.blocks)) for module in (stage.norm, stage.model.get_output_embeddings())]
-    for module, layer in (
-        *ends,
-        (stage.embed, 0),
-        (stage.positions, 0),
-    ):  # a tied matrix is needed first
+    for module, layer in (*ends, (stage.embed, 0), (stage.positions, 0)):  # a tied matrix is needed first
         place |= {id(p): layer for p in (module.parameters() if module is not None else ())}
     return place, len(stage.blocks)
 

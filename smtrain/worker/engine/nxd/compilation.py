@@ -58,9 +58,9 @@ class Cache:
 
     @classmethod
     def read(cls, folder: Path) -> Cache:
-        found = sorted(path for path in folder.glob("*/MODULE_*") if path.is_dir())
-        whole = tuple(path for path in found if (path / "model.neff").is_file())
-        return cls(whole, tuple(path for path in found if path not in whole))
+        entries = sorted(path for path in folder.glob("*/MODULE_*") if path.is_dir())
+        whole = tuple(path for path in entries if (path / "model.neff").is_file())
+        return cls(whole, tuple(path for path in entries if path not in whole))
 
     def files(self) -> list[Path]:
         """The files of whole graphs, without locks."""

@@ -26,18 +26,18 @@ _RANKS = re.compile(r"dp_rank_(\d+)_tp_rank_(\d+)_pp_rank_(\d+)")
 def read(checkpoint: Path) -> dict[str, Any] | str:
     """The record of a checkpoint, or the reason that it is missing."""
     try:
-        found = json.loads((checkpoint / NAME).read_text("utf-8"))
+        record = json.loads((checkpoint / NAME).read_text("utf-8"))
     except FileNotFoundError:
         return f"it has no {NAME}, so it was never completed"
     except (OSError, ValueError) as error:
         return f"{NAME} cannot be read ({error})"
-    if not isinstance(found, dict) or (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+    if not isinstance(record, dict) or (record.get("format"), record.get("version")) != (FORMAT, VERSION):
         return f"{NAME} is not of a version that this smtrain reads"
-    if found.pop(DIGEST, None) != digest_of(found):
+    if record.pop(DIGEST, None) != digest_of(record):
         return f"{NAME} is not what was written (its digest differs)"
-    if not isinstance(found.get("files"), dict) or type(found.get("step")) is not int:
+    if not isinstance(record.get("files"), dict) or type(record.get("step")) is not int:
         return f"{NAME} is not complete"
-    return found
+    return record
 
 
 def write(checkpoint: Path, record: dict[str, Any]) -> None:
@@ -78,10 +78,10 @@ def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]
 
 
 def _record(checkpoint: Path) -> dict[str, Any]:
-    found = read(checkpoint)
-    if isinstance(found, str):
-        raise CheckpointError(f"{checkpoint}: {found}; take another checkpoint", code="checkpoint.damaged")
-    return found
+    record = read(checkpoint)
+    if isinstance(record, str):
+        raise CheckpointError(f"{checkpoint}: {record}; take another checkpoint", code="checkpoint.damaged")
+    return record
 
 
 def sizes(checkpoint: Path) -> dict[str, int]:

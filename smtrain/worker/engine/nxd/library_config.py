@@ -53,11 +53,7 @@ def library_config(shape: ModelShape, options: ParallelOptions, micro_batches: i
         optimizer_config={"zero_one_enabled": options.zero1, "grad_clipping": False},
         sequence_parallel=options.sequence_parallel and options.tp > 1,
         activation_checkpoint_config=recomputed.get(options.activation_checkpointing),
-        model_init_config={
-            "meta_device_init": True,
-            "param_init_fn": _leave_empty,
-            "sequential_move_factor": 11,
-        },
+        model_init_config={"meta_device_init": True, "param_init_fn": _leave_empty, "sequential_move_factor": 11},
         mixed_precision_config={
             "use_master_weights": options.zero1,
             "use_fp32_grad_acc": options.zero1,

@@ -39,8 +39,8 @@ class LinearAdapter(nn.Module):
         self._copied = layout.spec(module + B).role is Role.KV and layout.kv_multiplier > 1
         self.lora_A = nn.Parameter(torch.empty(layout.local_shape(module + A, 0), dtype=torch.float32))
         self.lora_B = nn.Parameter(torch.empty(layout.local_shape(module + B, 0), dtype=torch.float32))
-        held: Any = self.lora_A if self._rows else self.lora_B
-        held.sequence_parallel_enabled = sequence_parallel
+        on_every_rank: Any = self.lora_A if self._rows else self.lora_B
+        on_every_rank.sequence_parallel_enabled = sequence_parallel
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """`y`, the linear's product with `x` [S, B, in], plus the product of the factors."""

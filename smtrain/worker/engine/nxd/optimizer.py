@@ -78,16 +78,16 @@ class ClippedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Clip, then update."""
-        held = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        total = torch.stack([group[SHARE] * p.grad.float().square().sum() for group, own in held for p in own]).sum()
+        updated = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        total = torch.stack([group[SHARE] * p.grad.float().square().sum() for group, own in updated for p in own]).sum()
         torch.distributed.all_reduce(total)
         self.norm = total.sqrt()
         if self.clip:
             factor = (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
-            for _, own in held:
+            for _, own in updated:
                 for p in own:
                     p.grad.mul_(factor.to(p.grad.dtype))
-        for group, own in held:
+        for group, own in updated:
             if own:
                 self._update(group, own)
         self.finite = torch.stack([p.isfinite().all() for group in self.param_groups for p in group["params"]]).all()
@@ -97,8 +97,8 @@ class ClippedAdamW(torch.optim.AdamW):
         """Whether the weights are finite: known from the last step; before the first one they are scanned."""
         if self.finite is not None:
             return bool(self.finite)
-        held = (p for group in self.param_groups for p in group["params"])
-        return all(bool(p.cpu().isfinite().all()) for p in held)  # on the host: the device needs no graph for it
+        parameters = (p for group in self.param_groups for p in group["params"])
+        return all(bool(p.cpu().isfinite().all()) for p in parameters)  # on the host: the device needs no graph for it
 
     def _update(self, group: dict[str, Any], own: list[torch.nn.Parameter]) -> None:
         first, second = group["betas"]

@@ -67,17 +67,17 @@ def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> flo
 
 
 def between_steps(
-    rank: int, config: dict[str, Any], options: ParallelOptions, judged: bool
+    rank: int, config: dict[str, Any], options: ParallelOptions, evaluate_too: bool
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of three steps, with evaluations of another batch between them or without."""
     e = engine(config, options, optimizer=STEADY)
-    found = []
+    out = []
     for step in range(3):
-        if judged:
+        if evaluate_too:
             e.evaluate(*cases.own(e, cases.batch(config, 50)))
         result = e.step(*cases.own(e, cases.batch(config, step)), cases.lr(step))
-        found.append((result.loss, result.grad_norm))
-    return found
+        out.append((result.loss, result.grad_norm))
+    return out
 
 
 def train_and_save(
@@ -182,7 +182,7 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
     import torch
 
     values = {name: v.to(torch.bfloat16) if rounded else v for name, v in weights(config).items()}
-    found = [
+    weights_of = [
         [p.detach() for group in e.adamw.param_groups for p in group["params"]]
         for e in (
             engine(config, replace(options, precision=precision), source=Memory(config, values))
@@ -190,7 +190,7 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
         )
     ]
     count = same = kept = 0
-    for master, exact in zip(*found, strict=True):
+    for master, exact in zip(*weights_of, strict=True):
         count += master.numel()
         same += int((master == exact).sum())
         kept += int((master == exact.to(torch.bfloat16)).sum())

@@ -83,10 +83,10 @@ def optimizer() -> dict[str, Any]:
     def torchs(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, **common)
 
-    compiled, found = run(ours, "xla", clip=False)
+    compiled, result = run(ours, "xla", clip=False)
     anew, _ = run(torchs, "xla", clip=False)
     _, known = run(torchs, "cpu", clip=True)
-    apart = max(float((a - b).abs().max()) for a, b in zip(found, known, strict=True))
+    apart = max(float((a - b).abs().max()) for a, b in zip(result, known, strict=True))
     return {"ours": compiled, "torchs": anew, "apart": apart}
 
 
@@ -140,6 +140,6 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     what = sys.argv[1]
-    found = optimizer() if what == "optimizer" else engine(what, Path(sys.argv[2]))
-    print(json.dumps(found), flush=True)
+    result = optimizer() if what == "optimizer" else engine(what, Path(sys.argv[2]))
+    print(json.dumps(result), flush=True)
     os._exit(0)  # the library's own farewell waits for devices that are not here

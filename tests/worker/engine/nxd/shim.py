@@ -231,8 +231,8 @@ def _contiguous_gradients() -> None:
 
     def set_up(ctx: Any, grad: Any) -> tuple[Any, ...]:
         weight = 1
-        found = setup(ctx, grad)
-        return tuple(x.contiguous() if torch.is_tensor(x) and i != weight else x for i, x in enumerate(found))
+        result = setup(ctx, grad)
+        return tuple(x.contiguous() if torch.is_tensor(x) and i != weight else x for i, x in enumerate(result))
 
     layers._linear_autograd_base_setup_bwd = set_up
     qkv_linear._compute_gradients = lambda x, weight, grad, bias: gradients(x, weight, grad.contiguous(), bias)

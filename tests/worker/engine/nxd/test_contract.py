@@ -37,23 +37,23 @@ def uses(path: Path) -> Iterator[tuple[str, set[str], int]]:
             if full in {key.split(":")[0] for key in USED}:
                 yield f"{full}:{node.attr}", set(), 0
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            given = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
-            yield names[node.func.id], given, len(node.args)
+            keywords = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+            yield names[node.func.id], keywords, len(node.args)
 
 
 def test_the_engine_uses_no_name_and_no_argument_beyond_the_list() -> None:
-    found: dict[str, set[str]] = {}
+    used: dict[str, set[str]] = {}
     for path in SOURCES:
-        for name, given, positional in uses(path):
+        for name, keywords, positional in uses(path):
             assert name in USED, f"{path.name} uses {name}, which contract.py does not list"
             most = max((int(a[1:]) for a in USED[name] if a.startswith("*")), default=0)
             assert positional <= most, f"{path.name} passes {positional} arguments to {name} by position"
-            beyond = given - set(USED[name])
+            beyond = keywords - set(USED[name])
             assert not beyond, f"{path.name} passes {beyond} to {name}, which contract.py does not list"
-            found.setdefault(name, set()).update(given)
-    assert found.keys() == USED.keys(), "listed and not used"
-    for name, given in found.items():
-        assert given == {a for a in USED[name] if not a.startswith("*")}, f"{name}: listed and not passed"
+            used.setdefault(name, set()).update(keywords)
+    assert used.keys() == USED.keys(), "listed and not used"
+    for name, keywords in used.items():
+        assert keywords == {a for a in USED[name] if not a.startswith("*")}, f"{name}: listed and not passed"
 
 
 def test_the_pipelines_settings_are_those_of_the_list() -> None:

@@ -20,8 +20,8 @@ def run(*arguments: str) -> dict[str, Any]:
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def test_the_optimizer_needs_none_of_the_library() -> None:
@@ -32,18 +32,18 @@ def test_the_optimizer_needs_none_of_the_library() -> None:
 
 @pytest.mark.xla
 def test_the_optimizers_graph_is_the_same_at_every_step() -> None:
-    found = run("optimizer")
-    assert [step for step in found["ours"] if step > 3] == []
-    assert {325, 350} <= set(found["torchs"]), "torch's own is compiled again: the device bakes scalars into graphs"
-    assert found["apart"] < 1e-5
+    result = run("optimizer")
+    assert [step for step in result["ours"] if step > 3] == []
+    assert {325, 350} <= set(result["torchs"]), "torch's own is compiled again: the device bakes scalars into graphs"
+    assert result["apart"] < 1e-5
 
 
 @pytest.mark.nxd
 @pytest.mark.parametrize("how", ["zero1", "plain", "adapter"])
 def test_steps_through_a_learning_rate_of_0_compile_nothing_after_the_third(how: str, tmp_path: Path) -> None:
-    found = run(how, str(tmp_path))
-    assert [step for step in found["compiled"] if step > 3] == []
-    assert found["waits"] == 0, "giving the device a step fetches nothing from it"
-    assert all(map(math.isfinite, found["losses"]))
-    assert found["losses"][-1] < found["losses"][0]
-    assert found["again"] == [found["losses"][step - 1] for step in found["on"]]
+    result = run(how, str(tmp_path))
+    assert [step for step in result["compiled"] if step > 3] == []
+    assert result["waits"] == 0, "giving the device a step fetches nothing from it"
+    assert all(map(math.isfinite, result["losses"]))
+    assert result["losses"][-1] < result["losses"][0]
+    assert result["again"] == [result["losses"][step - 1] for step in result["on"]]

@@ -46,12 +46,12 @@ def config(inputs: dict[str, Path], name: str, **train: Any) -> dict[str, Any]:
 @pytest.mark.full
 @pytest.mark.skipif(shim.available(), reason="neuronx_distributed can be imported here")
 def test_without_the_library_the_job_says_which_image_has_it(local_home: Path, trained_inputs: dict[str, Path]) -> None:
-    told = config(trained_inputs, "lacking")
-    told["compute"] = CONFIG["compute"]
-    smtrain.launch(told, stage="prepare", say=_silent)
-    smtrain.launch(told, stage="convert", say=_silent)
+    raw = config(trained_inputs, "lacking")
+    raw["compute"] = CONFIG["compute"]
+    smtrain.launch(raw, stage="prepare", say=_silent)
+    smtrain.launch(raw, stage="convert", say=_silent)
     with pytest.raises(JobError) as failed:
-        smtrain.launch(told, stage="train", say=_silent)
+        smtrain.launch(raw, stage="train", say=_silent)
     assert "train.engine: nxd needs" in str(failed.value)
     assert "pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04" in str(failed.value)
 
@@ -62,8 +62,8 @@ def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dic
     assert len(first) == 4
     assert first[-1] < first[0]
     native = config(trained_inputs, "native", engine="native")
-    for found, known in zip(first, smtrain.run(native, say=_silent).loss, strict=True):
-        assert abs(found - known) < 1e-5
+    for loss, known in zip(first, smtrain.run(native, say=_silent).loss, strict=True):
+        assert abs(loss - known) < 1e-5
     again = smtrain.run(config(trained_inputs, "nxd", steps=6), say=_silent)
     assert len(again.loss) == 6
     assert again.loss[:4] == first
@@ -84,11 +84,11 @@ def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
     local_home: Path, trained_inputs: dict[str, Path]
 ) -> None:
     """Under the stand-in of Neuron's program: two hosts' processes on one, ten steps, nothing saved."""
-    told = config(trained_inputs, "traced")
-    told["compute"]["instance_count"] = 2
-    told["compute"]["environment"] |= {"PATH": PATH, "STANDIN_TRIAL": "1"}
-    smtrain.launch(told, stage="prepare", say=_silent)
-    job = smtrain.launch(told, stage="compile", say=_silent)
+    raw = config(trained_inputs, "traced")
+    raw["compute"]["instance_count"] = 2
+    raw["compute"]["environment"] |= {"PATH": PATH, "STANDIN_TRIAL": "1"}
+    smtrain.launch(raw, stage="prepare", say=_silent)
+    job = smtrain.launch(raw, stage="compile", say=_silent)
     assert json.loads(job.read("compilation.json"))["successful"] == 3
     assert any("traced 10 steps on 4 processes" in line.text for line in job.lines("algo-1"))
     assert not job.loss
@@ -98,18 +98,18 @@ def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
 def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {"adapter": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "schedule": "constant"}
-    known = smtrain.run(config(trained_inputs, "alone", engine="native", steps=6, **asked), say=_silent).loss
-    smtrain.run(config(trained_inputs, "adapted", **asked), say=_silent)
-    again = smtrain.run(config(trained_inputs, "adapted", engine="native", steps=6, **asked), say=_silent)
+    train: dict[str, Any] = {"adapter": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "schedule": "constant"}
+    known = smtrain.run(config(trained_inputs, "alone", engine="native", steps=6, **train), say=_silent).loss
+    smtrain.run(config(trained_inputs, "adapted", **train), say=_silent)
+    again = smtrain.run(config(trained_inputs, "adapted", engine="native", steps=6, **train), say=_silent)
     assert goes_on(again, "step_00000004")
     assert len(again.loss) == 6
     assert all(abs(loss - expected) < 1e-5 for loss, expected in zip(again.loss, known, strict=True))
-    back = smtrain.run(config(trained_inputs, "adapted", steps=8, **asked), say=_silent)
+    back = smtrain.run(config(trained_inputs, "adapted", steps=8, **train), say=_silent)
     assert goes_on(back, "step_00000006")
     folder = back.download(tmp_path / "adapter")
-    told = json.loads((folder / "adapter_config.json").read_text())
-    assert (told["r"], told["target_modules"]) == (4, ["down_proj", "q_proj"])
+    exported = json.loads((folder / "adapter_config.json").read_text())
+    assert (exported["r"], exported["target_modules"]) == (4, ["down_proj", "q_proj"])
     with pytest.raises(JobError, match="holds a LoRA adapter"):
         smtrain.launch(config(trained_inputs, "adapted", steps=9), stage="train", say=_silent)
 

@@ -50,16 +50,16 @@ def apart(a: Path, b: Path) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize(("name", "where", "more", "asked"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
+@pytest.mark.parametrize(("name", "where", "more", "lora_options"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
 def test_training_is_the_native_engines(
-    world: dict[int, World], tmp_path: Path, name: str, where: str, more: dict[str, Any], asked: dict[str, Any]
+    world: dict[int, World], tmp_path: Path, name: str, where: str, more: dict[str, Any], lora_options: dict[str, Any]
 ) -> None:
     config = CONFIGS[name]
-    options, adapter = replace(mesh(where), **more), lora(config, **asked)
+    options, adapter = replace(mesh(where), **more), lora(config, **lora_options)
     known = world[1].run(adapters.train, config, mesh("111"), adapter, tmp_path / "native")[0]
-    found = world_of(world, options).run(nxd.train, config, options, adapter, tmp_path / "nxd")
-    assert all(answer == found[0] for answer in found), "every rank tells the same numbers"
-    for (loss, norm), (known_loss, known_norm) in zip(found[0], known, strict=True):
+    result = world_of(world, options).run(nxd.train, config, options, adapter, tmp_path / "nxd")
+    assert all(answer == result[0] for answer in result), "every rank tells the same numbers"
+    for (loss, norm), (known_loss, known_norm) in zip(result[0], known, strict=True):
         assert abs(loss - known_loss) < 1e-5
         assert abs(norm - known_norm) < 1e-5 * max(1.0, known_norm)
     assert apart(tmp_path / "native" / "step_00000003", tmp_path / "nxd" / "step_00000003") < 2e-6
@@ -83,15 +83,15 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     known = job.run(nxd.train, config, options, adapter, tmp_path / "whole", 4)
     job.run(nxd.train, config, options, adapter, tmp_path / "begun", 2)
     checkpoint = tmp_path / "begun" / "step_00000002"
-    found = job.run(nxd.resume, config, options, adapter, checkpoint, 2, 4, tmp_path / "on")
-    assert [steps[2:] for steps in known] == found
+    result = job.run(nxd.resume, config, options, adapter, checkpoint, 2, 4, tmp_path / "on")
+    assert [steps[2:] for steps in known] == result
     assert apart(tmp_path / "whole" / "step_00000004", tmp_path / "on" / "step_00000004") == 0
 
 
 def test_any_mesh_and_either_engine_goes_on_from_any_other(world: dict[int, World], tmp_path: Path) -> None:
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111"), adapter, tmp_path, 10)[0]
-    found = world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "0", 2)[0]
+    result = world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "0", 2)[0]
     legs: list[tuple[Any, str, dict[str, Any]]] = [
         (nxd.resume, "122 m2", {"pipeline_cuts": (0,)}),
         (adapters.resume, "111", {}),
@@ -102,26 +102,26 @@ def test_any_mesh_and_either_engine_goes_on_from_any_other(world: dict[int, Worl
         at, options = 2 * i + 2, replace(mesh(where), **more)
         checkpoint = tmp_path / str(at - 2) / f"step_{at:08d}"
         job = world_of(world, options)
-        found += job.run(resume, config, options, adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
-    for (loss, norm), (known_loss, known_norm) in zip(found, known, strict=True):
+        result += job.run(resume, config, options, adapter, checkpoint, at, at + 2, tmp_path / str(at))[0]
+    for (loss, norm), (known_loss, known_norm) in zip(result, known, strict=True):
         assert abs(loss - known_loss) < 1e-5
         assert abs(norm - known_norm) < 1e-4 * known_norm
 
 
 def test_the_base_is_frozen_in_its_own_type(world: dict[int, World]) -> None:
     config, options = CONFIGS["llama-kv1"], mesh("212 sp bf16")
-    for told in world[4].run(nxd.frozen, config, options, lora(config)):
-        assert not told["changed"]
-        assert not told["gradients"]
-        assert (told["base"], told["factors"]) == ({"torch.bfloat16"}, {"torch.float32"})
-        assert 0.5 * told["numbers"] <= told["held"] < 0.6 * told["numbers"], "ZeRO-1 deals factors alone"
+    for state in world[4].run(nxd.frozen, config, options, lora(config)):
+        assert not state["changed"]
+        assert not state["gradients"]
+        assert (state["base"], state["factors"]) == ({"torch.bfloat16"}, {"torch.float32"})
+        assert 0.5 * state["numbers"] <= state["held"] < 0.6 * state["numbers"], "ZeRO-1 deals factors alone"
 
 
 def test_bf16_follows_the_native_engine(world: dict[int, World], tmp_path: Path) -> None:
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111 bf16"), adapter, tmp_path / "native")[0]
-    found = world[2].run(nxd.train, config, mesh("211 sp bf16"), adapter, tmp_path / "nxd")[0]
-    assert all(abs(loss - expected) < 2e-2 for (loss, _), (expected, _) in zip(found, known, strict=True))
+    result = world[2].run(nxd.train, config, mesh("211 sp bf16"), adapter, tmp_path / "nxd")[0]
+    assert all(abs(loss - expected) < 2e-2 for (loss, _), (expected, _) in zip(result, known, strict=True))
 
 
 def test_an_export_is_peft_s_folder_with_the_same_factors(world: dict[int, World], tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def expected(world: dict[int, World]) -> Any:
     return steps
 
 
-def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    for step, ((loss, norm), (known, known_norm)) in enumerate(zip(found, expected, strict=True)):
+def same(result: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    for step, ((loss, norm), (known, known_norm)) in enumerate(zip(result, expected, strict=True)):
         assert abs(loss - known) < tolerance, step
         assert abs(norm - known_norm) < 100 * tolerance * max(1.0, known_norm), step
 
@@ -81,8 +81,8 @@ def test_rounding_alone_stays_far_below_the_bound(world: dict[int, World]) -> No
     """Or a difference between engines would say nothing of them."""
     known = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY)[0]
     for seed in range(1, 7):
-        found = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY, seed)[0]
-        same(found, known, tolerance=3e-6)
+        result = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY, seed)[0]
+        same(result, known, tolerance=3e-6)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_recomputing_and_cutting_otherwise_change_nothing(
 
 def test_bf16_follows_the_native_engine(world: dict[int, World]) -> None:
     known = world[1].run(nxd.native_train, CONFIGS["llama"], mesh("111 bf16"))[0]
-    found = world[2].run(nxd.train, CONFIGS["llama"], mesh("211 sp bf16"))[0]
-    same(found, known, tolerance=2e-2)
+    result = world[2].run(nxd.train, CONFIGS["llama"], mesh("211 sp bf16"))[0]
+    same(result, known, tolerance=2e-2)
 
 
 def test_evaluation_is_the_native_engines(world: dict[int, World]) -> None:
     known = world[1].run(cases.look, CONFIGS["llama"], mesh("111"))[0][0]
     for where in ("211", "121 m2"):
-        found = world[2].run(nxd.evaluate, CONFIGS["llama"], mesh(where))
-        assert all(abs(loss - known) < 1e-5 for loss in found)
+        result = world[2].run(nxd.evaluate, CONFIGS["llama"], mesh(where))
+        assert all(abs(loss - known) < 1e-5 for loss in result)
 
 
 @pytest.mark.parametrize("where", ["211 sp", "121 m2"])

@@ -39,9 +39,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     job = world[options.tp * options.pp * options.dp]
     known = job.run(nxd.train_and_save, config, options, tmp_path, 3, 6, how)
     checkpoint = tmp_path / "step_00000003"
-    found = job.run(nxd.resume, config, options, checkpoint, 3, 6)
-    assert [losses for _, losses in found] == known
-    assert all(state == {"samples": 24} for state, _ in found)
+    result = job.run(nxd.resume, config, options, checkpoint, 3, 6)
+    assert [losses for _, losses in result] == known
+    assert all(state == {"samples": 24} for state, _ in result)
     about = inspect(checkpoint)
     assert (about.kind, about.topology, about.step) == ("nxd", {"tp": options.tp, "pp": options.pp}, 3)
     assert (checkpoint / "done").exists(), "other tools of NxD take it for whole too"

@@ -10,11 +10,11 @@ from typing import Any
 if any(argument.endswith("train.py") for argument in sys.orig_argv):
     from smtrain.worker.data.load.loader import TokenLoader
 
-    given = TokenLoader.batch
+    batch = TokenLoader.batch
 
     def never(self: Any, samples_consumed: int) -> Any:
         if samples_consumed >= 64 and os.environ["RANK"] == "1":
             time.sleep(600)
-        return given(self, samples_consumed)
+        return batch(self, samples_consumed)
 
     TokenLoader.batch = never  # type: ignore[method-assign]
