@@ -1,4 +1,4 @@
-"""Find, start and end the control plane of a home folder, and talk to it whatever the user's AWS settings are."""
+"""Find, start and stop the control plane of a home folder, whatever the user's AWS settings are."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ ROLE = f"arn:aws:iam::{ACCOUNT}:role/smtrain-local"
 READY_PATH = "/smtrain/ready"
 CONTROL_PATH = "/smtrain/control/"
 CONTROL = "SMTRAIN "
-"""What the Authorization of a control call begins with."""
+"""Prefix of the Authorization header of a control call."""
 SDK_DEFAULTS = "sagemaker.yaml"
 """The SDKs' own file of defaults, with our bucket as theirs."""
 START_SECONDS = 60.0
 ANSWER_SECONDS = 10.0
 _ANSWER_BYTES = 1000
 SILENT_SECONDS = 20.0
-"""How long a server is waited for that is there and does not answer: a busy machine, or a suspended process."""
+"""Time to wait for a server that does not answer: a busy machine, or a suspended process."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A running control plane. Its keys are made per home: the server answers what is signed with them alone."""
+    """A running control plane. Its keys are made per home; the server answers only requests signed with them."""
 
     url: str
     region: str
@@ -63,10 +63,7 @@ class Endpoint:
     secret_key: str = field(repr=False)
 
     def environment(self) -> dict[str, str]:
-        """Variables that point boto3, the SageMaker SDK and s3fs here, over whatever AWS_* the process had.
-
-        Empty and /dev/null values switch off a user's session token and credential files; the SDKs' defaults are ours.
-        """
+        """Variables that point boto3, the SageMaker SDKs and s3fs here, whatever AWS_* variables the process had."""
         users = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
         direct = ",".join(filter(None, ["127.0.0.1,localhost", users]))
         defaults = state_folder(self.home) / SDK_DEFAULTS
@@ -74,6 +71,7 @@ class Endpoint:
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            # Empty and /dev/null values switch off a user's session token and credential files.
             "AWS_SESSION_TOKEN": "",
             "AWS_SECURITY_TOKEN": "",
             "AWS_REGION": self.region,
@@ -91,33 +89,33 @@ class Endpoint:
         }
 
     def session(self) -> boto3.Session:
-        """A boto3 session all of whose clients and resources talk to this endpoint and to nothing else."""
+        """A boto3 session whose clients and resources talk to this endpoint only."""
         return session_of(self.url, self.region, self.access_key, self.secret_key)
 
 
 def control_token(secret: str) -> str:
-    """What a control call shows in place of a signature: made of the secret, and no way back to it."""
+    """The token of a control call, derived from the secret by a one-way hash."""
     return hmac.new(secret.encode(), b"smtrain control", hashlib.sha256).hexdigest()
 
 
 def home_folder(home: Path | None = None) -> Path:
-    """The given home, else the one of this user, as an absolute path."""
+    """The given home or this user's, as an absolute path."""
     return Path(default_home() if home is None else home).expanduser().absolute()
 
 
 def state_folder(home: Path) -> Path:
-    """Where the control plane of `home` keeps everything."""
+    """The folder in which the control plane of `home` keeps its state."""
     return home / "local"
 
 
 def running(home: Path | None = None) -> Endpoint | None:
-    """The endpoint of this home's server if it answers now, else None (no file, dead or other process)."""
-    endpoint = _written(home_folder(home))
+    """The endpoint of this home's server; None if it does not answer."""
+    endpoint = _read_endpoint(home_folder(home))
     return endpoint if endpoint and _answers(endpoint) else None
 
 
 def server_pid(home: Path | None = None) -> int | None:
-    """The process of this home's server if there is one, whether or not it answers."""
+    """The process of this home's server if it runs, whether or not it answers."""
     state = state_folder(home_folder(home))
     lock = state / "serve.lock"
     pid = endpoint_fields(state).get("pid") or pid_in(lock)
@@ -130,36 +128,32 @@ def server_pid(home: Path | None = None) -> int | None:
     return int(pid)
 
 
-def _written(folder: Path) -> Endpoint | None:
-    """The endpoint that the last server of this home has written; None if a part of it is missing or damaged."""
-    written = endpoint_fields(state_folder(folder))
-    wanted = {f.name for f in dataclasses.fields(Endpoint)} - {"home"}
-    if not wanted <= written.keys():
-        return None
-    return Endpoint(**{name: written[name] for name in wanted}, home=folder)
+def _read_endpoint(folder: Path) -> Endpoint | None:
+    """The endpoint in endpoint.json; None if a field is missing or damaged."""
+    fields = endpoint_fields(state_folder(folder))
+    names = {f.name for f in dataclasses.fields(Endpoint)} - {"home"}
+    return Endpoint(**{name: fields[name] for name in names}, home=folder) if names <= fields.keys() else None
 
 
 def _answers(endpoint: Endpoint) -> bool:
-    """Whether the very process that wrote the file answers at its address."""
+    """Whether the process that wrote the endpoint answers at its address."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(endpoint.url + READY_PATH, timeout=ANSWER_SECONDS) as reply:
-            told = json.loads(reply.read(_ANSWER_BYTES))
+            answer = json.loads(reply.read(_ANSWER_BYTES))
     except (OSError, ValueError, RecursionError, http.client.HTTPException):  # another program has the port
         return False
-    return isinstance(told, dict) and told.get("pid") == endpoint.pid
+    return isinstance(answer, dict) and answer.get("pid") == endpoint.pid
 
 
 def ensure_running(home: Path | None = None) -> Endpoint:
-    """The running control plane of this home, started as a daemon if there is none.
+    """The control plane of this home, started as a daemon if none runs.
 
-    Raises LocalError when it cannot be started, where the message ends with the last line of its log, and when there
-    is one that does not answer.
+    Raises LocalError if it cannot be started (with the last line of its log) or does not answer.
     """
     folder = home_folder(home)
-    found = running(folder) or _in_time(folder)
-    if found:
-        return found
+    if endpoint := running(folder) or _wait_for_busy(folder):
+        return endpoint
     state = state_folder(folder)
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -169,23 +163,23 @@ def ensure_running(home: Path | None = None) -> Endpoint:
         with doing("starting the local control plane"), _exclusively(state / "start.lock"):
             return running(folder) or _start(folder)
     except OSError as error:
-        told = disk_sentence(error, state) or error.strerror
+        reason = disk_sentence(error, state) or error.strerror
         raise LocalError(
-            f"the local control plane cannot keep its state in {state} ({told}); "
+            f"the local control plane cannot keep its state in {state} ({reason}); "
             "set SMTRAIN_HOME to a folder you can write"
         ) from None
 
 
-def _in_time(folder: Path) -> Endpoint | None:
-    """The endpoint of a server that was too busy to answer at once; None where there is none, or it goes away."""
+def _wait_for_busy(folder: Path) -> Endpoint | None:
+    """Wait for a server that was too busy to answer at once; None if no server runs, or it ends."""
     deadline = time.monotonic() + SILENT_SECONDS
     while (pid := server_pid(folder)) is not None:
-        if found := running(folder):
-            return found
+        if endpoint := running(folder):
+            return endpoint
         if time.monotonic() > deadline:
             raise LocalError(
                 f"the local control plane (process {pid}) does not answer; if it was suspended, `kill -CONT {pid}` "
-                "lets it go on, and `smtrain local stop` ends it",
+                "resumes it, and `smtrain local stop` ends it",
                 code="local.unreachable",
             )
         time.sleep(0.1)
@@ -193,15 +187,15 @@ def _in_time(folder: Path) -> Endpoint | None:
 
 
 def revive(before: Endpoint) -> None:
-    """Start a control plane again that has died under those who use it; one that answers is left alone.
+    """Restart a control plane that died while it was used; do nothing if it answers.
 
-    Raises LocalError where it was ended on purpose, cannot be started, or comes back at another address.
+    Raises LocalError if it was stopped on purpose, cannot be started, or comes back at another address.
     """
     if _answers(before):
         return
     if endpoint_fields(state_folder(before.home)).get("stopped"):
         raise LocalError(
-            "the local control plane was stopped, and its jobs with it; the same command starts it and goes on",
+            "the local control plane was stopped, and its jobs with it; the same command starts it and resumes",
             code="local.unreachable",
         )
     again = ensure_running(before.home)
@@ -210,7 +204,7 @@ def revive(before: Endpoint) -> None:
     if again.url != before.url:
         raise LocalError(
             f"the local control plane died and was started again at {again.url}, as another program has taken its old "
-            "address; the same command goes on",
+            "address; the same command resumes",
             code="local.unreachable",
         )
     if again.pid not in _revived:
@@ -219,7 +213,7 @@ def revive(before: Endpoint) -> None:
 
 
 _revived: set[int] = set()
-"""Processes of control planes that were said to be new."""
+"""Processes of restarted control planes that the user has been told about."""
 
 
 def _start(home: Path) -> Endpoint:
@@ -231,24 +225,24 @@ def _start(home: Path) -> Endpoint:
     while time.monotonic() < deadline and not server.ended:
         endpoint = running(home)
         if endpoint and endpoint.pid == server.pid:
-            server.let_go()
+            server.detach()
             for line in server.lines():
                 if line.startswith("warning: "):
                     say(f"smtrain: {line}", error=True)
             return endpoint
         time.sleep(0.05)
-    silent = f"no answer within {START_SECONDS:.0f} s"
+    fallback = f"no answer within {START_SECONDS:.0f} s"
     if server.ended:
-        silent = f"it ended with status {server.status} and could not say why; look whether its disk takes writes"
+        fallback = f"it ended with status {server.status} and could not say why; look whether its disk takes writes"
     server.kill()
     probe(state)  # says what is wrong with the disk, if that is why
     lines = server.lines()
-    last = lines[-1] if lines else silent
+    last = lines[-1] if lines else fallback
     raise LocalError(f"the local control plane did not start (see {server.log}): {last}", code="local.unreachable")
 
 
 def shut_down(home: Path | None = None) -> None:
-    """End the server of this home and wait for it; jobs that run are failed at the next start. No server: no-op."""
+    """Stop the server of this home, if one runs, and wait for it; its running jobs fail at the next start."""
     folder = home_folder(home)
     pid = server_pid(folder)
     if pid is None:
@@ -265,7 +259,7 @@ def shut_down(home: Path | None = None) -> None:
 
 
 def _released(lock: Path, seconds: float) -> bool:
-    """Wait until the server has let go of the lock that it holds all its life."""
+    """Wait until the server has released the lock that it holds while it lives."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -278,7 +272,7 @@ def _released(lock: Path, seconds: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 return False
-        except OSError:  # there is no lock, and so no server
+        except OSError:  # no lock file: no server
             return True
         time.sleep(0.02)
 
@@ -296,10 +290,10 @@ EXTENSION = "SMTRAIN_LOCAL_EXTENSION"
 
 
 class ServerProcess:
-    """Started as a daemon, which outlives the caller."""
+    """A server that was started as a daemon: it outlives the caller."""
 
     def __init__(self, home: Path, log: Path) -> None:
-        """Raises OSError where it cannot be started, or `log` cannot be written."""
+        """Raises OSError if it cannot be started or `log` cannot be written."""
         self.log = log
         command = [sys.executable, "-m", "smtrain.plane.server.serve", "--home", str(home)]
         command += ["--idle-exit", str(IDLE_EXIT_SECONDS)]
@@ -328,14 +322,13 @@ class ServerProcess:
         return self._process.returncode
 
     def lines(self) -> list[str]:
-        """What it has written to its log."""
+        """The lines that it has logged."""
         with open(self.log, errors="replace") as log:
             log.seek(self._began)
             return [line.strip() for line in log if line.strip()]
 
-    def let_go(self) -> None:
-        """It lives on by design, so its Popen must not warn about that when it is collected."""
-        self._process.returncode = 0
+    def detach(self) -> None:
+        self._process.returncode = 0  # else Popen warns, when it is collected, that the process still runs
 
     def kill(self) -> None:
         self._process.kill()
@@ -343,7 +336,7 @@ class ServerProcess:
 
 
 def server_environment() -> dict[str, str]:
-    """The caller's environment without anything that could lead the server to real AWS or into a proxy."""
+    """The caller's environment without variables that point to real AWS or a proxy."""
     dropped = ("AWS_", "MOTO_", "SMTRAIN_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
     return {k: v for k, v in os.environ.items() if not k.upper().startswith(dropped)}
 
@@ -356,7 +349,7 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
 
     from smtrain.core.botocore_models import share_models
 
-    # Neither the user's profile nor their files are looked at; a proxy would send 127.0.0.1 elsewhere.
+    # The user's profile and files are not read; a proxy would send 127.0.0.1 elsewhere.
     isolated = botocore.session.Session(
         session_vars={
             "profile": (None, None, None, None),
@@ -375,8 +368,7 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
             return super().resource(*args, **_pointed_here(kwargs))
 
     def _pointed_here(kwargs: dict[str, Any]) -> dict[str, Any]:
-        asked = kwargs.get("config")
-        config = ours.merge(asked) if asked is not None else ours
+        config = ours if kwargs.get("config") is None else ours.merge(kwargs["config"])
         return {**kwargs, "endpoint_url": url, "config": config}
 
     return LocalSession(

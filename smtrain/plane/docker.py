@@ -1,4 +1,4 @@
-"""Docker, through its SDK: reached, asked for images, and what it refuses said in one sentence with the remedy."""
+"""Docker through its SDK: connections, images, and its errors as one sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smtrain.core.extras import missing, present
 HOME, JOB, HOST = "smtrain.home", "smtrain.job", "smtrain.host"
 """Labels of what we make in Docker: the home folder, the job, the host's folder."""
 BORROWS = "smtrain.borrows"
-"""Label of an image: folders of this machine, colon between them, that its containers have, read-only."""
+"""Label of an image: folders of this machine, separated by colons, that its containers get read-only."""
 LENT = sorted({"/usr", sys.prefix, sys.base_prefix})
 """Folders that an image may borrow: the programs of this machine and the control plane's Python."""
 ASK_SECONDS = 60
@@ -34,19 +34,19 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def address() -> str:
-    """Where Docker is looked for."""
+    """The address of Docker's daemon."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 def program() -> str:
-    """Whose API is asked: podman where the address says so, else Docker."""
+    """The program behind the address: podman or Docker."""
     return "podman" if "podman" in address() else "Docker"
 
 
 def connect(instead: str = "leave out local.run_in") -> Any:
     """A client of a daemon that answers.
 
-    Raises `LocalError` where there is none: it says what to do, or to do `instead`; empty where nothing else will do.
+    Raises `LocalError` if none answers; the sentence ends with the remedy `instead`, if any.
     """
     if not present("docker"):
         raise LocalError(missing("docker"))
@@ -69,8 +69,8 @@ def _unreachable(error: BaseException, instead: str = "") -> str:
     if any(isinstance(cause, PermissionError) for cause in reasons):
         what, ways = f"you may not use {program()} at {address()}", [_ALLOWED[program()]]
     else:
-        said = reasons[-1].strerror if reasons else str(error).splitlines()[0]
-        what = f"{program()} does not answer at {address()} ({said})"
+        reason = reasons[-1].strerror if reasons else str(error).splitlines()[0]
+        what = f"{program()} does not answer at {address()} ({reason})"
         ways = [_START[program()], "set DOCKER_HOST"]
     *others, last = [*ways, instead] if instead else ways
     return f"{what}: {', '.join(others)}{', or ' if others else ''}{last}"
@@ -90,7 +90,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def plainly(what: str) -> Iterator[None]:
-    """Turn what Docker refuses into a `LocalError` of one sentence; `what` says what was tried."""
+    """Turn Docker's errors into a `LocalError` of one sentence; `what` names the attempt."""
     try:
         yield
     except LocalError:
@@ -100,11 +100,11 @@ def plainly(what: str) -> Iterator[None]:
 
 
 def sentence(error: BaseException, what: str) -> str:
-    """Why Docker, or what stands in for it, did not do something."""
+    """Explain an error of Docker or podman in one sentence."""
     name = program()
     tool = name.lower()
-    said = str(getattr(error, "explanation", None) or error).strip().splitlines()
-    text = said[-1] if said else type(error).__name__
+    lines = str(getattr(error, "explanation", None) or error).strip().splitlines()
+    text = lines[-1] if lines else type(error).__name__
     if "no space left on device" in text.lower():
         return f"{what} failed, as {name}'s disk is full; free some with `{tool} system prune` ({text})"
     if "predefined address pools" in text or "non-overlapping" in text:
@@ -115,10 +115,7 @@ def sentence(error: BaseException, what: str) -> str:
 
 
 def local_image(client: Any, name: str) -> Any:
-    """The image of this name as this machine has it.
-
-    Raises `LocalError` where it is not here, or cannot run on this processor.
-    """
+    """An image of this machine. Raises `LocalError` if it is not here, or is for another processor."""
     image = present_image(client, name)
     if image is None:
         raise LocalError(
@@ -129,10 +126,7 @@ def local_image(client: Any, name: str) -> Any:
 
 
 def present_image(client: Any, name: str) -> Any:
-    """The image of this name, None where this machine does not have it.
-
-    Raises `LocalError` where it cannot run on this processor.
-    """
+    """An image of this machine, None if it is not here. Raises `LocalError` if it is for another processor."""
     import docker.errors
 
     try:
@@ -141,37 +135,37 @@ def present_image(client: Any, name: str) -> Any:
         return None
     except docker.errors.APIError as error:
         raise LocalError(sentence(error, f"looking for image {name}")) from None
-    asked, here = image.attrs.get("Architecture") or "", architecture(client)
-    if asked and asked != here:
-        raise LocalError(f"image {name} is for {asked}, and this machine is {here}: pull or build it for linux/{here}")
+    needed, here = image.attrs.get("Architecture") or "", architecture(client)
+    if needed and needed != here:
+        raise LocalError(f"image {name} is for {needed}, and this machine is {here}: pull or build it for linux/{here}")
     return image
 
 
 def architecture(client: Any) -> str:
-    """The processor that Docker runs images for, as images name it."""
+    """The processor of Docker's machine, as images name it."""
     here = str(client.info().get("Architecture") or platform.machine())
     return _ARCHITECTURES.get(here, here)
 
 
 def borrowed(image: Any, allowed: list[str]) -> list[str]:
-    """Folders of this machine that an image's containers have. Raises `LocalError` for one it may not have."""
-    wanted = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
-    for folder in wanted:
+    """Folders of this machine that an image borrows. Raises `LocalError` for one that is not allowed."""
+    folders = [folder for folder in ((image.labels or {}).get(BORROWS) or "").split(":") if folder]
+    for folder in folders:
         if folder not in allowed:
             raise LocalError(
                 f"image {image.tags[0] if image.tags else image.short_id} borrows {folder}, and the control plane "
                 f"lends only {', '.join(allowed)}: make it again with `smtrain image tiny`"
             )
-    return wanted
+    return folders
 
 
 def usable(client: Any, name: str) -> tuple[Any, list[str]]:
-    """An image and the folders that it borrows. Raises `LocalError` where it does not serve."""
+    """An image and the folders that it borrows. Raises `LocalError` if it cannot be used."""
     image = local_image(client, name)
     return image, borrowed(image, LENT)
 
 
 def room(client: Any) -> int | None:
-    """Bytes free where Docker keeps its images; None where its disk is not seen from here."""
+    """Bytes free on the disk of Docker's images; None if this machine does not see that disk."""
     folder = client.info().get("DockerRootDir")
     return shutil.disk_usage(folder).free if folder and os.path.isdir(folder) else None

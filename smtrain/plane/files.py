@@ -1,4 +1,4 @@
-"""Small JSON files that the control plane keeps for itself, read so that no state of one can stop or mislead anyone."""
+"""Files of the control plane's folder, read so that damage to one cannot stop a start or mislead a client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _URL = re.compile(r"http://127\.0\.0\.1:([0-9]{1,5})")
 
 
 def opened(path: Path, *, links: bool = True) -> BinaryIO:
-    """A regular file for reading. Raises OSError for anything else; a named pipe is not waited for."""
+    """Open a regular file for reading. Raises OSError for anything else, without waiting for a named pipe."""
     follow = 0 if links else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -32,18 +32,18 @@ def opened(path: Path, *, links: bool = True) -> BinaryIO:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a regular file of at most a megabyte; None if there is anything else."""
+    """The JSON object in a regular file of at most a megabyte; None for anything else."""
     try:
         with opened(path) as file:
             text = file.read(MOST_BYTES + 1)
-            told = json.loads(text) if len(text) <= MOST_BYTES else None
+            value = json.loads(text) if len(text) <= MOST_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Move a file, or what stands in its place, out of the way, and say so in the log of this process."""
+    """Move a damaged file, or a folder in its place, out of the way and log it."""
     for number in range(1, 100):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not os.path.lexists(aside):
@@ -54,13 +54,13 @@ def set_aside(path: Path, reason: str) -> None:
 
 
 def make_way(path: Path) -> None:
-    """Set aside what is no regular file where the control plane keeps one."""
+    """Set aside anything that is not a regular file where the control plane keeps one."""
     if os.path.lexists(path) and not path.is_file():
         set_aside(path, "is not a file")
 
 
 def within(folder: Path, relative: str) -> Path:
-    """`folder/relative`, refusing (ValueError) names that would lead out of the folder."""
+    """`folder/relative`. Raises ValueError for a name that leads out of the folder."""
     parts = [part for part in relative.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in relative:
         raise ValueError(f"the name {relative!r} points outside {folder}")
@@ -68,12 +68,12 @@ def within(folder: Path, relative: str) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all it holds, however deep and of any modes; say it if something is left."""
+    """Remove a file or a folder, however deep and whatever its modes; warn if something is left."""
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(path)
     if not os.path.lexists(path):
         return
-    # Python's own fails for trees deeper than its stack, longer than a path may be, or without permissions.
+    # rmtree fails for trees that are deeper than its stack, have too long paths, or forbid it.
     for command in (["chmod", "-R", "u+rwX"], ["chattr", "-R", "-f", "-i", "-a"], ["rm", "-rf", "--"]):
         with contextlib.suppress(OSError):
             subprocess.run([*command, str(path)], capture_output=True, check=False)
@@ -82,7 +82,7 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """A folder that is there from now on; what else lies in its place is set aside."""
+    """Make a folder; anything else in its place is set aside."""
     if os.path.lexists(path) and not path.is_dir():
         set_aside(path, "is not a folder")
     path.mkdir(parents=True, exist_ok=True)
@@ -90,13 +90,13 @@ def make_folder(path: Path) -> Path:
 
 
 def endpoint_fields(state: Path) -> dict[str, Any]:
-    """The well-formed fields of what the last server of this state folder has written about itself."""
-    told = read_json(state / ENDPOINT) or {}
-    return {name: told[name] for name, good in _GOOD.items() if name in told and good(told[name])}
+    """The well-formed fields of endpoint.json, which the last server of this folder wrote."""
+    fields = read_json(state / ENDPOINT) or {}
+    return {name: fields[name] for name, good in _GOOD.items() if name in fields and good(fields[name])}
 
 
 def pid_in(lock: Path) -> int | None:
-    """The process that holds the lock of a server, as it has written there."""
+    """The process that wrote its id into the lock of a server."""
     with contextlib.suppress(OSError, ValueError):
         if lock.is_file():
             text = lock.read_text()[:20]
@@ -105,9 +105,9 @@ def pid_in(lock: Path) -> int | None:
 
 
 def port_of(url: str) -> int:
-    """The port of an address that the server has written; 0 if it has none that can be bound."""
-    found = _URL.fullmatch(url)
-    port = int(found[1]) if found else 0
+    """The port of a server's address; 0 if it has none that can be bound."""
+    match = _URL.fullmatch(url)
+    port = int(match[1]) if match else 0
     return port if port < 1 << 16 else 0
 
 

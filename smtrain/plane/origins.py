@@ -1,4 +1,4 @@
-"""The paths that inputs of local jobs were uploaded from: no other machine can read the S3 of this one."""
+"""The paths that inputs of local jobs were uploaded from: no other machine can read this one's S3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smtrain.core.files import home
 
 
 def note(origins: Mapping[str, str]) -> None:
-    """Keep from which path or demo:// URI each s3:// prefix was uploaded; the last one counts."""
+    """Record the path or demo:// URI that each s3:// prefix was uploaded from; the last record counts."""
     before = known()
     lines = [json.dumps({uri: path}) for uri, path in origins.items() if before.get(uri) != path]
     if lines:
@@ -20,16 +20,16 @@ def note(origins: Mapping[str, str]) -> None:
 
 
 def known() -> dict[str, str]:
-    """Every s3:// prefix that was noted, with the path it was uploaded from."""
-    found: dict[str, str] = {}
+    """The recorded paths by s3:// prefix."""
+    origins: dict[str, str] = {}
     try:
         lines = _file().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
     for line in lines:
-        with suppress(ValueError, TypeError):  # a line that another process has not written to its end
-            found |= {str(uri): str(path) for uri, path in dict(json.loads(line)).items()}
-    return found
+        with suppress(ValueError, TypeError):  # a line that another process is still writing
+            origins |= {str(uri): str(path) for uri, path in dict(json.loads(line)).items()}
+    return origins
 
 
 def _file() -> Path:

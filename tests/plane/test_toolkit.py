@@ -73,7 +73,7 @@ def test_a_script_that_would_run_without_ranks_is_refused(client: Client, tmp_pa
     job = run(client, asked(client, folder, hosts=2, sagemaker_torch_distributed_enabled="true"))
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith("ClientError: the request asks for sagemaker_torch_distributed_enabled")
-    assert "install sagemaker-pytorch-training beside it" in job["FailureReason"]
+    assert "install sagemaker-pytorch-training next to it" in job["FailureReason"]
     assert run(client, asked(client, folder, sagemaker_program="a"))["TrainingJobStatus"] == "Completed"
 
 

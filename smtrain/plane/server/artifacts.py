@@ -1,6 +1,7 @@
-"""What a job leaves: /opt/ml/model and /opt/ml/output/data of all hosts, merged, to the request's S3OutputPath.
+"""A job's files: walks through a host's folder, and uploads of models, outputs and checkpoints.
 
-A link is uploaded as the file that it leads to.
+A link is uploaded as the file that it leads to, if that is below the host's /opt/ml. Its target is a path of the host;
+followed as a path of this machine it would be another file, or none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import stat
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,11 +24,17 @@ from smtrain.plane.files import opened
 TRANSFER = TransferConfig(max_concurrency=4)
 """Server and transfers share this machine: more parts at once are no faster, and each is held in memory."""
 MODEL, OUTPUT = ("model", "model.tar.gz"), ("data", "output.tar.gz")
-"""Folder of files in S3, and name of the archive in its place."""
+"""Folder of the files in S3, and the name of the archive that replaces it."""
+
+
+def list_objects(client: Any, bucket: str, prefix: str = "") -> Iterator[dict[str, Any]]:
+    """The objects below a prefix, as ListObjectsV2 describes them."""
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        yield from page.get("Contents", [])
 
 
 def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:
-    """The address of an artefact of a job: a prefix of files, or an archive."""
+    """The URI of an artefact of a job: a prefix of files, or an archive."""
     output = request["OutputDataConfig"]
     base = f"{output['S3OutputPath'].rstrip('/')}/{request['TrainingJobName']}/output"
     folder, archive = names
@@ -34,20 +42,20 @@ def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:
 
 
 def merged(hosts: list[dict[str, Path]]) -> dict[str, Path]:
-    """Relative name -> file over all hosts' folders; the first host that has a name wins."""
-    files = {name: path for found in reversed(hosts) for name, path in found.items()}
+    """Merge the files of all hosts by relative name; the first host that has a name wins."""
+    files = {name: path for each in reversed(hosts) for name, path in each.items()}
     return dict(sorted(files.items()))
 
 
 def upload(client: Any, path: Path, bucket: str, key: str) -> None:
-    """Bring a file that a job left to S3. Raises OSError if it cannot be read, ENOSPC if this machine has no room."""
+    """Upload a file of a job. Raises OSError if it cannot be read, ENOSPC if this disk has no room."""
     with opened(path, links=False) as body:
         _insist_on_room(path, [path])
         client.upload_fileobj(body, bucket, key, Config=TRANSFER)
 
 
 def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> None:
-    """Bring files to S3 by their names, or as one archive, which is made in the folder `work`."""
+    """Upload files by their names, or as one archive, which is made in the folder `work`."""
     bucket, key = split_uri(uri)
     if uri.endswith("/"):
         for name, path in files.items():
@@ -65,22 +73,22 @@ def upload_all(client: Any, uri: str, files: dict[str, Path], work: Path) -> Non
 
 
 def _insist_on_room(here: Path, files: Any) -> None:
-    """Raise OSError if files are larger than what is free on the disk of `here`: a sparse one may be."""
+    """Raise OSError if files need more than the disk of `here` has free, as sparse ones may."""
     size, free = sum(path.stat().st_size for path in files), shutil.disk_usage(here.parent).free
     if size > free:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are to be kept, and {free:,} are free")
 
 
 ML = PurePosixPath("/opt/ml")
-MOST = 40  # links on the way of one path, as in the kernel
+MOST = 40  # links in one path, as in the kernel
 MOST_LINKED = 1_000
-"""Folders that are entered through links in one walk: of links to links there are soon more than can be counted."""
+"""Folders that one walk enters through links: links to links soon make more than can be counted."""
 KEY_BYTES = 1024
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html"""
 
 
 def resolved(ml: Path, path: Path) -> Path | None:
-    """Where a path below a host's /opt/ml (`ml` here) leads; None out of it, or in a circle."""
+    """Follow the links of a path below a host's /opt/ml (`ml` here); None if they leave it or form a loop."""
     left, reached, links = list(path.relative_to(ml).parts), ml, 0
     while left:
         part = left.pop(0)
@@ -108,29 +116,29 @@ def resolved(ml: Path, path: Path) -> Path | None:
 
 @dataclass
 class Tree:
-    """What one walk through a folder of a host found."""
+    """The result of a walk through a folder of a host."""
 
     files: dict[str, Path] = field(default_factory=dict)
     """Regular files by relative name."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Why something is not among them, by relative name."""
+    """The reason for each name that is not among them."""
     folders: dict[Path, int] = field(default_factory=dict)
-    """Each folder on the way, with its mtime in ns when it was entered."""
+    """Each folder entered, with its mtime (ns) at that moment."""
 
     def stood_still(self) -> bool:
-        """Whether nothing was made or deleted in any folder since the walk entered it."""
+        """Whether nothing was created or deleted in a folder since the walk entered it."""
         try:
             return all(path.stat().st_mtime_ns == was for path, was in self.folders.items())
         except OSError:
             return False
 
     def leave_out(self, name: str, error: OSError) -> None:
-        """Note that a file cannot be read after all."""
+        """Move a file that cannot be read to `left_out`."""
         del self.files[name]
         self.left_out[name] = _unreadable(error)
 
     def sentences(self, folder: str) -> list[str]:
-        """Lines for the host's log about files that were left out of a folder, one for each reason."""
+        """Log lines about the files left out of a folder, one for each reason."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
             by_reason.setdefault(reason, []).append(shown(name))
@@ -149,9 +157,9 @@ SPECIAL = "files that are not regular (pipes, sockets, devices)"
 
 
 def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
-    """What a folder of a host holds, as the host sees it.
+    """List a folder of a host as the host sees it.
 
-    `prefix` is what S3's keys of its files begin with; None if they get no keys of their own.
+    `prefix` is the prefix of its files' S3 keys; None if they get no keys.
     """
     tree = Tree()
     root = resolved(ml, folder)  # a job may have put a link in the folder's place
@@ -166,7 +174,7 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
             tree.folders[real] = real.stat().st_mtime_ns
             names = sorted(os.listdir(real))
         except (FileNotFoundError, NotADirectoryError):
-            continue  # it has just gone
+            continue  # it was just deleted
         except OSError as error:
             tree.left_out[label or "."] = _unreadable(error)
             continue
@@ -200,7 +208,7 @@ def walk(ml: Path, folder: Path, prefix: str | None = "") -> Tree:
 
 
 def _unfit(path: Path, kind: int, key: str | None) -> str | None:
-    """Why a file cannot go to S3 under this key; None if it can."""
+    """The reason why a file cannot go to S3 under this key; None if it can."""
     if not stat.S_ISREG(kind):
         return SPECIAL
     if not os.access(path, os.R_OK):
@@ -218,5 +226,5 @@ def _unreadable(error: OSError) -> str:
 
 
 def shown(name: str) -> str:
-    """A name as a line of a log can have it."""
+    """A name as it can stand in a log line."""
     return name if name.isprintable() else ascii(name)[1:-1]

@@ -1,4 +1,4 @@
-"""One attempt at a job, on one set of machines: download, start every host, wait until none runs any more."""
+"""One attempt at a job, on one set of machines: download, start every host, wait until all have ended."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class End(NamedTuple):
-    """How a job ended: status, secondary status if it is another word, reason of a failure."""
+    """The end of a job: status, secondary status if it differs, reason of a failure."""
 
     status: str
     secondary: str | None = None
     reason: str | None = None
 
 
-# What an attempt can come to beside an end of the job: its machines are taken back, or broken.
+# Ends of an attempt that do not end the job: its machines were taken back, or failed.
 SPOT, FAULT = End("spot"), End("fault")
 # SageMaker's own words.
 OUT_OF_MEMORY = (
@@ -43,7 +43,7 @@ OUT_OF_MEMORY = (
 
 
 class Attempt:
-    """Hosts and what they share. `stopping` is the job's; whoever sets it or calls `lose` wakes the waiting thread."""
+    """Hosts and what they share. `stopping` belongs to the job; call `wake` after setting it."""
 
     def __init__(self, executor: Executor, job: JobRecord, stopping: threading.Event) -> None:
         self.executor, self.job, self.client, self.stopping = executor, job, executor.client, stopping
@@ -51,7 +51,7 @@ class Attempt:
         self.hosts: list[Host] = []
         self.syncs: list[CheckpointSync] = []
         self.curves: list[CheckpointSync] = []
-        """Of TensorBoard's folders; apart, as checkpoints wait for each other."""
+        """TensorBoard's folders; separate because the syncs of checkpoints wait for each other."""
         self.network: HostNetwork | None = None
         self.containers: JobContainers | None = None
         self._lost: End | None = None
@@ -60,12 +60,12 @@ class Attempt:
         self.events.put(None)
 
     def lose(self, how: End) -> None:
-        """From now on the machines are taken back (SPOT) or broken (FAULT)."""
+        """End the attempt: the machines are taken back (SPOT) or fail (FAULT)."""
         self._lost = how
         self.wake()
 
     def run(self, longest: float, wait: float, interrupted_after: float | None) -> End:
-        """Train for at most `longest` seconds, with a spot job's end in `wait` seconds and its interruption before."""
+        """Train for at most `longest` seconds; a spot job ends after `wait` and is interrupted before, if given."""
         port = self.executor.take_port()
         try:
             return self._run_hosts(port) or self._train(longest, wait, interrupted_after)
@@ -73,7 +73,7 @@ class Attempt:
             self.executor.give_port(port)
 
     def end_processes(self) -> None:
-        """Kill what still runs, and have all its output in the log."""
+        """Kill all processes and wait until their output is in the log."""
         self._each(Host.kill)
         self._each(Host.join)
         if self.network:
@@ -88,7 +88,7 @@ class Attempt:
         self._each(Host.discard)
 
     def end_syncs(self, how: End) -> None:
-        """Bring checkpoints up; a broken machine takes what it had along."""
+        """Upload the last checkpoints; those of a failed machine are lost."""
         faults: list[Exception] = []
         for sync in [*self.curves, *self.syncs]:
             try:
@@ -97,14 +97,14 @@ class Attempt:
                 else:
                     sync.finish()
             except Exception as error:
-                faults.append(error)  # of one host; those of the others go up
+                faults.append(error)  # of one host; those of the others are uploaded
         if faults:
             raise faults[0]
         for sync in self.syncs if how is not FAULT else ():
-            sync.delete()  # what waited for the files of hosts after it
+            sync.delete()  # files that waited for those of later hosts
 
     def upload(self, folder: Path) -> None:
-        """Bring model and output of all hosts to S3, with `folder` for the archives."""
+        """Upload model and output of all hosts; archives are made in `folder`."""
         folder.mkdir(exist_ok=True)
         faults: list[Exception] = []
         for below, names in (("model", artifacts.MODEL), ("output/data", artifacts.OUTPUT)):
@@ -114,20 +114,20 @@ class Attempt:
                 if files:
                     artifacts.upload_all(self.client, uri, files, folder)
             except Exception as error:
-                faults.append(error)  # of one; the other goes up
+                faults.append(error)  # of one; the other is uploaded
         if faults:
             raise faults[0]
 
     def _left_in(self, host: Host, folder: str, uri: str) -> dict[str, Path]:
-        """The files of a host's folder; what cannot go to S3 is named in the host's log."""
+        """The files of a host's folder; its log names those that cannot go to S3."""
         key = split_uri(uri)[1]
         tree = artifacts.walk(host.ml, host.ml / folder, key if key.endswith("/") else None)
-        if said := tree.sentences(f"/opt/ml/{folder}"):
-            host.log.write(said)
+        if lines := tree.sentences(f"/opt/ml/{folder}"):
+            host.log.write(lines)
         return tree.files
 
     def move(self, secondary: str) -> None:
-        """Enter a secondary status. A stop asked for meanwhile stays what Describe shows."""
+        """Enter a secondary status, unless the job is being stopped."""
         with self.job.lock:
             if not self.stopping.is_set() and self.job.status != "Stopping":
                 self.job.move(secondary)
@@ -159,7 +159,7 @@ class Attempt:
             self.network = HostNetwork()
         keeper = self.network.pid if self.network else 0
         warm = self.executor.warm
-        more = {warm.VARIABLE: warm.told} if warm else {}
+        more = {warm.VARIABLE: warm.value} if warm else {}
         for host, waiting in zip(self.hosts, lazy, strict=True):
             if self.containers and isinstance(host, ContainerHost):
                 host.start_container(self.containers, waiting)
@@ -175,7 +175,7 @@ class Attempt:
         return None
 
     def _download(self, host: Host) -> list[Channel]:
-        """File channels and checkpoints of one host; gives the channels that want a mount."""
+        """Download the File channels and checkpoints of one host; return the channels to be mounted."""
         request = self.job.request
         lazy = []
         for channel in channels.resolve(self.client, request, host.rank, len(self.hosts)):
@@ -197,7 +197,7 @@ class Attempt:
             folder = host.path_of(curves.get("LocalPath", "/opt/ml/output/tensorboard"))
             folder.mkdir(parents=True, exist_ok=True)
             uri = f"{curves['S3OutputPath'].rstrip('/')}/{self.job.name}/tensorboard-output/"
-            up = CheckpointSync(self.client, uri, folder)  # nothing is brought down, and no host waits for another
+            up = CheckpointSync(self.client, uri, folder)  # no download, and hosts do not wait for each other
             up.see_as(host.ml, host.log)
             self.curves.append(up)
         return lazy
@@ -206,7 +206,7 @@ class Attempt:
         channels.download(self.client, channel, host.channel_folder(channel.name), self.stopping.is_set)
 
     def _await_ready(self, lazy: list[list[Channel]]) -> None:
-        """Every supervisor's report; what could not be isolated or mounted is said in the host's log."""
+        """Wait for every supervisor's report; the host's log says what could not be isolated or mounted."""
         waiting = set(self.hosts)
         while waiting and not self.stopping.is_set():
             event = self.events.get()
@@ -239,7 +239,7 @@ class Attempt:
                     self._fetch(event.host, channel)
 
     def _train(self, left: float, wait: float, interrupted_after: float | None) -> End:
-        """Wait for all hosts; a stop, a limit or an interruption gives them the grace, a failure ends them all."""
+        """Wait for all hosts. A stop, limit or interruption gives them the grace; a failure kills them all."""
         late = End("Stopped", "MaxRuntimeExceeded")
         if wait < left:
             left, late = wait, End("Stopped", "MaxWaitTimeExceeded")

@@ -1,10 +1,12 @@
-"""Who is let in: readiness is for anyone, everything else for who signs with the secret of this home."""
+"""Authentication: requests must be signed with the secret of this home, which no link or request contains.
+
+The readiness check is open to anyone.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import io
 import json
 import os
 import re
@@ -19,7 +21,12 @@ from botocore.compat import HTTPHeaders
 from botocore.credentials import Credentials
 
 from smtrain.plane.client import CONTROL, READY_PATH, control_token
-from smtrain.plane.server.operations import answer
+from smtrain.plane.server.operations import answer, body_of, service_of
+
+_HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
+_SIGNED = (
+    "smtrain's local control plane answers requests only that are signed with the keys of its home's endpoint.json"
+)
 
 
 class Gate:
@@ -36,7 +43,7 @@ class Gate:
             return [json.dumps({"pid": os.getpid()}).encode()]
         self.last_request = time.monotonic()
         if refusal := self._refusal(environ, path):
-            return answer(environ, f"{_service(environ)}:", (403, "AccessDenied", refusal), start_response)
+            return answer(environ, f"{service_of(environ)}:", (403, "AccessDenied", refusal), start_response)
         return self.app(environ, start_response)
 
     def _refusal(self, environ: dict[str, Any], path: str) -> str | None:
@@ -48,32 +55,18 @@ class Gate:
         return fault_of(environ, self.access_key, self.secret_key)
 
 
-def _service(environ: dict[str, Any]) -> str:
-    """The service that a request says it is signed for; a link is one of S3's."""
-    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split(",")[0].split("/")
-    if len(scope) > 3:
-        return str(scope[3])
-    return "s3" if "Signature=" in environ.get("QUERY_STRING", "") else ""
-
-
-_HEADER = re.compile(r"AWS4-HMAC-SHA256\s+Credential=([^,\s]+),\s*SignedHeaders=([^,\s]+),\s*Signature=([0-9a-f]{64})$")
-_SIGNED = (
-    "smtrain's local control plane answers requests only that are signed with the keys of its home's endpoint.json"
-)
-
-
 def fault_of(environ: dict[str, Any], access_key: str, secret: str, now: float | None = None) -> str | None:
-    """Why a WSGI request is not of this home's owner; None where it is. A body that is read is put back."""
+    """The reason why a WSGI request is refused; None if it is signed. A body that is read is put back."""
     keys = Credentials(access_key, secret)
-    given = environ.get("HTTP_AUTHORIZATION", "")
+    authorization = environ.get("HTTP_AUTHORIZATION", "")
     url = f"http://{environ.get('HTTP_HOST', '')}{environ.get('RAW_URI') or environ.get('REQUEST_URI', '')}"
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query, keep_blank_values=True).items()}
     now = time.time() if now is None else now
     try:
-        if given.startswith(CONTROL):
-            signed = hmac.compare_digest(given[len(CONTROL) :].encode(), control_token(secret).encode())
-        elif given:
-            signed = _by_header(environ, url, given, keys)
+        if authorization.startswith(CONTROL):
+            signed = hmac.compare_digest(authorization[len(CONTROL) :].encode(), control_token(secret).encode())
+        elif authorization:
+            signed = _by_header(environ, url, authorization, keys)
         elif "X-Amz-Signature" in query:
             if now > timegm(time.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ")) + int(query["X-Amz-Expires"]):
                 return "this link has expired"
@@ -89,13 +82,9 @@ def fault_of(environ: dict[str, Any], access_key: str, secret: str, now: float |
     return None if signed else _SIGNED
 
 
-def _by_header(environ: dict[str, Any], url: str, given: str, keys: Credentials) -> bool:
-    found = _HEADER.match(given)
-    if found is None:
-        return False
-    scope, names, signature = found.groups()
-    stamp = environ.get("HTTP_X_AMZ_DATE", "")
-    return _matches(environ, url, scope, names, stamp, signature, keys)
+def _by_header(environ: dict[str, Any], url: str, authorization: str, keys: Credentials) -> bool:
+    match = _HEADER.match(authorization)
+    return match is not None and _matches(environ, url, (*match.groups(), environ.get("HTTP_X_AMZ_DATE", "")), keys)
 
 
 def _by_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
@@ -103,36 +92,34 @@ def _by_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Cr
     unsigned = "&".join(pair for pair in parts.query.split("&") if not pair.startswith("X-Amz-Signature="))
     names, signature = query["X-Amz-SignedHeaders"], query["X-Amz-Signature"]
     url = parts._replace(query=unsigned).geturl()
-    return _matches(environ, url, query["X-Amz-Credential"], names, query["X-Amz-Date"], signature, keys, link=True)
+    return _matches(environ, url, (query["X-Amz-Credential"], names, signature, query["X-Amz-Date"]), keys, link=True)
 
 
 def _matches(
-    environ: dict[str, Any], url: str, scope: str, names: str, stamp: str, signature: str, keys: Credentials,
-    link: bool = False,
-) -> bool:  # fmt: skip
-    """Whether a signature of version 4 is what the secret gives for this request."""
+    environ: dict[str, Any], url: str, signed: tuple[str, ...], keys: Credentials, *, link: bool = False
+) -> bool:
+    """Check a signature of version 4."""
+    scope, names, signature, stamp = signed
     access_key, date, region, service, _ = scope.split("/")
     if access_key != keys.access_key or date != stamp[:8] or "host" not in names.split(";"):
         return False
     headers = {name: _header(environ, name) for name in names.split(";")}
     if link and service == "s3":
-        headers_of_body = {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}
-    elif told := environ.get("HTTP_X_AMZ_CONTENT_SHA256"):
-        headers_of_body = {"X-Amz-Content-SHA256": told}
+        digest = "UNSIGNED-PAYLOAD"
     else:
-        headers_of_body = {"X-Amz-Content-SHA256": hashlib.sha256(_body(environ)).hexdigest()}
+        digest = environ.get("HTTP_X_AMZ_CONTENT_SHA256") or hashlib.sha256(body_of(environ)).hexdigest()
     kind: Any = S3SigV4Auth if service == "s3" else SigV4Auth
     auth = kind(keys, service, region)
-    # The body's hash is a part of what is signed, whether its header is or not.
+    # The signature covers the body's hash, whether its header is signed or not.
     auth.headers_to_sign = lambda _: _headers(headers)
-    request = AWSRequest(environ["REQUEST_METHOD"], url, headers_of_body)
+    request = AWSRequest(environ["REQUEST_METHOD"], url, {"X-Amz-Content-SHA256": digest})
     request.context["timestamp"] = stamp
     expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
     return hmac.compare_digest(expected, signature)
 
 
 def _by_old_query(environ: dict[str, Any], url: str, query: dict[str, str], keys: Credentials) -> bool:
-    """A link of S3's signature version 2, which boto3 still makes where none is asked for."""
+    """Check a link of S3's signature version 2, which boto3 still makes by default."""
     if query["AWSAccessKeyId"] != keys.access_key:
         return False
     names = ["content-md5", "content-type", *(_name(key) for key in environ if key.startswith("HTTP_X_AMZ_"))]
@@ -142,11 +129,11 @@ def _by_old_query(environ: dict[str, Any], url: str, query: dict[str, str], keys
     return hmac.compare_digest(auth.sign_string(text), query["Signature"])
 
 
-def _headers(given: dict[str, str]) -> Any:
-    headers: Any = HTTPHeaders()
-    for name, value in given.items():
-        headers[name] = value
-    return headers
+def _headers(headers: dict[str, str]) -> Any:
+    signed: Any = HTTPHeaders()
+    for name, value in headers.items():
+        signed[name] = value
+    return signed
 
 
 def _header(environ: dict[str, Any], name: str) -> str:
@@ -156,9 +143,3 @@ def _header(environ: dict[str, Any], name: str) -> str:
 
 def _name(key: str) -> str:
     return key.removeprefix("HTTP_").lower().replace("_", "-")
-
-
-def _body(environ: dict[str, Any]) -> bytes:
-    body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    return body

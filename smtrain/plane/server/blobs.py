@@ -1,4 +1,4 @@
-"""Object bodies as files: written beside and renamed, never changed afterwards, read in ranges without loading them."""
+"""Object bodies as files: never changed after they are written, read in ranges without loading them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Blob:
-    """A range of a stored file, as the body of an answer: sized, sliceable, iterated in chunks, then closed."""
+    """A range of a stored file as the body of an answer: sized, sliceable, iterated in chunks, then closed."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.start = path, 0
@@ -32,7 +32,7 @@ class Blob:
     def __getitem__(self, part: slice) -> Blob:
         begin, end, _ = part.indices(self._length)
         piece = copy.copy(self)
-        # Of the open file, not of its path, which a new version of the object may have taken away by now.
+        # A duplicate of the open file: a new version of the object may have removed its path by now.
         piece._handle = os.fdopen(os.dup(self._handle.fileno()), "rb", buffering=0)
         piece.start, piece._length = self.start + begin, max(0, end - begin)
         return piece
@@ -52,36 +52,37 @@ class Blob:
 
 
 @contextlib.contextmanager
-def _whole_or_gone(beside: Path, path: Path) -> Iterator[None]:
-    """Rename what was written beside; a file that could not be written whole leaves the disk at once."""
+def _partial(path: Path) -> Iterator[Path]:
+    """A file that is renamed to `path` when it is complete, or removed. `sweep` knows its name after a kill.
+
+    No fsync: bodies must survive a kill of the server, not a loss of power, and every PUT would wait for it.
+    """
+    part = path.with_suffix(".part")
     try:
-        yield
-        os.replace(beside, path)
+        yield part
+        os.replace(part, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
 class BlobFolder:
-    """The files of all object bodies. A file that no record names is removed at the next start."""
+    """The files of all object bodies. Files that no record names are removed at the next start."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         make_folder(root)
 
     def path(self, name: str) -> Path:
-        """The path of a body. Raises ValueError for a name that is none of ours."""
+        """The path of a body. Raises ValueError for an invalid name."""
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a body")
         return self.root / name[:2] / name
 
     def write(self, chunks: Iterable[bytes]) -> tuple[Path, str]:
-        """Store the chunks; gives the file and the MD5 (hex) of what was written."""
-        path = self._new()
-        beside = path.with_suffix(".part")
-        digest = hashlib.md5(usedforsecurity=False)
-        # No fsync: what must survive is a kill of the server, not a loss of power, and every PUT would wait for it.
-        with _whole_or_gone(beside, path), open(beside, "wb", buffering=0) as handle:
+        """Store the chunks; return the file and the MD5 (hex) of its content."""
+        path, digest = self._new(), hashlib.md5(usedforsecurity=False)
+        with _partial(path) as part, open(part, "wb", buffering=0) as handle:
             for chunk in chunks:
                 view = memoryview(chunk)
                 digest.update(view)
@@ -92,28 +93,27 @@ class BlobFolder:
     def join(self, parts: list[Path]) -> Path:
         """Store the concatenation of files."""
         path = self._new()
-        beside = path.with_suffix(".part")
-        with _whole_or_gone(beside, path), open(beside, "wb") as handle:
-            for part in parts:
-                with open(part, "rb") as source:
+        with _partial(path) as part, open(part, "wb") as handle:
+            for each in parts:
+                with open(each, "rb") as source:
                     shutil.copyfileobj(source, handle, 1 << 20)
         return path
 
     def link(self, source: Path) -> Path:
-        """A second name for a body: a copy that costs nothing, since bodies never change."""
+        """Copy a body by a hard link, which is safe as bodies never change."""
         path = self._new()
         os.link(source, path)
         return path
 
     def any(self) -> bool:
-        """Whether there is a body."""
+        """Whether the folder has a body."""
         return any(NAME.fullmatch(file.name) for file in self.root.glob("??/*"))
 
     def sweep(self, used: set[str]) -> None:
-        """Remove every file that is not named in `used`."""
+        """Remove every body that `used` does not name."""
         for folder in self.root.iterdir():
             if not folder.is_dir():
-                continue  # no body: something else has put it there
+                continue  # not a body: another program put it there
             for file in folder.iterdir():
                 if file.name not in used and NAME.fullmatch(file.stem):
                     file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Machines that are not to be had, and spot machines that are taken back: settings of the running control plane."""
+"""Shortages of machines and interruptions of spot jobs, as set on the running control plane."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NO_CAPACITY = (
 
 @dataclass
 class Shortage:
-    """No machines of one type for a while."""
+    """A time without machines of one type."""
 
     instance_type: str
     seconds: float | None = None
-    """Until so long from now; None: until `attempts` are used up, or for ever."""
+    """Its length; None: until `attempts` are used up, or for ever."""
     attempts: int | None = None
-    """So many jobs are turned away."""
+    """Number of jobs that are turned away."""
     pending: float = 0.2
     """Seconds that a job stays in Pending before it is turned away; tens of minutes on AWS."""
     spot_only: bool = False
@@ -36,13 +36,13 @@ class Shortage:
 
 @dataclass
 class Spot:
-    """What happens to spot jobs. Interruptions come after so many seconds of Training, the n-th to the n-th attempt."""
+    """Interruptions of spot jobs: the n-th attempt is interrupted after `after[n]` seconds of Training."""
 
     after: tuple[float, ...] = ()
     away: float = 0.2
-    """Seconds until there are machines again."""
+    """Seconds until machines are available again."""
     saving: float = 0.65
-    """What spot machines are cheaper by; Describe tells it as billable seconds below training seconds."""
+    """The discount of spot machines; Describe shows it as fewer billable than training seconds."""
 
     def __post_init__(self) -> None:
         self.after = tuple(float(seconds) for seconds in self.after)
@@ -51,34 +51,34 @@ class Spot:
 
 
 class Capacity:
-    """Which machines there are."""
+    """The available machines."""
 
     def __init__(self) -> None:
         self.spot = Spot()
         self._shortages: list[Shortage] = []
         self._lock = threading.Lock()
 
-    def control(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def control(self, options: dict[str, Any]) -> dict[str, Any]:
         """Add a shortage (`Shortage`'s fields), or with {"clear": true} end them all."""
-        if asked.pop("clear", False):
+        if options.pop("clear", False):
             self._shortages = []
-        if asked:
-            shortage = Shortage(**asked)
+        if options:
+            shortage = Shortage(**options)
             self._shortages = [s for s in self._shortages if s.instance_type != shortage.instance_type] + [shortage]
         return {}
 
-    def control_spot(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Set what happens to spot jobs (`Spot`'s fields)."""
-        self.spot = Spot(**asked)
+    def control_spot(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Set the interruptions of spot jobs (`Spot`'s fields)."""
+        self.spot = Spot(**options)
         return {f.name: getattr(self.spot, f.name) for f in fields(Spot)}
 
     def shortage(self, instance_type: str, spot: bool) -> Shortage | None:
-        """Why there is no machine of this type now, if there is none."""
+        """The present shortage of this type, if any."""
         with self._lock:
             return next((s for s in self._shortages if s.holds(instance_type, spot)), None)
 
     def turn_away(self, shortage: Shortage) -> None:
-        """Count a job that was refused for want of machines."""
+        """Count a job that was turned away."""
         with self._lock:
             if shortage.attempts:
                 shortage.attempts -= 1

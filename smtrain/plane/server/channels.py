@@ -1,4 +1,4 @@
-"""Input channels: which objects a host sees under which names, and their download."""
+"""Input channels: the objects that a host sees, their names, and their download."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from smtrain.core.protocol.uris import split_uri
 from smtrain.plane.files import within
-from smtrain.plane.server.artifacts import TRANSFER
+from smtrain.plane.server.artifacts import TRANSFER, list_objects
 
 
 class InputError(Exception):
-    """A fault in what the request names; becomes the job's FailureReason."""
+    """An invalid input of the request; becomes the job's FailureReason."""
 
 
 def refused(error: Any, what: str) -> InputError:
-    """What a `ClientError` of S3 becomes in a job's FailureReason."""
+    """The FailureReason for a `ClientError` of S3."""
     problem = error.response["Error"]
     return InputError(f"Data download failed: {problem['Code']}: {problem['Message']}, {what}")
 
@@ -45,7 +45,7 @@ class Channel:
 
 
 def describe_inputs(request: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """inputdataconfig.json."""
+    """The content of inputdataconfig.json."""
     default = request["AlgorithmSpecification"].get("TrainingInputMode", "File")
     described = {}
     for channel in request.get("InputDataConfig") or []:
@@ -61,7 +61,7 @@ def describe_inputs(request: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list[Channel]:
-    """List every channel once for host `rank`. Raises InputError for a bucket or prefix that holds nothing."""
+    """List the channels of host `rank`. Raises InputError for an empty bucket or prefix."""
     inputs = describe_inputs(request)
     channels = []
     for channel in request.get("InputDataConfig") or []:
@@ -76,25 +76,24 @@ def resolve(client: Any, request: dict[str, Any], rank: int, hosts: int) -> list
 
 
 def list_prefix(client: Any, uri: str) -> list[Entry]:
-    """The objects of an S3Prefix in key order, named as on an instance: relative to the folder the prefix means.
+    """The objects of an S3Prefix in key order, named as on an instance.
 
     A prefix that is a folder (`a/b` or `a/b/`, with keys `a/b/...`) gives paths below it; any other prefix gives
-    paths below its last slash, so a prefix that is one object's key gives that object's base name.
+    paths below its last slash, so the key of one object gives its base name.
     """
     bucket, prefix = split_uri(uri)
     try:
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        found = [item for page in pages for item in page.get("Contents", [])]
+        items = list(list_objects(client, bucket, prefix))
     except client.exceptions.ClientError as error:
         raise refused(error, f"bucket {bucket} of {uri}") from None
     folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"
-    if any(item["Key"].startswith(folder) for item in found):
-        found = [item for item in found if item["Key"].startswith(folder)]
+    if any(item["Key"].startswith(folder) for item in items):
+        items = [item for item in items if item["Key"].startswith(folder)]
     else:
         folder = prefix[: prefix.rfind("/") + 1]
     entries = [
         Entry(item["Key"], item["Key"][len(folder) :], item["Size"], item["LastModified"].timestamp())
-        for item in sorted(found, key=lambda item: item["Key"])
+        for item in sorted(items, key=lambda item: item["Key"])
         if not item["Key"].endswith("/")
     ]
     if not entries:
@@ -111,8 +110,10 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
 
 
 def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, what: str) -> None:
-    """Copy an object of `what` to `folder/name`. Raises InputError if no file can have that name, `ClientError` of S3,
-    and OSError for a disk that takes no more."""
+    """Download an object of `what` to `folder/name`.
+
+    Raises InputError if a file cannot have that name, `ClientError` of S3, and OSError for a full disk.
+    """
     try:
         target = within(folder, name)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ def download_to(client: Any, bucket: str, key: str, folder: Path, name: str, wha
 
 
 def download(client: Any, channel: Channel, folder: Path, cancelled: Callable[[], bool]) -> None:
-    """Copy a channel into `folder`, stopping between objects when `cancelled`."""
+    """Download a channel to `folder`; stop between objects when `cancelled`."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def fetch(entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""What can leave the disk: jobs of finished runs with what they alone use, and what is made again when it is needed."""
+"""Disk use of a home folder, and its cleaning: finished runs with their files, and files that can be made again."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from smtrain.plane.client import Endpoint, running, state_folder
 from smtrain.plane.files import remove as remove_tree
 
 STRAY_SECONDS = 60.0
-"""A folder without a record is no job's after so long: a job's record is its first file."""
+"""Age from which a job folder without a record is garbage: a job's record is its first file."""
 
 
 @dataclass
 class Removal:
-    """What would go."""
+    """Everything that would be removed."""
 
     jobs: list[Record] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)
     """s3:// URI -> bytes."""
     folders: list[Path] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
-    """Run -> why it stays."""
+    """Run -> reason why it stays."""
 
     @property
     def empty(self) -> bool:
@@ -41,9 +41,9 @@ class Removal:
 
 
 def end_crashed(home: Path) -> str:
-    """Remove from this machine what containers of jobs that do not run have left, which nothing needs any more.
+    """Remove what containers of ended jobs have left behind on this machine.
 
-    Gives what that was: `1 container, 1 network`; empty for nothing. Raises `LocalError` where Docker does not answer.
+    Returns a list such as `1 container, 1 network`, or "". Raises `LocalError` if Docker does not answer.
     """
     from smtrain.plane.docker import connect, plainly
     from smtrain.plane.server.containers import leftovers
@@ -63,62 +63,64 @@ def plan(
     endpoint: Endpoint, *, jobs: bool = False, older_than: float | None = None, everything: bool = False,
     run: str | None = None,
 ) -> Removal:  # fmt: skip
-    """Find what may go.
+    """Find what can be removed. Raises `LocalError` for a run that is unknown or has a running job.
 
-    `jobs`: those of finished runs, with what they alone read and wrote, exported models left out; `older_than` (s since
-    their end) restricts them. `everything`: exported models, objects that no job names, demo inputs, fetched models,
-    caches and logs as well. `run`: this run alone, finished or not. Raises `LocalError` for a run that is not known or
-    has a running job.
+    Args:
+        endpoint: The control plane.
+        jobs: Jobs of finished runs with the objects that only they read and wrote, without exported models.
+        older_than: Only those that ended so many seconds ago.
+        everything: Also exported models, objects that no job names, demo inputs, fetched models, caches and logs.
+        run: Only this run, finished or not.
     """
     records = list(_records(endpoint))
     try:
         chosen = going(records, jobs=jobs, older_than=older_than, everything=everything, run=run)
     except JobError as error:
         raise LocalError(str(error)) from None
-    found = Removal(chosen.jobs, kept=chosen.kept)
+    removal = Removal(chosen.jobs, kept=chosen.kept)
     needed, theirs = chosen.needed(records), chosen.theirs()
     for uri, size in _objects(endpoint):
         if not _below(uri, needed) and (everything or _below(uri, theirs)):
-            found.objects[uri] = size
+            removal.objects[uri] = size
     if everything:
         also = (
             *(endpoint.home / name for name in ("demo", "models", "follow")),
             *aside(endpoint.home),
             *_strays(endpoint),
         )
-        found.folders = [path for path in also if path.exists()]
-    return found
+        removal.folders = [path for path in also if path.exists()]
+    return removal
 
 
 def _strays(endpoint: Endpoint) -> Iterable[Path]:
-    """Folders of jobs without a record: it was set aside, or a removal was cut off."""
+    """Job folders without a record: it was set aside, or a removal was interrupted."""
     for folder in (state_folder(endpoint.home) / "jobs").iterdir():
         with suppress(OSError):
             if not (folder / "job.json").exists() and time.time() - folder.lstat().st_mtime > STRAY_SECONDS:
                 yield folder
 
 
-def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> int:
-    """Remove it; gives the bytes that the home folder takes less than before."""
+def remove(endpoint: Endpoint, removal: Removal, *, everything: bool = False) -> int:
+    """Remove it; return the bytes freed."""
     before = usage(endpoint.home).total
     s3, sagemaker = (endpoint.session().client(name) for name in ("s3", "sagemaker"))
     by_bucket: dict[str, list[str]] = defaultdict(list)
-    for uri in found.objects:
+    for uri in removal.objects:
         bucket, key = split_uri(uri)
         by_bucket[bucket].append(key)
     for bucket, keys in by_bucket.items():
-        # Several are deleted by a request in XML, in which some characters cannot be.
+        # DeleteObjects is XML, which cannot contain some characters.
         for key in [key for key in keys if not key.isprintable()]:
             s3.delete_object(Bucket=bucket, Key=key)
             keys.remove(key)
         for i in range(0, len(keys), 1000):
             s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys[i : i + 1000]]})
-    # Records last: what is interrupted in between is found again by the next call.
-    for record in found.jobs:
+    # Records last: the next call finds the rest of an interrupted removal by them.
+    for record in removal.jobs:
         sagemaker.delete_training_job(TrainingJobName=record.name)
         for cursor in (endpoint.home / "follow").glob(f"*/{record.name}*.json"):
             cursor.unlink(missing_ok=True)
-    for path in found.folders:
+    for path in removal.folders:
         remove_tree(path)
     if everything:
         with suppress(OSError), open(state_folder(endpoint.home) / "server.log", "r+b") as log:
@@ -127,7 +129,7 @@ def remove(endpoint: Endpoint, found: Removal, *, everything: bool = False) -> i
 
 
 def _running(home: Path) -> set[str]:
-    """Names of jobs that run; none where no control plane does."""
+    """Names of the running jobs."""
     endpoint = running(home)
     return {record.name for record in _records(endpoint) if record.status not in ENDED} if endpoint else set()
 
@@ -136,30 +138,31 @@ def _records(endpoint: Endpoint) -> Iterable[Record]:
     client = endpoint.session().client("sagemaker")
     for page in client.get_paginator("list_training_jobs").paginate(PaginationConfig={"PageSize": 100}):
         for row in page["TrainingJobSummaries"]:
-            told: dict[str, Any] = dict(client.describe_training_job(TrainingJobName=row["TrainingJobName"]))
-            name = told["TrainingJobName"]
-            writes = {f"{told['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/"}
-            if checkpoints := told.get("CheckpointConfig"):
+            job: dict[str, Any] = dict(client.describe_training_job(TrainingJobName=row["TrainingJobName"]))
+            name = job["TrainingJobName"]
+            writes = {f"{job['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/"}
+            if checkpoints := job.get("CheckpointConfig"):
                 writes.add(checkpoints["S3Uri"].rstrip("/") + "/")
             yield Record(
-                name, told["TrainingJobStatus"],
-                told["CreationTime"].timestamp(), told.get("TrainingEndTime", told["LastModifiedTime"]).timestamp(),
+                name, job["TrainingJobStatus"],
+                job["CreationTime"].timestamp(), job.get("TrainingEndTime", job["LastModifiedTime"]).timestamp(),
                 frozenset(
                     source["S3Uri"]
-                    for channel in told.get("InputDataConfig") or []
+                    for channel in job.get("InputDataConfig") or []
                     if (source := channel["DataSource"].get("S3DataSource"))
                 ),
                 frozenset(writes),
-                pool=(told.get("WarmPoolStatus") or {}).get("Status") == "Available",
+                pool=(job.get("WarmPoolStatus") or {}).get("Status") == "Available",
             )  # fmt: skip
 
 
 def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
+    from smtrain.plane.server.artifacts import list_objects  # imports boto3, which `local status` does not need
+
     client = endpoint.session().client("s3")
     for bucket in client.list_buckets()["Buckets"]:
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket["Name"]):
-            for item in page.get("Contents", []):
-                yield f"s3://{bucket['Name']}/{item['Key']}", item["Size"]
+        for item in list_objects(client, bucket["Name"]):
+            yield f"s3://{bucket['Name']}/{item['Key']}", item["Size"]
 
 
 def _below(uri: str, prefixes: Iterable[str]) -> bool:
@@ -175,13 +178,13 @@ KINDS = {
     "set aside": "damaged files that a start has moved out of the way",
     "demo": "text and model of demo://, made again when they are used",
     "models": "what chat, generate and evaluate fetched from S3, fetched again when it is asked for",
-    "caches": "where follows were left, and other files",
+    "caches": "positions of `smtrain logs --follow`, and other files",
 }
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes by kind, and what is free on the disk."""
+    """Bytes by kind, and bytes free on the disk."""
 
     home: Path
     kinds: dict[str, int]
@@ -199,7 +202,7 @@ class Usage:
 
 
 def usage(home: Path) -> Usage:
-    """Walk the home folder. Files with several names count once; what vanishes meanwhile does not count."""
+    """Measure a home folder without a control plane. A file with several names counts once."""
     kinds = Counter(dict.fromkeys(KINDS, 0))
     seen: set[tuple[int, int]] = set()
     folders = [os.fspath(home)]  # a job's may lie deeper than os.walk recurses
@@ -219,13 +222,13 @@ def usage(home: Path) -> Usage:
             path = Path(entry.path)
             if status.st_nlink == 1 or (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                # What it takes, not how long it is: a file of a byte takes a block.
+                # Blocks, not the length: a file of one byte takes a block.
                 kinds[_kind(path, home)] += status.st_blocks * 512
     return Usage(home, dict(kinds), shutil.disk_usage(home).free)
 
 
 def aside(home: Path) -> list[Path]:
-    """What a start has found damaged and moved out of the way."""
+    """Damaged files that a start has set aside."""
     state = state_folder(home)
     return sorted(path for below in ("*", "s3/*", "jobs/*", "jobs/*/*") for path in state.glob(f"{below}.damaged*"))
 

@@ -1,7 +1,7 @@
-"""Room on the disk of SMTRAIN_HOME: whether there is any, and a reserve for what must be written on a full one.
+"""A reserve on the disk of SMTRAIN_HOME for what must be written even if the disk is full.
 
-A job that ended is ended and an object that was deleted is gone, also where the disk is full: the records of both are
-small, and a file of a few megabytes is kept to make way for them.
+The end of a job and the deletion of an object must be recorded. Their records are small: a file of a few megabytes is
+kept, and deleted to make room for them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,8 @@ _lock = threading.Lock()
 _reserve: Path | None = None
 
 
-def place(folder: Path) -> str:
-    """How sentences name the disk of the control plane."""
-    return f"{folder} (SMTRAIN_HOME)"
-
-
 def reserve_in(state: Path) -> None:
-    """Keep the reserve in this folder from now on."""
+    """Create the reserve in this folder."""
     global _reserve
     _reserve = state / "reserve"
     make_way(_reserve)
@@ -38,24 +33,24 @@ def reserve_in(state: Path) -> None:
 
 
 def insist(action: Callable[[], T]) -> T:
-    """Do what must be done on a full disk as well: tried once more without the reserve."""
+    """Do an action; if the disk is full, give up the reserve and try again."""
     try:
         return action()
     except Exception as error:
-        # SQLite says "disk I/O error" where it has no room for its shared memory.
+        # SQLite says "disk I/O error" if it has no room for its shared memory.
         if disk_number(error) not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or not _give_up():
             raise
         return action()
 
 
 def probe(state: Path) -> None:
-    """Raise OSError where this disk takes nothing more, so that nothing new is begun; make the reserve again."""
+    """Raise OSError if the disk is full, before anything new is begun; else refill the reserve."""
     try_writing(state)
     _fill()
 
 
 def sentence(error: BaseException, state: Path) -> str | None:
-    """A sentence about a disk that takes no more, or may not be written; None for any other error."""
+    """A sentence about a full, failing or read-only disk; None for any other error."""
     number = disk_number(error)
     if number is None:
         return _forbidden(error, state.parent)
@@ -63,13 +58,13 @@ def sentence(error: BaseException, state: Path) -> str | None:
         try:
             probe(state)
         except OSError as plainer:
-            if told := _forbidden(plainer, state.parent):
-                return told
+            if text := _forbidden(plainer, state.parent):
+                return text
             number = plainer.errno if disk_number(plainer) else number
-    told = disk_sentence(OSError(number, ""), place(state.parent)) or ""
+    text = disk_sentence(OSError(number, ""), f"{state.parent} (SMTRAIN_HOME)") or ""
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return told.replace(": free some", ": free some (`smtrain local clean` says what can go)", 1)
-    return told
+        return text.replace(": free some", ": free some (`smtrain local clean` says what can go)", 1)
+    return text
 
 
 def _forbidden(error: BaseException, home: Path) -> str | None:
@@ -86,7 +81,7 @@ def _forbidden(error: BaseException, home: Path) -> str | None:
 
 
 def _fill() -> None:
-    """Make the reserve again where there is plenty of room for it."""
+    """Create or refill the reserve, as far as there is plenty of room."""
     with _lock:
         if _reserve is None:
             return
@@ -101,7 +96,7 @@ def _fill() -> None:
 
 
 def _give_up() -> bool:
-    """Free the reserve; False where there is none."""
+    """Delete the reserve; False if there is none."""
     with _lock:
         try:
             if _reserve is None:

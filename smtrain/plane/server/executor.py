@@ -1,4 +1,4 @@
-"""The table of all jobs, what they share (machines, quotas, ports), and the threads of those that run."""
+"""The table of all jobs, the machines, quotas and ports that they share, and the threads of running ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Executor:
     """All jobs of a home, by name."""
 
     def __init__(self, endpoint: Endpoint, grace: float, namespaces: bool, app: Any = None) -> None:
-        """`app` is the whole control plane as a WSGI application, for containers that cannot reach its own address."""
+        """`app` is the control plane's WSGI application, for containers, which cannot reach its address."""
         self.endpoint, self.grace, self.namespaces, self.app = endpoint, grace, namespaces, app
         self.state = state_folder(endpoint.home)
         self.folder = self.state / "jobs"
@@ -52,13 +52,13 @@ class Executor:
         self._lock = threading.Lock()
 
     def fault_of(self, error: Exception, what: str = "") -> str:
-        """FailureReason of a job that an error of this machine ended."""
-        if told := disk_reserve.sentence(error, self.state):
-            return f"ClientError: {what}{told}"
+        """The FailureReason for an error of this machine."""
+        if sentence := disk_reserve.sentence(error, self.state):
+            return f"ClientError: {what}{sentence}"
         return f"{'ClientError' if what else 'InternalServerError'}: {what}{error}"
 
     def restore(self) -> None:
-        """Bring back jobs and logs from disk; what ran when the server ended has failed, and runs no more."""
+        """Load jobs and logs from disk; jobs that ran when the server ended are killed and have failed."""
         processes.end_all(self.folder, below=True)
         leftovers.end_containers(self.state)
         for folder in sorted(self.folder.iterdir(), key=_changed):
@@ -69,7 +69,7 @@ class Executor:
                 job = JobRecord.load(folder)
                 if not job.ended:
                     job.finish("Failed", reason=RESTARTED)
-            except Exception as error:  # of this record; the other jobs are brought back
+            except Exception as error:  # of this record; load the other jobs
                 with contextlib.suppress(OSError):
                     set_aside(folder / "job.json", f"is damaged ({error!r:.200})")
                 continue
@@ -77,9 +77,9 @@ class Executor:
             self.jobs[job.name] = job
 
     def submit(self, request: dict[str, Any], life: Callable[[JobRecord], Any] | None = None) -> JobRecord | None:
-        """Start a job; None when its name is taken. `life` makes the thread that runs it, if it is no ordinary one.
+        """Start a job; None if its name is taken. `life` makes the thread of a job that is not an ordinary one.
 
-        Raises `quotas.LimitExceededError` where a quota would be passed, OSError where the disk takes nothing more.
+        Raises `quotas.LimitExceededError` for a quota, OSError for a full disk.
         """
         name = request["TrainingJobName"]
         with self._lock:
@@ -100,7 +100,7 @@ class Executor:
                 self.jobs[name] = job
                 run = self._runs[name] = life(job) if life else JobRun(self, job, warm=pool is not None)
                 run.start()
-            except BaseException:  # no thread can be started, the disk is full: then there is no such job
+            except BaseException:  # no thread can be started, or the disk is full: undo everything
                 self._runs.pop(name, None)
                 self.jobs.pop(name, None)
                 if pool:
@@ -111,7 +111,7 @@ class Executor:
         return job
 
     def stop(self, job: JobRecord) -> bool:
-        """Ask a job to end; False when it already has."""
+        """Ask a job to end; False if it already has."""
         with job.lock:
             if job.ended:
                 return False
@@ -121,29 +121,29 @@ class Executor:
             run.ask_to_stop()
         return True
 
-    def interrupt(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Take the machines of a running job away: {"job": name, "kind": "spot" | "fault"}."""
-        job, kind = self.jobs[asked["job"]], asked["kind"]
+    def interrupt(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Take a running job's machines away: {"job": name, "kind": "spot" | "fault"}."""
+        job, kind = self.jobs[options["job"]], options["kind"]
         run = self._runs.get(job.name)
         if job.ended or not isinstance(run, JobRun) or kind not in ("spot", "fault"):
-            raise ValueError(f"{job.name} does not run, or {kind!r} is neither spot nor fault")
+            raise ValueError(f"{job.name} does not run, or {kind!r} is not spot or fault")
         if kind == "spot" and not job.request.get("EnableManagedSpotTraining"):
             raise ValueError(f"{job.name} is not a spot job")
         run.attempt.lose(SPOT if kind == "spot" else FAULT)
         return {}
 
-    def set_hosts(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What hosts of jobs are that do not say it themselves; with nothing asked for, what it is."""
-        if asked:
-            self.hosts = containers.checked_settings(asked)
+    def set_hosts(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Set the default kind of hosts; without options, return the present settings."""
+        if options:
+            self.hosts = containers.checked_settings(options)
             containers.save_settings(self.state, self.hosts)
         return dict(vars(self.hosts))
 
     def delete(self, job: JobRecord) -> bool:
-        """Forget an ended job and its logs; False while it runs."""
+        """Delete an ended job and its logs; False while it runs."""
         if not job.ended or job.name in self._runs:
             return False
-        (job.folder / "job.json").unlink(missing_ok=True)  # first: what is left without it is no job
+        (job.folder / "job.json").unlink(missing_ok=True)  # first: a folder without it is not a job
         del self.jobs[job.name]
         forget(job.name)
         remove(job.folder)
@@ -153,24 +153,24 @@ class Executor:
         return bool(self._runs)
 
     def settle(self, seconds: float) -> None:
-        """Wait until the folders of jobs that have ended are gone, which nobody would remove before the next start."""
+        """Wait until the folders of ended jobs are removed, which else happens at the next start."""
         deadline = time.monotonic() + seconds
         for name, run in list(self._runs.items()):
             if self.jobs[name].ended:
                 run.join(max(0.0, deadline - time.monotonic()))
 
     def done(self, job: JobRecord) -> None:
-        """A job's thread ends: nothing of the job runs any more."""
+        """Note that a job's thread ends and nothing of the job runs."""
         self._runs.pop(job.name, None)
         self._save_late()
 
     def _save_late(self) -> None:
-        """Write down what the disk did not take before."""
+        """Write the records that a full disk refused before."""
         for job in [job for job in self.jobs.values() if job.unsaved]:
             job.record()
 
     def take_port(self) -> int:
-        """A port of this machine for the rendezvous of a job's hosts, kept for them until it is given back."""
+        """Reserve a port for the rendezvous of a job's hosts, until it is given back."""
         holder = kept_port()
         port = int(holder.getsockname()[1])
         self._ports[port] = holder
@@ -182,7 +182,7 @@ class Executor:
 
 
 def _changed(folder: Path) -> float:
-    """When a job's record was written last; 0 if there is none."""
+    """The mtime of a job's record; 0 if there is none."""
     try:
         return (folder / "job.json").lstat().st_mtime
     except OSError:

@@ -1,12 +1,12 @@
-"""FastFile: a read-only FUSE mount of each channel that fetches what is read, when it is read.
+"""FastFile: a read-only FUSE mount of each channel that fetches bytes when they are read.
 
     python -m smtrain.plane.server.fastfile SPEC.json      (AWS_ENDPOINT_URL and keys in the environment)
 
-One process a host imports boto3 and forks for each channel. It writes the process of each to stdout, {"NAME": PID} in
-one line; they end with it.
+One process per host imports boto3 and forks for each channel. It writes their process ids to stdout as one line,
+{"NAME": PID}; they end with it.
 
-Each open file is one streaming GET as long as it is read on from where it is. A jump, as random access to a memory
-map makes them, fetches one block; reading on from there starts a new stream.
+Each open file is one streaming GET while it is read sequentially. A jump, as in random access to a memory map, fetches
+one block; sequential reads from there start a new stream.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 from smtrain.plane.server.namespaces import PR_SET_PDEATHSIG, libc
 
-# Reading ahead by the kernel arrives slightly out of order; a gap this small is read over, not jumped.
+# The kernel's read-ahead arrives slightly out of order: a gap this small is read, not jumped over.
 SKIP_BYTES = 1 << 20
-# A jump fetches from the multiple of this below it to two multiples on: the kernel asks in pieces of 128 KiB around
-# the place wanted, in any order, and a request costs more than its bytes.
+# A jump fetches two blocks of this size, aligned: the kernel reads pieces of 128 KiB around the place, in any order,
+# and a request costs more than its bytes.
 BLOCK_BYTES = 1 << 19
 
 
 class _OpenFile:
-    """A place in one object's stream, and the block that the last jump fetched."""
+    """The position in an object's stream, and the block of the last jump."""
 
     def __init__(self) -> None:
         self.body: Any = None
@@ -45,7 +45,7 @@ class _OpenFile:
         return self.block_at <= offset and offset + size <= self.block_at + len(self.block)
 
     def follows(self, offset: int) -> bool:
-        """Whether a stream opened here is likely to be read on: the start of the file or the end of a block."""
+        """Whether a read here is probably sequential: at the start of the file or the end of a block."""
         return offset in (0, self.block_at + len(self.block))
 
     def close(self) -> None:
@@ -137,9 +137,9 @@ def main() -> None:
     except (ImportError, OSError) as error:
         sys.exit(f"mfusepy or libfuse is missing ({error}); install them: pip install mfusepy, apt-get install fuse3")
     channels = json.loads(Path(sys.argv[1]).read_text())
-    # A ranged answer has no checksum of its own to validate, and a proxy has no business here.
+    # A ranged answer has no checksum to validate; a proxy would not find 127.0.0.1.
     config = Config(proxies={}, max_pool_connections=64, response_checksum_validation="when_required")
-    client = boto3.client("s3", config=config)  # connects when it is used: nothing is shared by the forks
+    client = boto3.client("s3", config=config)  # connects lazily, so the forks share no connection
     processes = {name: _fork(client, channel) for name, channel in channels.items()}
     print(json.dumps(processes), flush=True)
     for _ in processes:
@@ -167,7 +167,7 @@ def _fork(client: Any, channel: dict[str, Any]) -> int:
 
 
 def serve(client: Any, channel: dict[str, Any]) -> None:
-    """Mount a channel and answer for it until it is unmounted."""
+    """Mount a channel and serve it until it is unmounted."""
     import mfusepy
 
     mfusepy.FUSE(

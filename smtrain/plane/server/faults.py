@@ -1,8 +1,8 @@
-"""API calls that go wrong on purpose: throttled, failed or cut off, before or after they took effect.
+"""Injected faults: API calls that are throttled, fail or are cut off, before or after they took effect.
 
-A rule speaks of operations by pattern (`sagemaker:CreateTrainingJob`, `logs:*`, `*`); services have the names that
-requests are signed with (`s3`, `logs`, `sagemaker`, `servicequotas`, `monitoring`...). The newest rule that fits
-decides. The control plane's own transfers are spared. Everything is counted.
+A rule names operations by pattern (`sagemaker:CreateTrainingJob`, `logs:*`, `*`); services have the names that requests
+are signed with (`s3`, `logs`, `servicequotas`, `monitoring`...). The newest rule that fits decides. The control plane's
+own transfers are exempt. All other calls are counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from smtrain.plane.server.operations import answer, operation_of
 
-# What the control plane's own clients call themselves in their User-Agent.
 OWN_CLIENT = "smtrain-plane"
+"""The control plane's own clients, in their User-Agent."""
 _THROTTLED = {
     "s3": (503, "SlowDown", "Please reduce your request rate."),
     "servicequotas": (429, "TooManyRequestsException", "Too many requests"),
@@ -35,12 +35,12 @@ _FAILED = {
 
 
 class DroppedError(ConnectionResetError):
-    """A connection that is closed on purpose; nothing answers."""
+    """A connection that is closed on purpose, without an answer."""
 
 
 @dataclass
 class Rule:
-    """Fractions of the calls it fits, 0 to 1."""
+    """A rule; its fractions, 0 to 1, are of the calls it fits."""
 
     operations: list[str]
     throttle: float = 0.0
@@ -50,11 +50,11 @@ class Rule:
     drops: float = 0.0
     """The connection is closed without an answer."""
     after: float = 0.0
-    """Of the failed and dropped calls, those that take effect all the same: their answer is lost."""
+    """The fraction of failed and dropped calls that take effect: only their answer is lost."""
     rate: float | None = None
-    """Calls a second, of all that fit together; what comes sooner is throttled."""
+    """Calls a second, of all that fit together; further ones are throttled."""
     times: int | None = None
-    """After so many faults the rule has no effect any more."""
+    """Number of faults after which the rule ends."""
     seed: int = 0
     _random: random.Random = field(init=False, repr=False)
     _recent: deque[float] = field(init=False, repr=False)
@@ -93,7 +93,7 @@ class Rule:
 
 
 class Faults:
-    """WSGI middleware that applies the rules, and counts."""
+    """WSGI middleware that applies the rules and counts calls."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -101,16 +101,16 @@ class Faults:
         self.counts: dict[str, dict[str, int]] = {}
         self._lock = threading.Lock()
 
-    def control(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Add a rule (any of `Rule`'s fields), or with {"clear": true} forget all; gives the counts so far."""
+    def control(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Add a rule (any of `Rule`'s fields), or with {"clear": true} remove all; return the counts so far."""
         with self._lock:
-            if asked.pop("clear", False):
+            if options.pop("clear", False):
                 self.rules, self.counts = [], {}
-            if asked:
+            if options:
                 known = {f.name for f in fields(Rule) if f.init}
-                if unknown := asked.keys() - known:
+                if unknown := options.keys() - known:
                     raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
-                self.rules.insert(0, Rule(**{"operations": ["*"], **asked}))
+                self.rules.insert(0, Rule(**{"operations": ["*"], **options}))
             return {"counts": {name: dict(count) for name, count in sorted(self.counts.items())}}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -121,7 +121,7 @@ class Faults:
         if outcome is None:
             return self.app(environ, start_response)  # type: ignore[no-any-return]
         if effect:
-            self._let_happen(environ)
+            self._take_effect(environ)
         elif outcome != "dropped":
             _drain(environ)
         if outcome == "dropped":
@@ -144,7 +144,7 @@ class Faults:
                 count[outcome] += 1
             return outcome, effect
 
-    def _let_happen(self, environ: dict[str, Any]) -> None:
+    def _take_effect(self, environ: dict[str, Any]) -> None:
         answer = self.app(environ, lambda *_: lambda _: None)
         for _ in answer:
             pass
@@ -153,7 +153,7 @@ class Faults:
 
 
 def _drain(environ: dict[str, Any]) -> None:
-    """Read the request to its end: a client that still sends would see a broken pipe instead of the answer."""
+    """Read the request to its end: a client that still sends would get a broken pipe, not the answer."""
     left = int(environ.get("CONTENT_LENGTH") or 0)
     while left > 0 and (chunk := environ["wsgi.input"].read(min(left, 1 << 20))):
         left -= len(chunk)

@@ -1,7 +1,7 @@
-"""The outermost layer of the server: every request gets an answer in the shape of its service, never an HTML page.
+"""The outermost layer of the server: every request gets an answer in its service's format, never an HTML page.
 
-An exception of any handler, ours or moto's, ends here. The client gets one sentence with the operation and the cause;
-server.log gets the traceback.
+An exception of any handler, ours or moto's, ends here: the client gets one sentence with the operation and the cause,
+server.log the traceback.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from smtrain.plane.server.operations import answer
 from smtrain.plane.server.refusals import HERE
 
 CAUSE = 300
-"""Characters of a cause that a sentence repeats."""
-# The services whose clients look for a code of their own when the server fails.
+"""Characters of a cause that a sentence quotes."""
+# Services whose clients expect another code when the server fails.
 _INTERNAL = {"s3": "InternalError", "iam": "ServiceFailure", "ec2": "InternalError"}
 _PAGE = re.compile(rb"\s*<!doctype html", re.IGNORECASE)
 
@@ -63,27 +63,29 @@ class Guard:
         """The answer to a request whose handler raised."""
         service, operation = _named(environ)
         if isinstance(error, NotImplementedError):
-            told = operations.refusal(service, operation)
-        elif "HTTP_X_AMZ_TARGET" in environ and not _is_json(environ):
-            told = (400, "SerializationException", f"the body of {operation} is not a JSON object; correct the request")
+            return _answered(environ, service, operation, operations.refusal(service, operation), start_response)
+        status, code = 400, "SerializationException"
+        if "HTTP_X_AMZ_TARGET" in environ and not _is_json(environ):
+            message = f"the body of {operation} is not a JSON object; correct the request"
         elif isinstance(error, RecursionError):
             traceback.print_exception(error, limit=20)
-            told = (400, "SerializationException", f"the request for {operation} is nested too deeply; make it flatter")
+            message = f"the request for {operation} is nested too deeply; make it flatter"
         else:
             traceback.print_exception(error)
-            told = (500, _INTERNAL.get(service, "InternalFailure"), self._sentence(operation, error))
-        return _answered(environ, service, operation, told, start_response)
+            status, code = 500, _INTERNAL.get(service, "InternalFailure")
+            message = self._sentence(operation, error)
+        return _answered(environ, service, operation, (status, code, message), start_response)
 
     def _sentence(self, operation: str, error: Exception) -> str:
-        if told := disk_reserve.sentence(error, self.state):
-            return f"{operation} failed: {told}"
+        if sentence := disk_reserve.sentence(error, self.state):
+            return f"{operation} failed: {sentence}"
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         cause = cause if len(cause) <= CAUSE else f"{cause[:CAUSE]}..."
         return f"{operation} failed in {HERE} ({cause}); {self.state / 'server.log'} has the traceback"
 
 
 class _Rest:
-    """A response that has begun; an error in it ends the connection, as its status has been sent."""
+    """A response that has begun; an error in it closes the connection, as its status has been sent."""
 
     def __init__(self, first: bytes, chunks: Iterator[bytes], answered: Any) -> None:
         self._chunks, self._answered = itertools.chain([first], chunks), answered
@@ -105,30 +107,30 @@ def _refuse_to_write(_: bytes) -> None:
 
 
 def _of_page(environ: dict[str, Any], status: int, page: bytes, start_response: Any) -> Iterable[bytes]:
-    """The answer in place of a page: 404 and 405 are moto's for an operation that it does not have."""
+    """The answer in place of a page: moto sends 404 and 405 for operations that it does not have."""
     service, operation = _named(environ)
     if status in (404, 405):
         return _answered(environ, service, operation, operations.refusal(service, operation), start_response)
     text = page.decode(errors="replace").partition("<h1>")[2]
     cause = " ".join(re.sub("<[^>]*>", " ", text).split())[:CAUSE]
     code = "InvalidRequest" if status < 500 else _INTERNAL.get(service, "InternalFailure")
-    told = (status, code, f"{operation} failed in {HERE}: {cause}")
-    return _answered(environ, service, operation, told, start_response)
+    error = (status, code, f"{operation} failed in {HERE}: {cause}")
+    return _answered(environ, service, operation, error, start_response)
 
 
 def _answered(
-    environ: dict[str, Any], service: str, operation: str, told: tuple[int, str, str], start_response: Any
+    environ: dict[str, Any], service: str, operation: str, reply: tuple[int, str, str], start_response: Any
 ) -> Iterable[bytes]:
     if environ.get("PATH_INFO", "").startswith(CONTROL_PATH):
-        body = json.dumps({"error": told[2]}).encode()
+        body = json.dumps({"error": reply[2]}).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        start_response(f"{told[0]} Fault", headers)
+        start_response(f"{reply[0]} Fault", headers)
         return [body]
-    return answer(environ, f"{service}:{operation}", told, start_response)
+    return answer(environ, f"{service}:{operation}", reply, start_response)
 
 
 def _named(environ: dict[str, Any]) -> tuple[str, str]:
-    """Service and operation, without a read from the connection: the client may have sent all that it has to say."""
+    """Service and operation, without reading from the connection: the body may have been read already."""
     path = environ.get("PATH_INFO", "")
     if path.startswith(CONTROL_PATH):
         return "smtrain", f"the control call {path.removeprefix(CONTROL_PATH)!r}"
@@ -137,7 +139,7 @@ def _named(environ: dict[str, Any]) -> tuple[str, str]:
 
 def _kept(environ: dict[str, Any]) -> dict[str, Any]:
     body = environ.get("wsgi.input")
-    if isinstance(body, io.BytesIO):  # a reader before us has put it back
+    if isinstance(body, io.BytesIO):  # an earlier reader has put it back
         return {"wsgi.input": io.BytesIO(body.getvalue()), "CONTENT_LENGTH": str(len(body.getvalue()))}
     return {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
 
@@ -154,7 +156,7 @@ def _is_json(environ: dict[str, Any]) -> bool:
 
 
 class QuietHandler(MotoRequestHandler):
-    """Answers, and says nothing of it."""
+    """moto's request handler without a log line for each request."""
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
         pass

@@ -1,4 +1,4 @@
-"""One instance of a job, as the control plane sees it: its folders, its config files, its supervisor, its log."""
+"""One instance of a job: its folders, config files, supervisor and log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from smtrain.plane.server.logstream import HostLog
 from smtrain.plane.server.toolkit import Command, search_path
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[3]
-OBEYS_WITHIN = 10.0  # seconds until a supervisor that does not do as told is ended with all it runs
-# What a container without a network has of AWS: its region, and nothing to sign with.
+OBEYS_WITHIN = 10.0  # seconds until a supervisor that ignores commands is killed with all its processes
+# The AWS variables of a container without a network: a region, no credentials.
 NO_CREDENTIALS = {
     "AWS_DEFAULT_REGION": REGION,
     "AWS_CONFIG_FILE": os.devnull,
@@ -36,8 +36,7 @@ FOLDERS = ("input/config", "input/data", "model", "output/data", "output/interme
 
 
 def default_environment() -> dict[str, str]:
-    """What every job has: nothing of the shell that started the control plane but HOME, the language, and how many
-    threads a process may use here."""
+    """Variables of every job: of the control plane's own only HOME, the language, and the number of threads."""
     inherited = {k: os.environ[k] for k in ("HOME", "LANG", "LC_ALL", "OMP_NUM_THREADS") if k in os.environ}
     # As in the deep learning images: lines reach the log when they are printed.
     return {"HOME": "/root", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **inherited}
@@ -45,8 +44,7 @@ def default_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class HostEvent:
-    """Something that happened to a host: `ready` with the supervisor's report, `exit` with a code, `disk` with the
-    error of a log that the disk takes no more of."""
+    """An event of a host: `ready` with the supervisor's report, `exit` with a code, `disk` with its log's OSError."""
 
     host: Host
     kind: str
@@ -54,7 +52,7 @@ class HostEvent:
 
 
 def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose ends are closed then."""
+    """A pipe whose ends the stack closes."""
     ends = os.pipe()
     for end in ends:
         closing.callback(os.close, end)
@@ -62,31 +60,31 @@ def _pipe(closing: contextlib.ExitStack) -> tuple[int, int]:
 
 
 class Host:
-    """A host's /opt/ml lies in `<job>/hosts/<name>/ml` and is gone when the job has ended."""
+    """A host. Its /opt/ml is `<job>/hosts/<name>/ml`, which is removed when the job has ended."""
 
     interface = "lo"
     everyone = False
-    """Whether other users than ours read what is mounted."""
+    """Whether other users read the mounts."""
     package_parent = str(PACKAGE_PARENT)
 
     def __init__(self, job: JobRecord, rank: int, endpoint: Endpoint, events: Queue[HostEvent | None]) -> None:
         self.job, self.rank, self.endpoint, self.events = job, rank, endpoint, events
-        everyone = hosts_of(job.request)
-        self.name, self.instance_type, self.group = everyone[rank]
-        self.names = [name for name, _, _ in everyone]
+        hosts = hosts_of(job.request)
+        self.name, self.instance_type, self.group = hosts[rank]
+        self.names = [name for name, _, _ in hosts]
         self.folder = job.folder / "hosts" / self.name
         self.ml = self.folder / "ml"
         self.log = HostLog(job, self.name, lambda error: self.events.put(HostEvent(self, "disk", error)))
         self.exit_code: int | None = None
         self.lost: str | None = None
-        """Why the host ended without an exit of its script."""
+        """The reason if the host ended without an exit of its script."""
         self.out_of_memory = False
-        """Whether the kernel killed a process of it for the memory that the host may have."""
+        """Whether the kernel killed a process at the host's memory limit."""
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
 
     def prepare(self) -> None:
-        """Lay out /opt/ml and input/config as on an instance."""
+        """Create /opt/ml and input/config as on an instance."""
         for name in FOLDERS:
             (self.ml / name).mkdir(parents=True, exist_ok=True)
         request = self.job.request
@@ -117,11 +115,11 @@ class Host:
         return self.ml / "input" / "data" / name
 
     def mountpoint(self, channel: str) -> str:
-        """Where a lazy channel is mounted, as the supervisor sees it."""
+        """The mount point of a lazy channel, as the supervisor sees it."""
         return f"/opt/ml/input/data/{channel}"
 
     def path_of(self, absolute: str) -> Path:
-        """Where a path below /opt/ml of this host lies on the machine."""
+        """The path on this machine of a path below /opt/ml of the host."""
         return within(self.ml, absolute.removeprefix("/opt/ml/"))
 
     def start(
@@ -129,8 +127,7 @@ class Host:
     ) -> None:
         """Start the supervisor; a `ready` event follows, and after go() an `exit` event.
 
-        `network` is the process that keeps an isolated job's network, or 0. `more` are variables that the request may
-        change.
+        `network` is the process that holds an isolated job's network, or 0; the request's variables override `more`.
         """
         spec = {
             "ml": str(self.ml),
@@ -146,7 +143,7 @@ class Host:
         self._launch("smtrain.plane.server.sandbox", spec)
 
     def _launch(self, module: str, spec: dict[str, Any]) -> None:
-        """Start a supervisor, which speaks the protocol that is said in `sandbox`."""
+        """Start a supervisor; `sandbox` describes its protocol."""
         spec_path = self.folder / "spec.json"
         spec_path.write_text(json.dumps(spec))
         with contextlib.ExitStack() as closing:
@@ -172,7 +169,7 @@ class Host:
                 self._threads.append(thread)
 
     def _environment(self, port: int) -> dict[str, str]:
-        """What the leader sees."""
+        """The leader's variables."""
         return {
             **default_environment(),
             "PATH": search_path(self.job.request),
@@ -187,7 +184,7 @@ class Host:
         }
 
     def _fastfile(self, lazy: list[Channel]) -> dict[str, Any]:
-        """How to start what mounts the lazy channels."""
+        """The spec of the process that mounts the lazy channels."""
         channels: dict[str, dict[str, Any]] = {}
         for channel in lazy:
             self.channel_folder(channel.name).mkdir(parents=True, exist_ok=True)
@@ -210,12 +207,12 @@ class Host:
         }
 
     def _follow(self, descriptor: int) -> None:
-        """Turn the supervisor's status lines into events. One that ends without a word was killed: exit 137."""
+        """Turn the supervisor's status lines into events. One that ends without any was killed: exit 137."""
         with os.fdopen(descriptor) as lines:
             for line in lines:
                 try:
-                    self._heed(json.loads(line))
-                except Exception as error:  # cut off with the supervisor; the end of all lines says how it ended
+                    self._handle(json.loads(line))
+                except Exception as error:  # cut off by a kill of the supervisor
                     print(f"warning: host {self.name} of {self.job.name} said {line[:200]!r} ({error!r})", flush=True)
         assert self._process is not None
         ended = self._process.wait()
@@ -226,7 +223,7 @@ class Host:
         self._end_rest()
         self.events.put(HostEvent(self, "exit", self.exit_code))
 
-    def _heed(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "ready" in message:
             self.events.put(HostEvent(self, "ready", message["ready"]))
         else:
@@ -234,34 +231,34 @@ class Host:
             self.out_of_memory = message.get("oom", False)
 
     def go(self) -> None:
-        self._tell(b"go\n")
+        self._send(b"go\n")
 
     def terminate(self) -> None:
         """SIGTERM to the leader alone."""
-        self._tell(b"term\n")
+        self._send(b"term\n")
 
     def kill(self) -> None:
-        """SIGKILL to everything the host runs."""
-        self._tell(b"kill\n")
+        """SIGKILL to all processes of the host."""
+        self._send(b"kill\n")
 
     def force(self) -> None:
-        """End a host whose supervisor does not do what it is told (it was stopped, or its disk hangs)."""
+        """Kill a host whose supervisor ignores commands (it was stopped, or its disk hangs)."""
         if self._process:
             self._process.kill()
         self._end_rest()
 
     def _end_rest(self) -> None:
-        """End what a supervisor has left running."""
+        """Kill processes that the supervisor has left."""
         processes.end_all(self.folder)
 
-    def _tell(self, command: bytes) -> None:
+    def _send(self, command: bytes) -> None:
         if self._process and self._process.stdin:
             with contextlib.suppress(BrokenPipeError, ValueError):
                 self._process.stdin.write(command)
                 self._process.stdin.flush()
 
     def join(self) -> None:
-        """End a supervisor that never got its `go`, and wait until all output is in the log."""
+        """End a supervisor that never got its `go`; wait until all output is in the log."""
         if self._process and self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -273,12 +270,12 @@ class Host:
             thread.join()
 
     def failure(self) -> str:
-        """What the script wrote to /opt/ml/output/failure, else its last line of output."""
+        """The content of /opt/ml/output/failure, else the last line of output."""
         path = artifacts.resolved(self.ml, self.ml / "output" / "failure")
         with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
             text = closing.enter_context(opened(path, links=False)).read(4096).decode(errors="replace") if path else ""
-            if said := text.strip(" \t\r\n\0")[:1024]:
-                return said
+            if reason := text.strip(" \t\r\n\0")[:1024]:
+                return reason
         return self.log.last_line
 
     def discard(self) -> None:

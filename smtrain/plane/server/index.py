@@ -1,4 +1,4 @@
-"""The records of S3 on disk: one SQLite file with buckets and object versions, written after every change."""
+"""The records of S3 on disk: one SQLite file of buckets and object versions, written after every change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from smtrain.plane.files import make_folder, make_way, set_aside
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.blobs import BlobFolder
 
-# What a record holds of a FakeKey beside name, body, times, metadata and tags: its own attribute names.
+# Attributes of a FakeKey in a record, next to name, body, times, metadata and tags.
 KEPT = (
     "_etag", "contentsize", "_storage_class", "_version_id", "_is_versioned", "encryption", "kms_key_id",
     "bucket_key_enabled", "checksum_algorithm", "checksum_value", "checksum_type", "checksum_parts",
 )  # fmt: skip
-
-
 BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,253}[a-zA-Z0-9]")
 BUCKETS = "SELECT name, record FROM buckets"
 OBJECTS = "SELECT bucket, key, record FROM objects"
@@ -38,7 +36,7 @@ class ObjectIndex:
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
         self.db = sqlite3.connect(path, check_same_thread=False)
-        self.db.text_factory = bytes  # one text that is not UTF-8 must not keep the others from being read
+        self.db.text_factory = bytes  # so that one text that is not UTF-8 does not spoil the query
         self.db.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
             "CREATE TABLE IF NOT EXISTS buckets (name TEXT PRIMARY KEY, record TEXT NOT NULL);"
@@ -47,10 +45,10 @@ class ObjectIndex:
         )
         self._keys: set[tuple[str, str]] = set()
         self._bodies: list[Path] = []
-        """What could not be written down yet, and the bodies that may go once it is."""
+        """Keys whose records are not written yet, and the bodies to remove afterwards."""
 
     def put_bucket(self, name: str, record: dict[str, Any] | None) -> None:
-        """Write a bucket's record; None removes it with all it holds."""
+        """Write a bucket's record; None removes it with its objects."""
 
         def write() -> None:
             with self.db:
@@ -68,8 +66,8 @@ class ObjectIndex:
     ) -> None:
         """Write the present state of these keys, then remove `bodies`, which no record names any more.
 
-        The state is read under the lock, so the last writer is right. What could not be written is tried again with
-        the next change; with `gone` (a deletion) the bodies go first where the disk has no room for the record.
+        The state is read under the lock, so the last writer is right. Keys that could not be written are retried with
+        the next change. With `gone` (a deletion) the bodies go first if the disk has no room for the record.
         """
         with self.lock:
             self._keys |= keys
@@ -100,24 +98,24 @@ class ObjectIndex:
             self._bodies.pop()
 
     def close(self) -> None:
-        """Fold the write-ahead log into the file; nothing may be stored afterwards."""
+        """Fold the write-ahead log into the file, for good: the lock is not released."""
         self.lock.acquire()
         self.db.close()
 
 
-def opened(folder: Path) -> ObjectIndex:
-    """The index of this folder; one that SQLite cannot read is set aside together with all bodies, and said."""
+def open_index(folder: Path) -> ObjectIndex:
+    """Open the index of this folder; one that SQLite cannot read is set aside with all bodies, and a new one begun."""
     path = folder / "index.sqlite"
     for file in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
         make_way(file)
     try:
-        found = disk_reserve.insist(lambda: ObjectIndex(path))
-        fault = found.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")
+        index = disk_reserve.insist(lambda: ObjectIndex(path))
+        fault = index.db.execute("PRAGMA quick_check").fetchone()[0].decode(errors="replace")
         if fault == "ok":
-            found.db.execute(OBJECTS + " LIMIT 1").fetchall()
-            found.db.execute(BUCKETS + " LIMIT 1").fetchall()
-            return found
-        found.close()
+            index.db.execute(OBJECTS + " LIMIT 1").fetchall()
+            index.db.execute(BUCKETS + " LIMIT 1").fetchall()
+            return index
+        index.close()
     except (sqlite3.Error, ValueError, TypeError) as error:
         if disk_number(error) is not None:
             raise
@@ -125,19 +123,19 @@ def opened(folder: Path) -> ObjectIndex:
     aside = folder.with_name(f"{folder.name}.damaged-{time.time_ns()}")
     folder.rename(aside)
     folder.mkdir()
-    print(f"warning: {path} is damaged ({fault}); S3 begins anew, and all it held lies in {aside}", flush=True)
+    print(f"warning: {path} is damaged ({fault}); S3 starts empty, and all it held is in {aside}", flush=True)
     return ObjectIndex(path)
 
 
 def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) -> None:
-    """Bring back buckets and objects; a record that cannot be read or has lost its body is left out, and said."""
+    """Load buckets and objects; a record that cannot be read or has lost its body is left out, with a warning."""
     used: set[str] = set()
     whole = True
     if not index.db.execute(OBJECTS + " LIMIT 1").fetchall() and blobs.any():
-        # The index was lost: what a later one does not name would be removed.
+        # The index was lost. Set the bodies aside, or the sweep below would remove all of them.
         set_aside(blobs.root, "holds objects that no index names")
         make_folder(blobs.root)
-    # Any error is of one row, and leaves out that row alone.
+    # An error leaves out only its own row.
     for row in index.db.execute(BUCKETS).fetchall():
         try:
             name, text = map(_text, row)
@@ -156,18 +154,18 @@ def restore(index: ObjectIndex, blobs: BlobFolder, backend: models.S3Backend) ->
             used |= _restore_version(backend, blobs, bucket_name, key, json.loads(text))
         except Exception as error:
             whole = False
-            said = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
+            reason = f"its body {error.filename} is gone" if isinstance(error, FileNotFoundError) else repr(error)
             _hide_older(backend, row)
             uri = "/".join(_shown(column) for column in row[:2])
-            print(f"warning: s3://{uri} cannot be brought back ({said}); it is left out", flush=True)
-    if whole:  # else a body may belong to what could not be read
+            print(f"warning: s3://{uri} cannot be brought back ({reason}); it is left out", flush=True)
+    if whole:  # else a body may belong to a record that could not be read
         blobs.sweep(used)
 
 
 def _restore_version(
     backend: models.S3Backend, blobs: BlobFolder, bucket_name: str, key: str, record: dict[str, Any]
 ) -> set[str]:
-    """Bring back one version; gives the name of its body."""
+    """Load one version; return the names of its bodies."""
     of_type(record, {"modified": str})
     store = backend.buckets[bucket_name].keys
     modified = datetime.datetime.fromisoformat(record["modified"])
@@ -199,21 +197,21 @@ def _restore_version(
 
 
 def _hide_older(backend: models.S3Backend, row: tuple[Any, ...]) -> None:
-    """Put a delete marker in the place of a version that is left out: an older one must not be taken for it."""
+    """Put a delete marker in place of a version that is left out, so that an older one does not become current."""
     with contextlib.suppress(Exception):
         store = backend.buckets[_text(row[0])].keys
         store[_text(row[1])] = models.FakeDeleteMarker(store[_text(row[1])])
 
 
 def _text(column: object) -> str:
-    """A column that is text as UTF-8 has it. Raises ValueError for any other."""
+    """A column as text. Raises ValueError if it is not UTF-8 text."""
     if not isinstance(column, bytes):
         raise ValueError(f"{column!r} is no text")
     return column.decode()
 
 
 def _shown(column: object) -> str:
-    """A column in a message."""
+    """A column as messages show it."""
     return column.decode(errors="backslashreplace") if isinstance(column, bytes) else repr(column)
 
 
@@ -227,7 +225,7 @@ def of_type(record: Any, wanted: dict[str, Any]) -> None:
 
 
 class Adopted:
-    """A body that already lies in the blob folder."""
+    """A body that is already in the blob folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

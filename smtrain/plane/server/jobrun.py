@@ -1,4 +1,4 @@
-"""The life of one job: get machines, an attempt on them, another where they are lost, and what is left in the end."""
+"""The life of one job: wait for machines, run attempts on them, upload the results, record the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INTERNAL = "InternalServerError: We encountered an internal error. Please try ag
 
 
 class JobRun(threading.Thread):
-    """One job's thread. `warm`: it has the machines of a warm pool."""
+    """One job's thread. `warm`: it runs on the machines of a warm pool."""
 
     def __init__(self, executor: Executor, job: JobRecord, warm: bool) -> None:
         super().__init__(name=f"job-{job.name}", daemon=True)
@@ -40,15 +40,15 @@ class JobRun(threading.Thread):
 
     def run(self) -> None:
         try:
-            end = self._live()
+            end = self._run_attempts()
         except (InputError, LocalError) as fault:
             end = End("Failed", None, f"ClientError: {fault}")
         except Exception as error:
             traceback.print_exc()
             end = End("Failed", None, self.executor.fault_of(error))
-        # If one step fails, the next is taken: a job that has ended says so, and leaves nothing.
+        # A failing step does not stop the next: the end must be recorded, and nothing left behind.
         self._try(self.attempt.end_processes)
-        self._try(lambda: self._leave(end))
+        self._try(lambda: self._finish(end))
         if not self.job.ended:
             self._try(lambda: self.job.finish("Failed", reason=INTERNAL))
         self._try(self.attempt.discard)
@@ -61,8 +61,8 @@ class JobRun(threading.Thread):
         except Exception:
             traceback.print_exc()
 
-    def _live(self) -> End:
-        """Until no process of the job runs any more."""
+    def _run_attempts(self) -> End:
+        """Run attempts until the job ends."""
         request = self.job.request
         retries = int((request.get("RetryStrategy") or {}).get("MaximumRetryAttempts", 0))
         longest = float(request["StoppingCondition"].get("MaxRuntimeInSeconds", 86400))
@@ -87,7 +87,7 @@ class JobRun(threading.Thread):
             self.attempt.move("Restarting")
 
     def _machines(self) -> End | None:
-        """Wait for machines; the job's end where there are none in time."""
+        """Wait for machines; return the job's end if none are available in time."""
         resources = self.job.request["ResourceConfig"]
         wanted = resources.get("InstancePreferences") or []
         kinds = [choice["InstanceType"] for choice in wanted] or sorted({k for _, k, _ in hosts_of(self.job.request)})
@@ -115,18 +115,18 @@ class JobRun(threading.Thread):
         return None
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; True when the job was asked to stop meanwhile."""
+        """Wait; True if the job was asked to stop meanwhile."""
         return self.stopping.wait(min(seconds, max(0.0, self._wait_left())))
 
     def _wait_left(self) -> float:
-        """Seconds until a spot job has been waited for too long."""
+        """Seconds until a spot job's MaxWaitTimeInSeconds."""
         longest = self.job.request["StoppingCondition"].get("MaxWaitTimeInSeconds")
         if not (self.spot and longest):
             return float("inf")
         return float(self.job.state["created"] + longest - time.time())
 
-    def _leave(self, end: End) -> None:
-        """Bring checkpoints and artefacts to S3, whatever the end was, then say how it ended."""
+    def _finish(self, end: End) -> None:
+        """Upload checkpoints and artefacts, whatever the end is, then record the end."""
         if self.spot:
             self.job.state["saving"] = self.executor.capacity.spot.saving
         if self.attempt.hosts:
@@ -134,14 +134,14 @@ class JobRun(threading.Thread):
             for step in (partial(self.attempt.end_syncs, end), partial(self.attempt.upload, self.job.folder / "hosts")):
                 try:
                     step()
-                except Exception as error:  # of one file or folder; all else goes up
+                except Exception as error:  # of one file or folder; upload the rest
                     traceback.print_exc()
                     end = End("Failed", None, end.reason or self.executor.fault_of(error, "Artifact upload failed: "))
-            self._try(lambda: self._keep_warm(end))  # a pool without its cache is a fresh machine
+            self._try(lambda: self._keep_warm(end))  # a pool without its cache is a new machine
         self.job.finish(*end)
 
     def _keep_warm(self, end: End) -> None:
-        """A pool is left by a job whose machines were up, whatever became of it, but not by a fault of the platform."""
+        """Leave a warm pool if the job's machines were up, unless the platform failed."""
         up = end.status != "Stopped" or self.job.state["training_start"] is not None
         if up and pools.keep_alive(self.job.request) and not (end.reason or "").startswith("InternalServerError"):
             for host in self.attempt.hosts:

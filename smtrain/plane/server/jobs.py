@@ -1,4 +1,4 @@
-"""What the control plane knows of a training job: request, status, times. One JSON file per job, rewritten whole."""
+"""The record of a training job: request, status and times, in one JSON file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from smtrain.plane.server.artifacts import uri_of
 
 REASON_LIMIT = 1024
 STATUSES = ("InProgress", "Stopping", *ENDED)
-# What Describe shows of a request that says nothing of them.
+# Defaults that Describe shows.
 SWITCHES = {
     "EnableNetworkIsolation": False,
     "EnableInterContainerTrafficEncryption": False,
     "EnableManagedSpotTraining": False,
 }
-# Describe's words for a secondary status, as in a real job's transitions.
+# Messages of the transitions, as of real jobs.
 MESSAGES = {
     "Starting": "Starting the training job",
     "Pending": "Waiting for capacity",
@@ -46,8 +46,10 @@ MESSAGES = {
 
 
 class JobRecord:
-    """A job's record. Times are seconds since the epoch; every change is on disk before the method returns,
-    or later on a disk that takes nothing (`unsaved`)."""
+    """A job's record; times are seconds since the epoch.
+
+    A change is on disk when its method returns, unless the disk is full (`unsaved`).
+    """
 
     def __init__(self, request: dict[str, Any], arn: str, folder: Path, state: dict[str, Any] | None = None) -> None:
         self.request, self.arn, self.folder = request, arn, folder
@@ -70,10 +72,9 @@ class JobRecord:
             "metrics": {},
             "given_up": [],
         }
-        # A record of an older release lacks what came later.
-        self.state: dict[str, Any] = {**fresh, **(state or {})}
+        self.state: dict[str, Any] = {**fresh, **(state or {})}  # a damaged record may lack fields
         self.unsaved = False
-        """Something has changed that is not on the disk yet."""
+        """Whether a change is not on the disk yet."""
 
     @property
     def name(self) -> str:
@@ -85,7 +86,7 @@ class JobRecord:
 
     @property
     def isolated(self) -> bool:
-        """Whether the job is to have no network."""
+        """Whether the job has no network."""
         return bool(self.request.get("EnableNetworkIsolation"))
 
     @property
@@ -93,11 +94,11 @@ class JobRecord:
         return self.status in ENDED
 
     def gen_response_object(self) -> dict[str, Any]:
-        """The record as Search looks through it: what Describe shows, and the tags."""
+        """The record as Search and moto see it: the answer of Describe, and the tags."""
         return {**self.describe(), "Tags": self.tags}
 
     def save(self) -> None:
-        """Write the record. Raises OSError where the disk takes nothing."""
+        """Write the record. Raises OSError if the disk is full."""
         with self.lock:
             self.unsaved = True
             kept = {"request": self.request, "arn": self.arn, "tags": self.tags, "state": self.state}
@@ -106,7 +107,7 @@ class JobRecord:
             self.unsaved = False
 
     def record(self) -> None:
-        """Write the record, or leave it to the next change: what has happened is true whatever the disk takes."""
+        """Write the record; on a full disk, leave it to the next change."""
         try:
             self.save()
         except OSError as error:
@@ -114,7 +115,7 @@ class JobRecord:
 
     @staticmethod
     def load(folder: Path) -> JobRecord:
-        """Read a record. A damaged one raises any kind of exception."""
+        """Read a record. A damaged one raises some exception."""
         with opened(folder / "job.json", links=False) as text:
             kept = json.loads(text.read())
         job = JobRecord(kept["request"], kept["arn"], folder, kept["state"])
@@ -130,7 +131,7 @@ class JobRecord:
         return job
 
     def move(self, secondary: str, status: str | None = None) -> None:
-        """Enter a secondary status: ends the transition before and starts a new one."""
+        """Enter a secondary status: end the present transition and start a new one."""
         with self.lock:
             now = time.time()
             self.state["transitions"][-1]["EndTime"] = now
@@ -169,16 +170,16 @@ class JobRecord:
         status, pool = self.pool_status(), self.state["pool"]
         if status is None:
             return None
-        told: dict[str, Any] = {"Status": status}
+        view: dict[str, Any] = {"Status": status}
         if self.ended and pool:
             end = min(pool.get("ended") or time.time(), pool["until"])
-            told["ResourceRetainedBillableTimeInSeconds"] = max(0, round(end - pool["since"]))
+            view["ResourceRetainedBillableTimeInSeconds"] = max(0, round(end - pool["since"]))
             if pool.get("reused_by"):
-                told["ReusedByJob"] = pool["reused_by"]
-        return told
+                view["ReusedByJob"] = pool["reused_by"]
+        return view
 
     def finish(self, status: str, secondary: str | None = None, reason: str | None = None) -> None:
-        """Completed, Failed or Stopped, with the reason of a failure cut to what AWS keeps."""
+        """Record the end: Completed, Failed or Stopped; AWS keeps 1,024 characters of a failure's reason."""
         with self.lock:
             self.state["training_end"] = time.time()
             self._end_attempt(self.state["training_end"])
@@ -191,12 +192,12 @@ class JobRecord:
             self.record()
 
     def record_metric(self, name: str, value: float, at: float) -> None:
-        """Only in memory until the next transition: a metric line must not cost a file write."""
+        """Record a metric, in memory until the next transition: not every metric line may cost a file write."""
         with self.lock:
             self.state["metrics"][name] = [value, at]
 
     def give_up_metric(self, name: str) -> None:
-        """Look for a metric no longer, after a restart neither: its expression cannot be used."""
+        """Stop looking for a metric, also after a restart: its expression cannot be used."""
         with self.lock:
             self.state["given_up"].append(name)
             self.record()
@@ -208,7 +209,7 @@ class JobRecord:
         return {k: full[k] for k in (*wanted, "TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus") if k in full}
 
     def describe(self) -> dict[str, Any]:
-        """The job as DescribeTrainingJob shows it: the request in full and what became of it."""
+        """The job as DescribeTrainingJob shows it."""
         with self.lock:
             state = json.loads(json.dumps(self.state))
         view = {**SWITCHES, **{k: v for k, v in self.request.items() if k != "Tags"}}
@@ -223,7 +224,7 @@ class JobRecord:
             FinalMetricDataList=[
                 {"MetricName": name, "Value": value, "Timestamp": _time(at)}
                 for name, (value, at) in state["metrics"].items()
-                if math.isfinite(value)  # older releases kept what a job printed
+                if math.isfinite(value)  # a damaged record may hold NaN
             ],
         )
         if state["failure_reason"]:
@@ -267,6 +268,6 @@ def _timed(transition: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> datetime.datetime:
-    """To the millisecond, as the API sends it, so that a time a client got compares equal to ours."""
+    """A time to the millisecond, as the API sends it, so that a client's time compares equal to ours."""
     seconds = round(seconds, 3)
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""The lines of one log stream on disk, [ms, line] rows of JSON; in memory is where each block of them begins."""
+"""The lines of one log stream on disk, as JSON rows [ms, line], with an index of blocks in memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from smtrain.plane.files import opened
 
 BLOCK_BYTES = 1 << 16
 ROW_BYTES = 2 << 20
-"""A longer row is not one of ours: a line is cut long before, and JSON writes a character with twelve at most."""
+"""The longest row that we write: lines are cut long before, and JSON needs twelve bytes for a character."""
 KEPT_BLOCKS = 128
-"""Of all streams, how many blocks that were read last stay in memory."""
+"""Number of recently read blocks that stay in memory, over all streams."""
 WAITING_BYTES = 16 << 20
-"""How much is kept in memory for a disk that takes no more; a job on such a disk is ended."""
-LATEST = 1 << 43  # ms; year 2248: a time stamp behind it is no time
+"""Bytes that are kept in memory while the disk is full; the job is then being ended."""
+LATEST = 1 << 43  # ms, in the year 2248: a larger number is not a time stamp
 
 
 class LogLine(NamedTuple):
-    """`number` is its place in the stream, from 0; `stamp` its time in ms since 1970."""
+    """A line: its number in the stream, from 0, its time in ms since 1970, and its text."""
 
     number: int
     stamp: int
@@ -33,7 +33,7 @@ class LogLine(NamedTuple):
 
 
 class LogBlock(NamedTuple):
-    """Number, byte and time of a block's first line."""
+    """The number, byte and time of a block's first line."""
 
     number: int
     offset: int
@@ -41,32 +41,32 @@ class LogBlock(NamedTuple):
 
 
 class LogFile:
-    """Lines in the order written, whose times never go back. Without a path all of them are in memory."""
+    """Lines in the order written, whose times never decrease. Without a path all are in memory."""
 
     def __init__(self, path: Path | None = None, lost: Callable[[OSError], None] | None = None) -> None:
-        """Begin an empty file. `lost` is told once when the disk takes no more. Raises OSError if it takes no file."""
+        """Open a new file. `lost` is called once if the disk is full later. Raises OSError if it is full now."""
         self.path, self._lost = path, lost
         self.count, self.stamp, self.first = 0, 0, 0
-        """Lines; the last one's time, and the first one's."""
+        """The number of lines, the last one's time, and the first one's."""
         self._blocks: list[LogBlock] = []
         self._ends: list[int] = []
-        """The byte behind the last line of each block."""
+        """The byte after the last line of each block."""
         self._size = 0
         self._waiting = bytearray()
-        """The end of what was written, as far as it is not on the disk."""
+        """Bytes that are not on the disk yet."""
         self._newest: list[LogLine] = []
-        """The last block's, until the file is closed."""
+        """The lines of the last block, until the file is closed."""
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600) if path else None
 
     def append(self, lines: list[tuple[int, str]]) -> None:
-        """Add (ms, line) pairs; a part that the disk does not take is tried again later."""
+        """Add (ms, line) pairs; a part that a full disk refuses is retried later."""
         with self._lock:
             for stamp, text in lines:
                 row = f"[{stamp}, {encode_basestring_ascii(text)}]\n".encode()  # half the time of json.dumps
                 if len(self._waiting) + len(row) > WAITING_BYTES and self.path:
-                    continue  # the job is being ended, and has been told why
+                    continue  # the disk is full, and the job is being ended
                 self._begin(stamp)
                 self._newest.append(LogLine(self.count, stamp, text))
                 self._waiting += row
@@ -78,7 +78,7 @@ class LogFile:
             self._keep()
 
     def close(self) -> None:
-        """Let go of the file. What the disk does not take by now stays in memory."""
+        """Close the file. What a full disk refuses now stays in memory."""
         with self._lock:
             self._keep()
             self._newest = []
@@ -87,24 +87,24 @@ class LogFile:
                 self._file = None
 
     @classmethod
-    def found(cls, path: Path) -> tuple[LogFile, Iterator[list[tuple[int, str]]]]:
-        """A file of an ended job, and its lines of equal times; it is complete once these have been gone through."""
+    def load(cls, path: Path) -> tuple[LogFile, Iterator[list[tuple[int, str]]]]:
+        """A file of an ended job, and an iterator of its lines in batches of equal times, which must be exhausted."""
         log = cls()
         log.path = path
         return log, log._read_through(path)
 
     def lines(self, number: int = 0) -> Iterator[LogLine]:
-        """From a number on."""
+        """Lines from a number to the end."""
         for block in range(self._block_of(number), len(self._blocks)):
             yield from (line for line in self._lines_of(block) if line.number >= number)
 
     def back(self, number: int) -> Iterator[LogLine]:
-        """Those before a number, the last one first."""
+        """Lines before a number, the last one first."""
         for block in range(self._block_of(number - 1), -1, -1) if number > 0 else ():
             yield from (line for line in reversed(self._lines_of(block)) if line.number < number)
 
     def after(self, stamp: int) -> int:
-        """Number of the first line of that time or later."""
+        """The number of the first line at this time or later."""
         block = max(0, bisect.bisect_left(self._blocks, stamp, key=lambda block: block.stamp) - 1)
         for place in range(block, len(self._blocks)):
             for line in self._lines_of(place):
@@ -122,7 +122,7 @@ class LogFile:
             self._newest = []
 
     def _keep(self) -> None:
-        """Write what is not on the disk yet; what it does not take goes on from the same byte later."""
+        """Write the waiting bytes; after an error the next call continues from the same byte."""
         try:
             while self._waiting and self._file is not None:
                 del self._waiting[: os.write(self._file, self._waiting)]
@@ -163,7 +163,7 @@ class LogFile:
                 number += whole
                 pair = _pair(row)
                 if pair is None:
-                    if whole:  # else: the last line of a server that was killed while it wrote
+                    if whole:  # else the last line of a server that was killed while it wrote
                         print(f"warning: line {number} of {path} is damaged; it is left out", flush=True)
                 else:
                     stamp, text = max(pair[0], self.stamp), pair[1]
@@ -194,14 +194,14 @@ def _parsed(block: LogBlock, rows: bytes) -> list[LogLine]:
 
 
 def _pair(row: bytes) -> tuple[int, str] | None:
-    """[ms, line] of a row; None if it is not one of ours."""
+    """[ms, line] of a row; None if it is damaged."""
     if not row.startswith(b"[") or len(row) >= ROW_BYTES:
         return None
     try:
         stamp, text = json.loads(row)
         if not (isinstance(stamp, int) and isinstance(text, str) and 0 <= stamp < LATEST):
             return None
-        # A lone surrogate, which no client could be sent.
+        # Replace lone surrogates, which cannot be sent to a client.
         return stamp, text if text.isascii() else text.encode("utf-8", "replace").decode()
     except (ValueError, TypeError, RecursionError):
         return None

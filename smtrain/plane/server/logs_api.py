@@ -1,4 +1,9 @@
-"""CloudWatch Logs' reading calls for the jobs' log group, set on moto's LogsResponse; other groups stay moto's."""
+"""CloudWatch Logs for the jobs' log group: streams, pages, late events, and the reading calls of the API.
+
+An event has a place in its stream by its timestamp, and a moment from which it can be read. A token names a place: a
+reader that has passed it never gets an event that becomes readable behind it, as in CloudWatch. Readers that must miss
+nothing read a while back by time, or use FilterLogEvents and its event ids. Other groups are left to moto.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +32,16 @@ PAGE_EVENTS, PAGE_BYTES, EVENT_BYTES = 10_000, 1 << 20, 26  # API reference of G
 
 @dataclass
 class Delivery:
-    """How log events arrive. All zero: at once and in order."""
+    """Delays of log events; by default they arrive at once and in order."""
 
     late: float = 0.0
-    """Seconds; each event becomes readable up to so long after it was written, in its stream's order."""
+    """Seconds by which events become readable late, at most, in their stream's order."""
     reorder: float = 0.0
-    """This fraction of events arrives later still, behind younger events of its stream: up to `late` (or 1 s) more."""
+    """Fraction of events that arrive after younger events of their stream, up to `late` (or 1 s) later still."""
     late_streams: float = 0.0
-    """Seconds; a stream appears up to so long after its host began to write."""
+    """Seconds by which a stream appears after its first event, at most."""
     empty_pages: float = 0.0
-    """This fraction of pages is empty, with a token that goes on, though there is more to read."""
+    """Fraction of pages that are empty, with a token for the next page, though there is more to read."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,18 +55,18 @@ class Delivery:
 delivery = Delivery()
 
 
-def control(asked: dict[str, Any]) -> dict[str, Any]:
-    """Set how events are delivered from now on; what is not named goes back to its default."""
+def control(options: dict[str, Any]) -> dict[str, Any]:
+    """Set the delivery of events; options that are not given return to their defaults."""
     global delivery
     known = {f.name for f in fields(Delivery)}
-    if unknown := asked.keys() - known:
+    if unknown := options.keys() - known:
         raise ValueError(f"no such setting of log delivery: {', '.join(sorted(unknown))}")
-    delivery = Delivery(**asked)
+    delivery = Delivery(**options)
     return {name: getattr(delivery, name) for name in sorted(known)}
 
 
 class Event:
-    """One line as clients get it, and the moment from which they do."""
+    """One line as clients get it, and the moment from which it is readable."""
 
     __slots__ = ("message", "number", "readable", "timestamp")
 
@@ -78,7 +83,7 @@ class Event:
 
 
 class JobStream(LogStream):
-    """moto's stream with events of ours. Timestamps never go back within a stream: HostLog sees to that."""
+    """moto's stream over a LogFile. Timestamps never decrease within a stream; HostLog ensures that."""
 
     def __init__(self, group: Any, name: str, log: LogFile | None = None) -> None:
         super().__init__(group, name)
@@ -87,12 +92,12 @@ class JobStream(LogStream):
         self.readable = time.time() + delivery.random.random() * delivery.late_streams
         self.log = log or LogFile()
         self._moments: dict[int, float] = {}
-        """When a line can be read, by its number; all others can from their own time on."""
+        """The moment from which a line is readable, by its number; by default its own time."""
         self._last_readable = 0.0
         self._lock = threading.Lock()
 
     def append(self, lines: list[tuple[int, str]], readable: list[float] | None = None) -> None:
-        """Add (timestamp in ms, message) pairs; `readable` are the moments they can be read, default: now or late."""
+        """Add (timestamp in ms, message) pairs that are `readable` from these moments, by default now or late."""
         now, at = time.time(), delivery
         with self._lock:
             for i, (stamp, _) in enumerate(lines):
@@ -111,7 +116,7 @@ class JobStream(LogStream):
 
     @property
     def events(self) -> Any:
-        """What can be read by now; moto's queries ask for it."""
+        """The readable events, for moto's queries."""
         return self.readable_from(0)
 
     @events.setter
@@ -124,26 +129,26 @@ class JobStream(LogStream):
     def to_describe_dict(self) -> dict[str, Any]:
         if self._moments or self.log.stamp / 1000 > time.time():
             first, last = next(self.readable_from(0), None), next(self.readable_to(self.log.count), None)
-        else:  # no line need be read
+        else:  # without reading a line
             ends = ((0, self.log.first), (self.log.count - 1, self.log.stamp)) if self.log.count else ()
             first, last = [Event(LogLine(*end, ""), end[1] / 1000) for end in ends] or (None, None)
-        told = {
+        description = {
             "arn": self.arn,
             "creationTime": int(self.creation_time.timestamp() * 1000),
             "logStreamName": self.log_stream_name,
             "storedBytes": 0,  # since 2019, says the API's reference
         }
         if first and last:
-            told.update(
+            description.update(
                 firstEventTimestamp=first.timestamp,
                 lastEventTimestamp=last.timestamp,
                 lastIngestionTime=last.ingestion_time,
                 uploadSequenceToken=f"{self.log.count:056d}",
             )
-        return told
+        return description
 
     def after(self, start: int | None) -> int:
-        """Number of the first event at or after a timestamp."""
+        """The number of the first event at or after a timestamp."""
         return self.log.after(start) if start else 0
 
     def readable_from(self, number: int, end: int | None = None) -> Iterator[Event]:
@@ -167,46 +172,46 @@ class JobStream(LogStream):
             if moment <= now:
                 yield Event(line, moment)
 
-    def page(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def page(self, params: dict[str, Any]) -> dict[str, Any]:
         """GetLogEvents."""
-        limit = int(asked.get("limit") or PAGE_EVENTS)
+        limit = int(params.get("limit") or PAGE_EVENTS)
         if not 1 <= limit <= PAGE_EVENTS:
             raise InvalidParameterException(msg=f"limit is {limit}; it must be from 1 to {PAGE_EVENTS}")
-        start, end = asked.get("startTime"), asked.get("endTime")
-        token = asked.get("nextToken")
+        start, end = params.get("startTime"), params.get("endTime")
+        token = params.get("nextToken")
         if token:
             way, number, turn = _parsed(token)
         else:
-            way, number, turn = ("f", 0, 0) if asked.get("startFromHead") else ("b", self.log.count, 0)
+            way, number, turn = ("f", 0, 0) if params.get("startFromHead") else ("b", self.log.count, 0)
         if way == "f":
             source = self.readable_from(max(number, self.after(start)), end)
         else:
             source = self.readable_to(min(number, self.after(end) if end else number), start)
-        found = fill(source, limit)
-        if token and found and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
-            found, turn = [], turn + 1
+        events = fill(source, limit)
+        if token and events and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
+            events, turn = [], turn + 1
         if way == "b":
-            found.reverse()
-        back, forth = (found[0].number, found[-1].number + 1) if found else (number, number)
+            events.reverse()
+        back, forth = (events[0].number, events[-1].number + 1) if events else (number, number)
         return {
-            "events": [event.to_response_dict() for event in found],
+            "events": [event.to_response_dict() for event in events],
             "nextForwardToken": _token("f", forth, turn if way == "f" else 0),
             "nextBackwardToken": _token("b", back, turn if way == "b" else 0),
         }
 
 
 def fill(source: Iterator[Any], limit: int) -> list[Any]:
-    """A page: up to `limit` events and a megabyte, but one event at least."""
-    found: list[Any] = []
+    """A page: up to `limit` events and a megabyte, but at least one event."""
+    events: list[Any] = []
     size = 0
     for event in source:
         size += len(event.message.encode()) + EVENT_BYTES
-        if found and size > PAGE_BYTES:
+        if events and size > PAGE_BYTES:
             break
-        found.append(event)
-        if len(found) == limit:
+        events.append(event)
+        if len(events) == limit:
             break
-    return found
+    return events
 
 
 def _token(way: str, number: int, turn: int) -> str:
@@ -222,7 +227,7 @@ def _parsed(token: str) -> tuple[str, int, int]:
 
 
 def stream_of(name: str, log: LogFile | None = None) -> JobStream:
-    """The stream `<job>/<host>-<epoch>`, made with these lines if there is none."""
+    """The stream `<job>/<host>-<epoch>`, created with these lines if it does not exist."""
     backend = logs_backends[ACCOUNT][REGION]
     if LOG_GROUP not in backend.groups:
         backend.create_log_group(LOG_GROUP, {})
@@ -244,51 +249,51 @@ def visible(prefix: str = "") -> list[JobStream]:
     if group is None:
         raise ResourceNotFoundException(msg="The specified log group does not exist.")
     now = time.time()
-    found = [s for name, s in list(group.streams.items()) if name.startswith(prefix) and isinstance(s, JobStream)]
-    return sorted((s for s in found if s.readable <= now), key=lambda stream: stream.log_stream_name)
+    streams = [s for name, s in list(group.streams.items()) if name.startswith(prefix) and isinstance(s, JobStream)]
+    return sorted((s for s in streams if s.readable <= now), key=lambda stream: stream.log_stream_name)
 
 
 def install() -> None:
-    """Put our handlers in place of moto's."""
+    """Replace moto's handlers."""
 
-    def got(asked: dict[str, Any]) -> dict[str, Any]:
-        name = asked.get("logStreamName", "")
+    def page(params: dict[str, Any]) -> dict[str, Any]:
+        name = params.get("logStreamName", "")
         stream = next((s for s in visible(name) if s.log_stream_name == name), None)
         if stream is None:
             raise ResourceNotFoundException(msg="The specified log stream does not exist.")
-        return stream.page(asked)
+        return stream.page(params)
 
-    for name, ours in (("GetLogEvents", got), ("FilterLogEvents", filtered), ("DescribeLogStreams", described)):
+    for name, ours in (("GetLogEvents", page), ("FilterLogEvents", filtered), ("DescribeLogStreams", described)):
         method = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
         setattr(LogsResponse, method, _for_jobs(name, getattr(LogsResponse, method), ours))
 
 
 def _for_jobs(operation: str, theirs: Any, ours: Any) -> Any:
     def run(self: Any) -> Any:
-        asked = json.loads(self.body)
-        group = asked.get("logGroupName") or (asked.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
+        params = json.loads(self.body)
+        group = params.get("logGroupName") or (params.get("logGroupIdentifier") or "").rpartition(":log-group:")[2]
         if group != LOG_GROUP:
             return theirs(self)
-        if fault := validation.fault_of("logs", operation, asked):
+        if fault := validation.fault_of("logs", operation, params):
             raise InvalidParameterException(msg=fault)
-        return json.dumps(ours(asked))
+        return json.dumps(ours(params))
 
     return run
 
 
-def filtered(asked: dict[str, Any]) -> dict[str, Any]:
-    """FilterLogEvents over the streams named, or over all, or over those with a prefix; ordered by time."""
-    names = asked.get("logStreamNames")
-    chosen = visible(asked.get("logStreamNamePrefix") or "")
+def filtered(params: dict[str, Any]) -> dict[str, Any]:
+    """FilterLogEvents: events of the named streams, of those with a prefix, or of all, ordered by time."""
+    names = params.get("logStreamNames")
+    chosen = visible(params.get("logStreamNamePrefix") or "")
     if names:
         chosen = [stream for stream in chosen if stream.log_stream_name in names]
         if missing := set(names) - {stream.log_stream_name for stream in chosen}:
             raise ResourceNotFoundException(msg=f"The specified log stream does not exist: {sorted(missing)[0]}")
-    start, end, token = asked.get("startTime"), asked.get("endTime"), asked.get("nextToken")
+    start, end, token = params.get("startTime"), params.get("endTime"), params.get("nextToken")
     if token and not re.fullmatch(r"\d{20,}/\d+", token):
         raise InvalidParameterException(msg="The specified nextToken is invalid.")
     position, _, turn = (token or "").partition("/")
-    pattern = EventMessageFilter(asked.get("filterPattern") or "")
+    pattern = EventMessageFilter(params.get("filterPattern") or "")
 
     def of(stream: JobStream) -> Iterator[tuple[str, JobStream, Event]]:
         begin = max(start or 0, int(position[:20])) if position else start
@@ -297,41 +302,40 @@ def filtered(asked: dict[str, Any]) -> dict[str, Any]:
             if (not position or mark > position) and pattern.matches(event.message):
                 yield mark, stream, event
 
-    limit = int(asked.get("limit") or PAGE_EVENTS)
-    found: list[dict[str, Any]] = []
+    limit = int(params.get("limit") or PAGE_EVENTS)
+    events: list[dict[str, Any]] = []
     size = 0
     merged = heapq.merge(*map(of, chosen), key=lambda entry: entry[0])
     more = False
     for mark, stream, event in merged:
         size += len(event.message.encode()) + EVENT_BYTES
-        if len(found) == limit or (found and size > PAGE_BYTES):
+        if len(events) == limit or (events and size > PAGE_BYTES):
             more = True
             break
-        told = {"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()}
-        found.append(told)
-    if found and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
+        events.append({"eventId": mark, "logStreamName": stream.log_stream_name, **event.to_response_dict()})
+    if events and delivery.empty_pages and delivery.random.random() < delivery.empty_pages:
         return {"events": [], "nextToken": f"{position or '0' * 56}/{int(turn or 0) + 1}", "searchedLogStreams": []}
-    page: dict[str, Any] = {"events": found, "searchedLogStreams": []}
+    page: dict[str, Any] = {"events": events, "searchedLogStreams": []}
     if more:
-        page["nextToken"] = f"{found[-1]['eventId']}/0"
+        page["nextToken"] = f"{events[-1]['eventId']}/0"
     return page
 
 
-def described(asked: dict[str, Any]) -> dict[str, Any]:
+def described(params: dict[str, Any]) -> dict[str, Any]:
     """DescribeLogStreams."""
-    limit, prefix = int(asked.get("limit") or 50), asked.get("logStreamNamePrefix") or ""
+    limit, prefix = int(params.get("limit") or 50), params.get("logStreamNamePrefix") or ""
     if not 1 <= limit <= 50:
         raise InvalidParameterException(msg=f"limit is {limit}; it must be from 1 to 50")
-    by_time = asked.get("orderBy") == "LastEventTime"
+    by_time = params.get("orderBy") == "LastEventTime"
     if by_time and prefix:
         raise InvalidParameterException(msg="Cannot order by LastEventTime with a logStreamNamePrefix.")
     chosen = visible(prefix)
     rows = [stream.to_describe_dict() for stream in chosen]
     rows.sort(
         key=lambda row: (row.get("lastEventTimestamp", 0) if by_time else 0, row["logStreamName"]),
-        reverse=bool(asked.get("descending")),
+        reverse=bool(params.get("descending")),
     )
-    token = asked.get("nextToken")
+    token = params.get("nextToken")
     names = [row["logStreamName"] for row in rows]
     if token and token not in names:
         raise InvalidParameterException(msg="The specified nextToken is invalid.")

@@ -1,4 +1,4 @@
-"""A host's output, line by line: to disk, to the CloudWatch Logs API, and through the metric expressions."""
+"""A host's output, line by line: to disk, to CloudWatch Logs, and through the metric expressions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from smtrain.plane.server.logs_api import EVENT_BYTES, stream_of
 from smtrain.plane.server.scanner import Scanner
 
 LINE_BYTES = (256 << 10) - EVENT_BYTES
-"""Of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
+"""The limit of a log event: https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/cloudwatch_limits_cwl.html"""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = 2.0**360
-"""Of a metric: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
+"""The limit of a metric: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
 _scanner = Scanner()
 
 
@@ -33,7 +33,7 @@ class HostLog:
     """One log stream, `<job>/<host>-<epoch>`, and its file `<folder>/<host>-<epoch>.jsonl` of [ms, line] pairs."""
 
     def __init__(self, job: JobRecord, host: str, lost: Callable[[OSError], None]) -> None:
-        """`lost` is told once when the file takes no more; the lines are kept in memory and tried with every write."""
+        """`lost` is called once if the disk is full; lines are then kept in memory and retried with every write."""
         self.job = job
         folder = job.folder / "logs"
         folder.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ class HostLog:
         self.last_line = ""
 
     def write(self, lines: list[str]) -> None:
-        """Append lines, all of this moment. Timestamps never go back, so that readers see the order written."""
+        """Append lines with the present time. Timestamps never decrease, so readers see the order written."""
         with self._lock:
             self._clock = max(self._clock, int(time.time() * 1000))
             self._stream.append([(self._clock, line) for line in lines])
@@ -58,9 +58,9 @@ class HostLog:
                 self._stream.append([(self._clock, line) for line in given_up])
 
     def pump(self, descriptor: int) -> None:
-        """Copy everything that arrives until its last writer is gone. A line that is too long for an event is cut.
+        """Log everything from a pipe until its last writer is gone. A line that is too long for an event is cut.
 
-        The pipe is read on if a line cannot be kept: its writers would stand still for ever.
+        The pipe is read even if a line cannot be kept, or its writers would block for ever.
         """
         try:
             for lines in _lines(descriptor):
@@ -76,45 +76,45 @@ class HostLog:
             os.close(descriptor)
 
     def close(self) -> None:
-        """What the disk does not take by now is in memory alone."""
+        """Close the file; what a full disk refuses now stays in memory only."""
         with self._lock:
             self._log.close()
 
 
 class Metrics:
-    """The metrics of a job. An expression that cannot be used is given up, which the job's log says."""
+    """The metrics of a job. An expression that cannot be used is given up, and the job's log says so."""
 
     def __init__(self, job: JobRecord) -> None:
         self._job = job
         self._second: dict[str, tuple[int, MetricAggregatedDatum]] = {}
-        """By name, the second of the last point and what all points of it come to: CloudWatch shows no finer."""
+        """By name, the last second with points and their aggregate; CloudWatch's resolution is a second."""
         self._patterns: dict[str, str] = {}
-        with suppress(Exception):  # a damaged record has none
+        with suppress(Exception):  # a damaged record
             for definition in job.request["AlgorithmSpecification"].get("MetricDefinitions") or []:
                 self._patterns[str(definition["Name"])] = str(definition["Regex"])
             for name in job.state["given_up"]:
                 self._patterns.pop(name, None)
 
     def scan(self, stamp: int, lines: list[str]) -> list[str]:
-        """Keep what lines of this time (ms) hold; gives what is to be said of expressions that are given up."""
+        """Record the metrics in lines of this time (ms); return log lines about expressions that are given up."""
         if not self._patterns:
             return []
         names = list(self._patterns)
         try:
-            found = _scanner.find(list(self._patterns.values()), lines)
+            matches = _scanner.find(list(self._patterns.values()), lines)
         except (OSError, ValueError) as error:
             print(f"warning: metrics of {self._job.name} cannot be looked for: {error}", flush=True)
             return []
-        said = []
-        for name, texts in zip(names, found, strict=True):
+        given_up = []
+        for name, texts in zip(names, matches, strict=True):
             if isinstance(texts, str):
                 del self._patterns[name]
                 self._job.give_up_metric(name)
-                said.append(f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}")
+                given_up.append(f"smtrain: metric {name} is not looked for any more: of its Regex, {texts}")
                 continue
             for value in _numbers(texts):
                 self._keep(name, value, stamp)
-        return said
+        return given_up
 
     def _keep(self, name: str, value: float, stamp: int) -> None:
         self._job.record_metric(name, value, stamp / 1000)
@@ -132,7 +132,7 @@ class Metrics:
 
 
 def _numbers(texts: list[str]) -> Iterator[float]:
-    """The numbers that CloudWatch takes: neither NaN nor infinite nor larger than its largest."""
+    """The numbers that CloudWatch accepts: finite, and within its limit."""
     for text in texts:
         if len(text) < 400 and _NUMBER.fullmatch(text.strip()):
             value = float(text)
@@ -141,32 +141,32 @@ def _numbers(texts: list[str]) -> Iterator[float]:
 
 
 def _lines(descriptor: int) -> Iterator[list[str]]:
-    """The lines that arrive, as many at a time as there are, until the last writer is gone."""
+    """Batches of lines as they arrive, until the last writer is gone."""
     rest, cut = b"", 0
     while chunk := os.read(descriptor, 1 << 16):
         *whole, rest = (rest + chunk).split(b"\n")
-        found: list[str] = []
+        lines: list[str] = []
         for line in whole:
             pieces = _pieces(line)
-            found += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
+            lines += [*pieces, _cut(cut + len(line))] if cut or len(pieces) > 1 else pieces
             cut = 0
         *full, rest = _cuts(rest)
         for piece in full:
-            found += _texts(piece)
+            lines += _texts(piece)
             cut += len(piece)
-        if found:
-            yield found
+        if lines:
+            yield lines
     if rest or cut:
         yield [*_pieces(rest), *([_cut(cut + len(rest))] if cut else [])]
 
 
 def _pieces(line: bytes) -> list[str]:
-    """A line as text, in as many pieces as events it needs."""
+    """A line as text, in one piece for each event that it needs."""
     return [text for piece in _cuts(line) for text in _texts(piece)]
 
 
 def _cuts(line: bytes) -> list[bytes]:
-    """The bytes of a line in pieces, of which the last may go on."""
+    """The bytes of a line in pieces; the last may be continued."""
     pieces = []
     while len(line) > LINE_BYTES:
         at = _boundary(line)
@@ -176,14 +176,14 @@ def _cuts(line: bytes) -> list[bytes]:
 
 
 def _texts(piece: bytes) -> list[str]:
-    """A piece as text: in several, if it is not UTF-8 and so takes up to three times as many bytes as it had."""
+    """A piece as text; in several, if it is not UTF-8, whose replacements take up to three times as many bytes."""
     text = piece.decode("utf-8", "replace")
     most = len(text) if len(text.encode()) <= LINE_BYTES else LINE_BYTES // 4
     return [text[at : at + most] for at in range(0, len(text), most)] if text else [""]
 
 
 def _boundary(line: bytes) -> int:
-    """The last place for a cut that is not within a character."""
+    """The last place for a cut that does not split a character."""
     at = LINE_BYTES
     while at > LINE_BYTES - 4 and line[at] & 0xC0 == 0x80:
         at -= 1
@@ -195,11 +195,11 @@ def _cut(size: int) -> str:
 
 
 def replay(job: JobRecord) -> None:
-    """Bring a job's streams and metric points back from its files, after a restart; a file that cannot be is said."""
+    """Load a job's streams and metric points from its files after a restart; warn about unreadable files."""
     metrics = Metrics(job)
     for path in sorted((job.folder / "logs").glob("*.jsonl")):
         try:
-            log, batches = LogFile.found(path)
+            log, batches = LogFile.load(path)
             for batch in batches:
                 metrics.scan(batch[0][0], [line for _, line in batch])
             stream_of(f"{job.name}/{path.stem}", log)

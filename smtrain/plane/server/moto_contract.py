@@ -1,8 +1,7 @@
-"""Every name of moto that the control plane uses, and everything in it that the control plane replaces.
+"""Every name of moto that the control plane uses or replaces; moto has no hooks for them.
 
-moto has no hooks for any of this: where it has a setting (its cross-origin headers, the smallest part of an upload),
-that is used. tests/plane/test_moto_contract.py holds this list against our code and against the installed moto, so a
-release that renames something fails there and not in a user's job; pyproject.toml allows the releases of RELEASES.
+tests/plane/test_moto_contract.py compares this list with our code and the installed moto, so a release that renames
+something fails there and not in a user's job; pyproject.toml allows the releases of RELEASES.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from importlib import metadata
 
 CHECKED_AGAINST = "5.2.5"
 RELEASES = ((5, 2, 5), (5, 3))
-"""From the first on, below the second."""
+"""At least the first, below the second."""
 
-# "module:name" -> those of its attributes that ours use
+# "module:name" -> the attributes that our code uses
 USED: dict[str, tuple[str, ...]] = {
     "moto.cloudwatch.models:MetricAggregatedDatum": (),
     "moto.cloudwatch.models:cloudwatch_backends": (),
@@ -51,7 +50,7 @@ USED: dict[str, tuple[str, ...]] = {
     "moto.settings:S3_UPLOAD_PART_MIN_SIZE": (),
 }
 
-# "module:Class.name" -> the parameters of moto's own, which ours must take; None for what is not a function
+# "module:Class.name" -> the parameters of moto's own, which ours must take; None if it is not a function
 REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.iam.responses:IamResponse.simulate_principal_policy": ("self",),
     "moto.logs.responses:LogsResponse.describe_log_streams": ("self",),
@@ -65,7 +64,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     "moto.s3.models:FakeMultipart.complete": ("self", "body"),
     "moto.s3.models:FakeMultipart.instances_tracked": None,
     "moto.s3.models:S3Backend.url_paths": None,
-    # Those of moto's that ours name; the others are passed on.
+    # Parameters that ours name; others are passed on.
     "moto.s3.models:S3Backend.copy_object": ("self",),
     "moto.s3.models:S3Backend.delete_object": ("self", "bucket_name", "key_name"),
     "moto.s3.models:S3Backend.put_object": ("self", "bucket_name", "key_name"),
@@ -93,7 +92,7 @@ REPLACED: dict[str, tuple[str, ...] | None] = {
     ),
 }
 
-# Of those, calls that moto does not know and ours adds.
+# The replaced calls that moto does not have.
 ADDED = frozenset(
     f"moto.{service}.responses:{name}"
     for service, name in (
@@ -107,7 +106,7 @@ ADDED = frozenset(
     )
 )
 
-# What ours read and write of moto's objects, beside index.KEPT.
+# Attributes of moto's objects that our code reads or writes, next to index.KEPT.
 OBJECTS: dict[str, tuple[str, ...]] = {
     "FakeKey": (
         "arn", "bucket_name", "contentsize", "disposed", "etag", "last_modified", "metadata", "name", "version_id",
@@ -123,7 +122,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "LogsBackend": ("groups",),
 }  # fmt: skip
 
-# Calls of their backends: the parameters that ours pass.
+# Parameters that our code passes to calls of moto.
 CALLS: dict[str, tuple[str, ...]] = {
     "moto.s3.models:S3Backend.create_bucket": ("bucket_name", "region_name"),
     "moto.s3.models:FakeKey.__init__": ("name", "value", "account_id", "region_name", "bucket_name", "etag"),
@@ -138,11 +137,11 @@ CALLS: dict[str, tuple[str, ...]] = {
 
 
 def fault() -> str:
-    """A sentence where the installed moto is not one of RELEASES, else the empty string."""
+    """A sentence if the installed moto is not one of RELEASES, else the empty string."""
     installed = metadata.version("moto")
     try:
         release = tuple(int(part) for part in installed.split(".")[:3])
-    except ValueError:  # a build of its own; the tests' list is all there is to hold it against
+    except ValueError:  # a development build: accept it
         return ""
     first, below = RELEASES
     if first <= release < below:

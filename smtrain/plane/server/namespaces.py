@@ -1,9 +1,9 @@
-"""The kernel's namespaces, for the hosts of a job, and the network of a job that is to have none.
+"""The kernel's namespaces for the hosts of a job, and the network of an isolated job.
 
     python -m smtrain.plane.server.namespaces
 
-keeps a network with a loopback interface alone until its stdin ends. It writes a JSON line: {"refusal": null}, or why
-the kernel does not give one. Imports the standard library alone: it starts with every host.
+holds a network with only a loopback interface until its stdin ends. It writes a JSON line: {"refusal": null}, or the
+reason why the kernel refuses. Imports only the standard library, as it starts with every host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINUX = sys.platform.startswith("linux")
 
 
 def libc(name: str, *arguments: Any) -> None:
-    """Call a libc function; OSError with its errno when it fails."""
+    """Call a libc function. Raises OSError with its errno."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments) != 0:
         code = ctypes.get_errno()
@@ -46,9 +46,9 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def enter_namespaces(ml: str, hosts_file: str, hostname: str, holder: int = 0) -> None:
-    """Give this process the host's view of files and names. OSError where the kernel refuses.
+    """Give this process the host's view of files and names. Raises OSError if the kernel refuses.
 
-    `holder` is the process that keeps the job's network, whose user namespace a host must be in to enter it.
+    `holder` is the process that holds the job's network; a host must be in its user namespace to enter it.
     """
     if not LINUX:
         raise OSError("this system has no mount namespaces")
@@ -73,10 +73,10 @@ def enter_namespaces(ml: str, hosts_file: str, hostname: str, holder: int = 0) -
 
 
 def _make_opt_ml() -> None:
-    """Cover /opt, in this namespace only, with a tmpfs that shows what /opt holds and an empty /opt/ml."""
+    """Cover /opt, in this namespace only, with a tmpfs of the same entries and an empty /opt/ml."""
     if not os.path.isdir("/opt"):
         raise OSError("this machine has no folder /opt to mount /opt/ml in")
-    # A tmpfs on /opt would hide what must be bound into it, so it is filled on another folder first and moved after.
+    # A tmpfs on /opt would hide the entries to be bound into it: fill it at another folder, then bind it to /opt.
     stage = next(folder for folder in ("/mnt", "/media", "/srv") if os.path.isdir(folder))
     mount("tmpfs", stage, "tmpfs", 0, "mode=755")
     for name in os.listdir("/opt"):
@@ -95,7 +95,7 @@ def _make_opt_ml() -> None:
 
 
 def _unshare_as_user(flags: int) -> None:
-    """New namespaces for who is not root: in a user namespace, as its root."""
+    """New namespaces without being root: as root of a new user namespace."""
     user, group = os.getuid(), os.getgid()
     libc("unshare", CLONE_NEWUSER | flags)
     Path("/proc/self/setgroups").write_text("deny")
@@ -104,12 +104,12 @@ def _unshare_as_user(flags: int) -> None:
 
 
 def open_network(holder: int) -> int:
-    """A descriptor of the network that a process keeps, for setns."""
+    """A descriptor of a process's network, for setns."""
     return os.open(f"/proc/{holder}/ns/net", os.O_RDONLY)
 
 
 def make_network() -> None:
-    """Put this process into a network of its own, with nothing but loopback. OSError where the kernel refuses."""
+    """Move this process to a new network with only loopback. Raises OSError if the kernel refuses."""
     if not LINUX:
         raise OSError("this system has no network namespaces")
     if os.getuid() == 0:
@@ -124,7 +124,7 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 
 
 class HostNetwork:
-    """A network namespace that the hosts of one job share. OSError where this machine gives none."""
+    """A network namespace that the hosts of one job share. Raises OSError if this machine refuses."""
 
     def __init__(self) -> None:
         from smtrain.plane.client import server_environment  # not at the top: this module starts with every host
@@ -138,9 +138,9 @@ class HostNetwork:
             start_new_session=True,
         )
         assert self._holder.stdout
-        with self._holder.stdout as said:
-            line = said.readline()
-        refusal = json.loads(line)["refusal"] if line else "the process that was to keep it ended"
+        with self._holder.stdout as output:
+            line = output.readline()
+        refusal = json.loads(line)["refusal"] if line else "the process that was to hold it ended"
         if refusal:
             self.end()
             raise OSError(refusal)
@@ -150,7 +150,7 @@ class HostNetwork:
         return self._holder.pid
 
     def end(self) -> None:
-        """Give it up; the kernel removes it with its last process."""
+        """Release it; the kernel removes it with its last process."""
         assert self._holder.stdin
         with contextlib.suppress(BrokenPipeError):
             self._holder.stdin.close()
@@ -158,7 +158,7 @@ class HostNetwork:
 
 
 def refusal(namespaces: bool) -> str | None:
-    """Why a job cannot be isolated on this machine, as a sentence; None where it can."""
+    """A sentence if a job cannot be isolated on this machine; None if it can."""
     try:
         if not namespaces:
             raise OSError("it was started without namespaces")

@@ -1,7 +1,7 @@
-"""The operations of AWS's services: which ones the control plane has, and the name of the one that a request asks for.
+"""The AWS operations that the control plane has, and the operation, and error format, of a request.
 
-SageMaker's are ours, passed on to moto, or refused by name. tests/plane/test_operations.py lists them all. Those that
-only pretend in moto (processing jobs, clusters, notebooks, executions of pipelines...) are refused: nothing would run.
+SageMaker's are ours, passed on to moto, or refused by name; tests/plane/test_operations.py lists them all. Those that
+moto only pretends to run (processing jobs, clusters, notebooks, executions of pipelines...) are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OURS = frozenset(
         "ListTrainingJobs", "Search", "StopTrainingJob", "UpdateTrainingJob",
     )
 )  # fmt: skip
-# Those of `smtrain deploy`, `register`, `tune` and `pipeline`: moto keeps their records.
+# Used by `smtrain deploy`, `register`, `tune` and `pipeline`: moto keeps their records.
 PASSED_ON = frozenset(
     (
         "CreateEndpoint", "CreateEndpointConfig", "CreateHyperParameterTuningJob", "CreateModel", "CreateModelPackage",
@@ -39,32 +39,32 @@ PASSED_ON = frozenset(
         "UpdateEndpointWeightsAndCapacities", "UpdateModelPackage", "UpdatePipeline",
     )
 )  # fmt: skip
-# Operations of S3 that moto takes for others: PUT ?metrics for CreateBucket, GET ?metrics for ListObjects.
+# Operations of S3 that moto mistakes for others: PUT ?metrics for CreateBucket, GET ?metrics for ListObjects.
 _NOT_IN_S3 = re.compile(
     r".*(Abac|Analytics|IntelligentTiering|MetadataConfig|Metadata\w*Table|Metrics|RequestPayment|Annotation)\w*"
     r"|.*ObjectTorrent|CreateSession|RenameObject|RestoreObject|SelectObjectContent|UpdateObjectEncryption"
 )
-# Operations of S3 at hosts of their own; here their paths are those of others.
+# Operations of S3 at other hosts on AWS; here other operations have their paths.
 _ELSEWHERE = ("ListDirectoryBuckets", "WriteGetObjectResponse")
-# The service whose operations are at paths, by the name that its requests are signed with.
+# The model with the paths of a service's operations, by the name that requests are signed with.
 _MODELS = {"sagemaker": "sagemaker-runtime"}
 
 
 def refused(service: str, operation: str) -> bool:
-    """Whether an operation is refused by name before moto sees it."""
-    if service == "sagemaker":  # also sagemaker-runtime's, for which moto makes up answers
+    """Whether an operation is refused by name, before moto sees it."""
+    if service == "sagemaker":  # also sagemaker-runtime's, for which moto invents answers
         return operation not in OURS | PASSED_ON
     return service == "s3" and _NOT_IN_S3.fullmatch(operation) is not None
 
 
 def refusal(service: str, operation: str) -> tuple[int, str, str]:
-    """Status, code and message of the answer to an operation that is not here."""
-    said = f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what it has"
-    return 501, "NotImplemented", said
+    """Status, code and message for an operation that the control plane does not have."""
+    message = f"{service}:{operation} cannot be called: {HERE} does not have it; docs/local.md lists what it has"
+    return 501, "NotImplemented", message
 
 
 class Operations:
-    """WSGI middleware in front of moto: refuse what is not here, and what SageMaker's model forbids."""
+    """WSGI middleware in front of moto: refuse missing operations, and requests that SageMaker's model forbids."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -76,13 +76,13 @@ class Operations:
         if refused(service, operation):
             return answer(environ, f"{service}:{operation}", refusal(service, operation), start_response)
         if service == "sagemaker" and operation in PASSED_ON:
-            fault = validation.fault_of(service, operation, json.loads(_body(environ) or b"{}"))
+            fault = validation.fault_of(service, operation, json.loads(body_of(environ) or b"{}"))
             if fault:
                 return answer(environ, f"{service}:{operation}", (400, "ValidationException", fault), start_response)
-        if (service, operation) == ("s3", "PutBucketPolicy") and not _is_policy(_body(environ)):
+        if (service, operation) == ("s3", "PutBucketPolicy") and not _is_policy(body_of(environ)):
             # moto would store it, and fail in every later call for an object of the bucket.
-            told = (400, "MalformedPolicy", "the body of PutBucketPolicy is not a JSON object with a Statement")
-            return answer(environ, "s3:PutBucketPolicy", told, start_response)
+            error = (400, "MalformedPolicy", "the body of PutBucketPolicy is not a JSON object with a Statement")
+            return answer(environ, "s3:PutBucketPolicy", error, start_response)
         return self.app(environ, start_response)  # type: ignore[no-any-return]
 
 
@@ -99,7 +99,7 @@ def _is_sagemaker(environ: dict[str, Any]) -> bool:
 
 
 def named(environ: dict[str, Any]) -> tuple[str, str]:
-    """Service and operation of a request. An operation that no model knows is its method and path."""
+    """Service and operation of a request; of an unknown operation, its method and path."""
     service, _, operation = operation_of(environ).partition(":")
     if "HTTP_X_AMZ_TARGET" in environ or (operation != "Unknown" and service != "s3"):
         return service, operation
@@ -111,25 +111,25 @@ def named(environ: dict[str, Any]) -> tuple[str, str]:
         for verb, pattern, keys, headers, name in _routes(model)
         if verb == method and pattern.fullmatch(path) and keys <= query.keys() and headers <= environ.keys()
     ]
-    # The operation that names most of the query: PutObject fits every PUT.
+    # The one that names the largest part of the query: PutObject fits every PUT.
     return service, max(fitting)[2] if fitting else f"{method} {path}"
 
 
 @cache
 def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], frozenset[str], str]]:
-    """Method, path, query and headers of each operation of a service that has paths."""
+    """Method, path, query and headers of each operation of a service with paths."""
     try:
         model = described(service)
     except UnknownServiceError:
         return []
-    found = []
+    routes = []
     for name in model.operation_names:
         if name in _ELSEWHERE:
             continue
         operation = model.operation_model(name)
         path, _, query = operation.http["requestUri"].partition("?")
         if service == "s3" and name != "ListBuckets" and not path.startswith("/{Bucket}"):
-            path = "/{Bucket}" + path.rstrip("/")  # botocore takes it out of its model at the first call
+            path = "/{Bucket}" + path.rstrip("/")  # botocore removes it from its model at the first call
         keys = set(parse_qs(query, keep_blank_values=True))
         headers = set()
         shape = operation.input_shape
@@ -142,21 +142,30 @@ def _routes(service: str) -> list[tuple[str, re.Pattern[str], frozenset[str], fr
         parts = (r"/.+" if part.endswith("+}") else r"/[^/]+" if part[:1] == "{" else f"/{re.escape(part)}"
                  for part in path.strip("/").split("/") if part)  # fmt: skip
         pattern = re.compile("".join(parts) + "/?", re.DOTALL)
-        found.append((operation.http["method"], pattern, frozenset(keys), frozenset(headers), name))
-    return found
+        routes.append((operation.http["method"], pattern, frozenset(keys), frozenset(headers), name))
+    return routes
 
 
-def _body(environ: dict[str, Any]) -> bytes:
+def body_of(environ: dict[str, Any]) -> bytes:
     """The body of a request, put back for the next reader."""
     body: bytes = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(body)
     return body
 
 
+def service_of(environ: dict[str, Any]) -> str:
+    """The service that a request or link is signed for; S3 for links with its old signature, else empty."""
+    credential = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition(",")[0]
+    query = parse_qs(environ.get("QUERY_STRING", ""))
+    scope = (credential or query.get("X-Amz-Credential", [""])[0]).split("/")
+    if len(scope) > 3:
+        return str(scope[3])
+    return "s3" if "Signature" in query and not environ.get("HTTP_AUTHORIZATION") else ""
+
+
 def operation_of(environ: dict[str, Any]) -> str:
     """`service:Operation` of an AWS request, whatever its protocol."""
-    scope = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].split(",")[0].split("/")
-    service = scope[3] if len(scope) > 3 else "s3"
+    service = service_of(environ) or "s3"
     path = environ.get("PATH_INFO", "")
     if target := environ.get("HTTP_X_AMZ_TARGET"):
         return f"{service}:{target.rpartition('.')[2]}"
@@ -164,11 +173,8 @@ def operation_of(environ: dict[str, Any]) -> str:
         return f"{service}:{path.rpartition('/')[2]}"
     if service == "s3":
         return f"s3:{_s3_operation(environ, path)}"
-    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-    environ["wsgi.input"] = io.BytesIO(body)
-    action = parse_qs(body.decode(errors="replace")).get("Action") or parse_qs(environ.get("QUERY_STRING", "")).get(
-        "Action", ["Unknown"]
-    )
+    form, query = body_of(environ).decode(errors="replace"), environ.get("QUERY_STRING", "")
+    action = parse_qs(form).get("Action") or parse_qs(query).get("Action", ["Unknown"])
     return f"{service}:{action[0]}"
 
 
@@ -194,19 +200,19 @@ def answer(
     """An error, (status, code, message), in the protocol of the request for `service:Operation`."""
     status, code, message = error
     service = operation.partition(":")[0]
-    told = f"<Code>{code}</Code><Message>{escape(_NOT_IN_XML.sub('?', message))}</Message>"
+    inner = f"<Code>{code}</Code><Message>{escape(_NOT_IN_XML.sub('?', message))}</Message>"
     if environ.get("HTTP_SMITHY_PROTOCOL") == "rpc-v2-cbor":
         kind, body = "application/cbor", b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", message)))
     elif "HTTP_X_AMZ_TARGET" in environ:
         kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": message}).encode()
     elif service == "s3":
-        kind, body = "application/xml", f"<Error>{told}<RequestId>0</RequestId></Error>".encode()
+        kind, body = "application/xml", f"<Error>{inner}<RequestId>0</RequestId></Error>".encode()
     elif service == "ec2":
-        kind, body = "text/xml", f"<Response><Errors><Error>{told}</Error></Errors></Response>".encode()
+        kind, body = "text/xml", f"<Response><Errors><Error>{inner}</Error></Errors></Response>".encode()
     elif _asks_with_a_form(environ):
         kind, body = (
             "text/xml",
-            f"<ErrorResponse><Error>{told}</Error><RequestId>0</RequestId></ErrorResponse>".encode(),
+            f"<ErrorResponse><Error>{inner}</Error><RequestId>0</RequestId></ErrorResponse>".encode(),
         )
     else:
         kind, body = "application/json", json.dumps({"message": message}).encode()
@@ -219,17 +225,17 @@ def answer(
     return [body]
 
 
-# Characters that XML 1.0 does not have.
+# Characters that XML 1.0 cannot contain.
 _NOT_IN_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 def _asks_with_a_form(environ: dict[str, Any]) -> bool:
-    """Whether the request is one of the query protocol (IAM, STS)."""
+    """Whether the request uses the query protocol (IAM, STS)."""
     return environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded") or "Action=" in environ.get(
         "QUERY_STRING", ""
     )
 
 
 def _cbor(text: str) -> bytes:
-    told = text.encode(errors="replace")
-    return b"\x7a" + len(told).to_bytes(4, "big") + told
+    encoded = text.encode(errors="replace")
+    return b"\x7a" + len(encoded).to_bytes(4, "big") + encoded

@@ -1,7 +1,7 @@
-"""Warm pools: a job's machines kept for the next one that asks for the same, with their cache folder.
+"""Warm pools: a job's machines, with their cache folder, kept for the next job with the same needs.
 
-A pool belongs to the job that left it and is part of that job's record: when it began, until when it is kept, and what
-became of it. It ends by time without anybody watching: its status is a function of the clock.
+A pool is part of the record of the job that left it: its start, its end, and the job that reused it. No thread ends
+it; its status is a function of the clock.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VARIABLE = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 
 
 def cache_folder(job: JobRecord, host: str) -> Path:
-    """Where a job's pool keeps what a host had in its cache folder."""
+    """The folder in which a job's pool keeps a host's cache."""
     return job.folder / "pool" / host
 
 
 def keep(job: JobRecord) -> None:
-    """Make a pool of the machines of a job that has just ended, if it asked for one."""
+    """Keep the machines of a job that has just ended, if it asked for a pool."""
     seconds = keep_alive(job.request)
     if not seconds:
         return
@@ -40,15 +40,15 @@ def keep_alive(request: dict[str, Any]) -> int:
 
 
 def matching(request: dict[str, Any], jobs: Iterable[JobRecord]) -> JobRecord | None:
-    """The job whose pool a request gets: one that matches and is kept the longest."""
+    """The job whose pool a request gets: of those that match, the one kept the longest."""
     if not keep_alive(request):
         return None
-    kept = [job for job in jobs if job.pool_status() == "Available" and first_difference(request, job.request) is None]
-    return max(kept, key=lambda job: job.state["pool"]["until"], default=None)
+    pools = [job for job in jobs if job.pool_status() == "Available" and first_difference(request, job.request) is None]
+    return max(pools, key=lambda job: job.state["pool"]["until"], default=None)
 
 
 def reuse(pool: JobRecord, job: JobRecord) -> None:
-    """Hand a pool over: its job says by whom it was reused, its cache becomes the new job's."""
+    """Hand a pool over: record the job that reuses it, and move the cache to that job."""
     with pool.lock:
         pool.state["pool"].update(ended=time.time(), reused_by=job.name)
         pool.record()
@@ -75,21 +75,21 @@ def release(job: JobRecord) -> None:
 
 
 def prolong(job: JobRecord, seconds: int) -> None:
-    """Keep an available pool until so long after it began."""
+    """Keep an available pool until so many seconds after its start."""
     with job.lock:
         job.state["pool"].update(seconds=seconds, until=job.state["pool"]["since"] + seconds)
         job.record()
 
 
 def sweep(jobs: Iterable[JobRecord]) -> None:
-    """Remove the cache of pools that are over."""
+    """Remove the caches of pools that have ended."""
     for job in jobs:
         if job.pool_status() == "Terminated" and (job.folder / "pool").exists():
             remove(job.folder / "pool")
 
 
 def take_cache(job: JobRecord, ml: Path, host: str) -> None:
-    """Give a host the cache folder that its machine had before, or an empty one."""
+    """Give a host its machine's cache folder, or an empty one."""
     target, kept = ml / CACHE, cache_folder(job, host)
     target.parent.mkdir(parents=True, exist_ok=True)
     if kept.is_dir():
@@ -107,7 +107,7 @@ def leave_cache(job: JobRecord, ml: Path, host: str) -> None:
 
 
 def fault_of(request: dict[str, Any]) -> str | None:
-    """What SageMaker does not keep warm."""
+    """The reason why SageMaker would not keep a request's machines warm; None if it would."""
     if not keep_alive(request):
         return None
     if request.get("EnableManagedSpotTraining"):

@@ -1,7 +1,7 @@
-"""The processes of a host, found by a variable that all of them inherit, whoever started them and whatever died since.
+"""The processes of a host, found by a variable that all of them inherit.
 
-In a PID namespace the kernel ends them with the leader. Elsewhere a killed supervisor would leave them behind: ranks
-are session leaders of their own, and nobody is left who knows them.
+In a PID namespace the kernel ends them with the leader. Without one, a killed supervisor would leave them behind: ranks
+are session leaders, and no living process is their parent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MARK = "SMTRAIN_LOCAL_HOST"
 
 
 def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool:
-    """SIGKILL every process of the host with this folder, or with `below` of every host whose folder lies in it.
+    """SIGKILL every process of the host with this folder, or with `below` of all hosts below it.
 
-    Goes on until none is left, as a process may start others while it is looked for; False where some are left after
-    `seconds` (in a system call that cannot be interrupted).
+    Repeats until none is left, as a process may start others meanwhile. False if some are left after `seconds`, in a
+    system call that cannot be interrupted.
     """
     deadline = time.monotonic() + seconds
     while running := marked(folder, below=below):
@@ -35,12 +35,12 @@ def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool
 
 
 def marked(folder: Path, *, below: bool = False) -> set[int]:
-    """Processes with the mark of this folder, and all that descend from them; none on systems without /proc."""
+    """Processes with the mark of this folder, and their descendants; empty on systems without /proc."""
     if not sys.platform.startswith("linux"):
         return set()
-    wanted = f"{MARK}={folder}{'/' if below else ''}".encode()
+    mark = f"{MARK}={folder}{'/' if below else ''}".encode()
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -51,16 +51,16 @@ def marked(folder: Path, *, below: bool = False) -> set[int]:
                 continue
             parents[int(name)] = int(parent)
             variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            if any(v.startswith(wanted) if below else v == wanted for v in variables):
-                found.add(int(name))
-    found.discard(os.getpid())
-    while more := {pid for pid, parent in parents.items() if parent in found} - found - {os.getpid()}:
-        found |= more
-    return found
+            if any(v.startswith(mark) if below else v == mark for v in variables):
+                pids.add(int(name))
+    pids.discard(os.getpid())
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids - {os.getpid()}:
+        pids |= more
+    return pids
 
 
 def runs(pid: int) -> bool:
-    """Whether a process lives; its parent may not have waited for it yet."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -68,7 +68,7 @@ def runs(pid: int) -> bool:
 
 
 def children_of(parent: int) -> set[int]:
-    """The processes that it has started, or that have become its own, and that it has not waited for."""
+    """The children of a process, adopted ones and zombies included."""
     children = set()
     for name in os.listdir("/proc"):
         if name.isdigit():

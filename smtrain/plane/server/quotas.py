@@ -1,6 +1,6 @@
-"""Service Quotas for SageMaker: the quotas by their real names, their API, and what CreateTrainingJob makes of them.
+"""Service Quotas for SageMaker: the quotas by their real names, their API, and their check for new jobs.
 
-The codes are made up (a hash of the name): real ones differ, so clients must look quotas up by name.
+The codes are invented (a hash of the name): real ones differ, so clients must look quotas up by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smtrain.plane.client import ACCOUNT, REGION
 from smtrain.plane.server import validation
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 
-# Generous, so that only who sets a quota meets it.
+# Generous: only a quota that was set is ever reached.
 DEFAULT_INSTANCES, DEFAULT_SECONDS = 1000.0, 2_419_200.0
 
 
@@ -50,18 +50,18 @@ class Quotas:
         self._defaults = dict(self.values)
         self.requested: list[dict[str, Any]] = []
 
-    def control(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def control(self, options: dict[str, Any]) -> dict[str, Any]:
         """Set quotas by name, {"values": {name: number}}; {"clear": true} brings the defaults back."""
-        if asked.get("clear"):
+        if options.get("clear"):
             self.values, self.requested = dict(self._defaults), []
-        values = asked.get("values") or {}
+        values = options.get("values") or {}
         if unknown := values.keys() - self.values.keys():
             raise ValueError(f"no such quota: {', '.join(sorted(unknown))}")
         self.values.update({name: float(value) for name, value in values.items()})
         return {}
 
     def check(self, request: dict[str, Any], jobs: Iterable[JobRecord]) -> None:
-        """Raise `LimitExceededError` where a request would pass a quota."""
+        """Raise `LimitExceededError` if a request would exceed a quota."""
         jobs = list(jobs)
         hosts = hosts_of(request)
         if len(hosts) > self.values[PER_JOB]:
@@ -96,12 +96,12 @@ class Quotas:
 
 
 def code_of(name: str) -> str:
-    """L- and eight hex digits, as real codes look."""
+    """L- and eight hex digits, like a real code."""
     return "L-" + hashlib.sha256(name.encode()).hexdigest()[:8].upper()
 
 
 def _used(job: JobRecord, kind: str, use: str) -> int:
-    """Instances of a type that a job counts for under one use."""
+    """Instances of a type that a job uses under one quota."""
     count = sum(kind == other for _, other, _ in hosts_of(job.request))
     if use == WARM_POOL:
         held = not job.ended and job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds")
@@ -111,17 +111,17 @@ def _used(job: JobRecord, kind: str, use: str) -> int:
 
 
 def install(quotas: Quotas) -> None:
-    """Put our handlers in place of moto's, which knows no SageMaker."""
+    """Replace moto's handlers, which do not know SageMaker."""
 
     def missing(what: str) -> JsonRESTError:
         message = f"The request failed because the specified {what} does not exist."
         return JsonRESTError("NoSuchResourceException", message)
 
-    def asked_of(self: Any) -> dict[str, Any]:
-        asked: dict[str, Any] = json.loads(self.body)
-        if asked.get("ServiceCode") != "sagemaker":
+    def params_of(self: Any) -> dict[str, Any]:
+        params: dict[str, Any] = json.loads(self.body)
+        if params.get("ServiceCode") != "sagemaker":
             raise missing("service")
-        return asked
+        return params
 
     def named(code: str) -> str:
         for name in quotas.values:
@@ -130,45 +130,45 @@ def install(quotas: Quotas) -> None:
         raise missing("quota")
 
     def list_service_quotas(self: Any) -> str:
-        asked = asked_of(self)
+        params = params_of(self)
         names = sorted(quotas.values)
-        if code := asked.get("QuotaCode"):
+        if code := params.get("QuotaCode"):
             names = [named(code)]
         try:
-            start = int(base64.b64decode(asked["NextToken"])) if asked.get("NextToken") else 0
+            start = int(base64.b64decode(params["NextToken"])) if params.get("NextToken") else 0
         except ValueError:
             raise JsonRESTError("InvalidPaginationTokenException", "Invalid pagination token provided.") from None
-        end = start + int(asked.get("MaxResults") or 100)
+        end = start + int(params.get("MaxResults") or 100)
         page: dict[str, Any] = {"Quotas": [quotas.described(name) for name in names[start:end]]}
         if end < len(names):
             page["NextToken"] = base64.b64encode(str(end).encode()).decode()
         return json.dumps(page)
 
     def get_service_quota(self: Any) -> str:
-        return json.dumps({"Quota": quotas.described(named(asked_of(self)["QuotaCode"]))})
+        return json.dumps({"Quota": quotas.described(named(params_of(self)["QuotaCode"]))})
 
     def request_service_quota_increase(self: Any) -> str:
-        asked = asked_of(self)
-        name = named(asked["QuotaCode"])
-        if asked["DesiredValue"] <= quotas.values[name]:
+        params = params_of(self)
+        name = named(params["QuotaCode"])
+        if params["DesiredValue"] <= quotas.values[name]:
             raise JsonRESTError(
                 "IllegalArgumentException", "You must provide a quota value greater than the current quota value."
             )
         shown = quotas.described(name)
-        told = {
+        request = {
             **{key: shown[key] for key in ("ServiceCode", "ServiceName", "QuotaArn", "QuotaCode", "QuotaName", "Unit")},
             "Id": hashlib.sha256(f"{name}{time.time_ns()}".encode()).hexdigest()[:32],
-            "DesiredValue": asked["DesiredValue"],
+            "DesiredValue": params["DesiredValue"],
             "Status": "PENDING",
             "Created": time.time(),
             "LastUpdated": time.time(),
         }
-        quotas.requested.append(told)
-        return json.dumps({"RequestedQuota": told})
+        quotas.requested.append(request)
+        return json.dumps({"RequestedQuota": request})
 
     def list_requested_service_quota_change_history_by_quota(self: Any) -> str:
-        code = asked_of(self)["QuotaCode"]
-        return json.dumps({"RequestedQuotas": [told for told in quotas.requested if told["QuotaCode"] == code]})
+        code = params_of(self)["QuotaCode"]
+        return json.dumps({"RequestedQuotas": [each for each in quotas.requested if each["QuotaCode"] == code]})
 
     for handler in (
         list_service_quotas,
@@ -183,7 +183,7 @@ def install(quotas: Quotas) -> None:
 
 
 def _validated(operation: str, handler: Any) -> Any:
-    """The handler, behind the service's own validation of what it was asked."""
+    """The handler, behind the service's own validation."""
 
     def run(self: Any) -> Any:
         if fault := validation.fault_of("service-quotas", operation, json.loads(self.body)):

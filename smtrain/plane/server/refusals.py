@@ -1,4 +1,4 @@
-"""What the control plane refuses of a request: what it cannot honour, and what AWS refuses beyond its model."""
+"""Requests that the control plane refuses: parts that it cannot honour, and rules of AWS beyond its model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from smtrain.plane.server import pools
 
 HERE = "smtrain's local control plane"
-# Parts of a request that would start or feed services that are not here.
+# Parts of a request that need services that the control plane does not have.
 ABSENT = {
     "ServerlessJobConfig": "runs no serverless jobs",
     "MlflowConfig": "has no MLflow",
@@ -20,7 +20,7 @@ ABSENT = {
 
 
 def fault_of(request: dict[str, Any]) -> str | None:
-    """Why this request cannot be run here, in AWS's words where AWS would refuse it too."""
+    """The reason why this request cannot run, in AWS's words if AWS would refuse it too; None if it can."""
     for key, reason in ABSENT.items():
         if request.get(key):
             return f"{key} cannot be honoured: {HERE} {reason}"
@@ -28,24 +28,17 @@ def fault_of(request: dict[str, Any]) -> str | None:
         return fault
     if fault := _machines_fault(request.get("ResourceConfig") or {}) or _spot_fault(request) or pools.fault_of(request):
         return fault
-    checkpoints = request.get("CheckpointConfig") or {}
-    places = {
-        "OutputDataConfig.S3OutputPath": request["OutputDataConfig"]["S3OutputPath"],
-        "CheckpointConfig.S3Uri": checkpoints.get("S3Uri", "s3://"),
-        "TensorBoardOutputConfig.S3OutputPath": (request.get("TensorBoardOutputConfig") or {}).get(
-            "S3OutputPath", "s3://"
-        ),
-    }
-    for key, uri in places.items():
+    for part, key in (
+        ("OutputDataConfig", "S3OutputPath"), ("CheckpointConfig", "S3Uri"),
+        ("TensorBoardOutputConfig", "S3OutputPath"),
+    ):  # fmt: skip
+        uri = (request.get(part) or {}).get(key, "s3://")
         if not uri.startswith("s3://"):
-            return f"{key} is {uri}: it must be an s3:// URI"
-    path = checkpoints.get("LocalPath", "/opt/ml/checkpoints")
-    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
-        return f"CheckpointConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
-    curves = request.get("TensorBoardOutputConfig") or {}
-    path = curves.get("LocalPath", "/opt/ml/output/tensorboard")
-    if not path.startswith("/opt/ml/") or ".." in path.split("/"):
-        return f"TensorBoardOutputConfig.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
+            return f"{part}.{key} is {uri}: it must be an s3:// URI"
+    for part in ("CheckpointConfig", "TensorBoardOutputConfig"):
+        path = (request.get(part) or {}).get("LocalPath", "/opt/ml/")
+        if not path.startswith("/opt/ml/") or ".." in path.split("/"):
+            return f"{part}.LocalPath is {path}: {HERE} syncs folders below /opt/ml only"
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig") or []]
     if len(set(names)) < len(names):
         return "InputDataConfig: channel names must be unique"
@@ -69,16 +62,14 @@ def _algorithm_fault(algorithm: dict[str, Any]) -> str | None:
 
 
 def _machines_fault(resources: dict[str, Any]) -> str | None:
-    given = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
-    if len(given) != 1:
-        return (
-            f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {given or 'none'}"
-        )
+    keys = [key for key in ("InstanceType", "InstanceGroups", "InstancePreferences") if resources.get(key)]
+    if len(keys) != 1:
+        return f"ResourceConfig: give one of InstanceType, InstanceGroups and InstancePreferences, not {keys or 'none'}"
     if resources.get("TrainingPlanArn"):
         return f"ResourceConfig.TrainingPlanArn cannot be honoured: {HERE} has no reserved machines; leave it out here"
     if resources.get("InstanceType") and "InstanceCount" not in resources:
         return "ResourceConfig.InstanceCount is required with InstanceType"
-    counted = resources.get(given[0])
+    counted = resources.get(keys[0])
     entries = [resources] if isinstance(counted, str) else counted or []
     if any(entry.get("InstanceCount", 1) < 1 for entry in entries):
         return "ResourceConfig: InstanceCount must be at least 1"

@@ -1,18 +1,17 @@
-"""One host of a job: a process that makes the host's world, runs the leader in it, and ends all of it.
+"""One host of a job: a process that sets up the host, runs the leader in it, and ends all its processes.
 
     python -m smtrain.plane.server.sandbox SPEC.json STATUS_FD
 
-Where the kernel allows, the leader lives in its own mount, UTS and PID namespaces (and a user namespace when we are
-not root): the host's folder is /opt/ml, /etc/hosts and the host name are its own, and it is process 1, so that the
-kernel ends every process it started when it ends. Mounts vanish with the namespace; the machine is left as it was.
-Elsewhere the leader runs as a plain session leader, with SMTRAIN_ML_ROOT naming the host's folder.
+If the kernel allows, the leader runs in its own mount, UTS and PID namespaces (and a user namespace if we are not
+root): the host's folder is /opt/ml, /etc/hosts and the host name are its own, and it is process 1, so that the kernel
+ends every process it started when it ends. Mounts vanish with the namespace. Else the leader runs as a plain session
+leader, with SMTRAIN_ML_ROOT naming the host's folder.
 
-It reads `go`, `term` (SIGTERM to the leader alone, as `docker stop`) and `kill` from stdin. When stdin ends, the
-control plane is gone and everything is killed. It writes JSON lines to STATUS_FD: {"ready": ...} and {"exit": code}.
-A job without a network has one of its own, with a loopback interface alone, which all of its hosts share and which
-its file system daemons stay out of.
+It reads `go`, `term` (SIGTERM to the leader only, as `docker stop`) and `kill` from stdin. When stdin ends, the
+control plane has ended and everything is killed. It writes JSON lines to STATUS_FD: {"ready": ...} and {"exit": code}.
+The hosts of an isolated job share a network with only a loopback interface; file system daemons stay outside it.
 
-Imports the standard library alone: it starts for every host and must be quick.
+Imports only the standard library, as it starts for every host and must be quick.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MOUNT_SECONDS = 60.0
 
 
 class Supervisor:
-    """Makes the world of one host from its spec, then runs and ends the leader."""
+    """Sets up one host from its spec, then runs and ends the leader."""
 
     def __init__(self, spec: dict[str, Any], status: int) -> None:
         self.spec, self.status = spec, status
@@ -58,7 +57,7 @@ class Supervisor:
         self._commands = b""
 
     def run(self) -> None:
-        """Report what the host has become, follow commands until it has ended, and leave nothing behind."""
+        """Set up the host, report it, follow commands until it has ended, and clean up."""
         refusal, mounted = self._prepared()
         self._say({"ready": {"refusal": refusal, "fastfile": mounted}})
         try:
@@ -70,7 +69,7 @@ class Supervisor:
             self._tidy()
 
     def _prepared(self) -> tuple[str | None, dict[str, str | None]]:
-        """Make the host; why it is not isolated, if so, and by channel why it could not be mounted, if so."""
+        """Set up the host. Returns why it is not isolated, and by channel why it is not mounted, or None."""
         refusal: str | None = None
         try:
             if not self.spec["namespaces"]:
@@ -86,22 +85,22 @@ class Supervisor:
             refusal = error.strerror or str(error)
             mounted = self._mount_channels()
         if self.isolated:
-            # After the file system daemons are up: the next child, the leader, becomes process 1.
+            # Only after the file system daemons have started: the next child becomes process 1 and must be the leader.
             with contextlib.suppress(OSError):
                 libc("unshare", CLONE_NEWPID)
         if LINUX:
-            # Where there is no PID namespace, what the leader leaves behind becomes our child and is ended.
+            # Without a PID namespace, processes that the leader leaves become our children and are ended.
             libc("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         return refusal, mounted
 
     def _tidy(self) -> None:
-        """Undo what outlives this process; nothing here, as the mounts end with their namespace."""
+        """Undo what outlives this process: nothing here, as mounts end with their namespace."""
 
     def _say(self, message: dict[str, Any]) -> None:
         os.write(self.status, json.dumps(message).encode() + b"\n")
 
     def _mount_channels(self) -> dict[str, str | None]:
-        """Start the lazy read-only mounts, all by one process; gives for each why it is not possible here, if so."""
+        """Start the lazy read-only mounts, all by one process. Returns for each the reason of a failure, or None."""
         spec = self.spec["fastfile"]
         channels = spec["channels"]
         refusal = None if self.isolated else "it needs a mount namespace"
@@ -121,7 +120,7 @@ class Supervisor:
         }
 
     def _start_daemon(self, spec: dict[str, Any], deadline: float) -> dict[str, int]:
-        """The process of every channel; none where the daemon did not come so far."""
+        """The process of every channel; empty if the daemon failed."""
         with open(spec["log"], "wb") as log:
             self.daemon = subprocess.Popen(
                 spec["command"],
@@ -133,9 +132,9 @@ class Supervisor:
                 preexec_fn=_die_with_parent,
             )
         assert self.daemon.stdout
-        with self.daemon.stdout as told:
-            ready, _, _ = select.select([told], [], [], max(0.0, deadline - time.monotonic()))
-            line = told.readline() if ready else b""
+        with self.daemon.stdout as output:
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            line = output.readline() if ready else b""
         if not line:
             self.daemon.kill()
             self.daemon.wait()
@@ -151,7 +150,7 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             if server:
                 os.kill(server, signal.SIGKILL)
-        # A mount that came too late would hide the download that is made instead.
+        # A mount that appears too late would hide the download that replaces it.
         with contextlib.suppress(OSError):
             libc("umount2", os.fsencode(channel["mountpoint"]), MNT_DETACH)
         for log in (channel["log"], self.spec["fastfile"]["log"]):
@@ -161,7 +160,7 @@ class Supervisor:
         return f"the mount did not appear within {MOUNT_SECONDS:.0f} s"
 
     def _obey(self) -> None:
-        """Follow commands until the leader has ended or the control plane is gone."""
+        """Follow commands until the leader or the control plane has ended."""
         waker, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if LINUX else os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -182,7 +181,7 @@ class Supervisor:
                 return
 
     def _command(self) -> bool:
-        """Do what has arrived on standard input; False when its other end is gone."""
+        """Execute commands from standard input; False at its end."""
         arrived = os.read(0, 512)
         self._commands += arrived
         while b"\n" in self._commands:
@@ -199,7 +198,7 @@ class Supervisor:
             self._kill()
 
     def _reaped(self) -> int | None:
-        """The leader's exit code as docker gives it (128 + signal), or None while it runs."""
+        """The leader's exit code as docker gives it (128 + signal); None while it runs."""
         pid, status = os.waitpid(self.leader, os.WNOHANG)
         if pid == 0:
             return None
@@ -213,7 +212,7 @@ class Supervisor:
                     kill(self.leader, signal.SIGKILL)
 
     def _end_rest(self) -> None:
-        """Kill what the leader left behind. In a PID namespace the kernel has done it."""
+        """Kill processes that the leader has left. In a PID namespace the kernel has done it."""
         if self.leader:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.leader, signal.SIGKILL)
@@ -234,7 +233,7 @@ class Supervisor:
             except BaseException as error:
                 os.write(1, f"smtrain: {error}\n".encode())
             os._exit(127)
-        # The pipe is the job's alone: kept open here, its reader would wait for us after the job's end.
+        # Close our end of the pipe, or its reader would wait for us after the job's end.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.close(null)
@@ -252,7 +251,7 @@ class Supervisor:
         os.umask(0o022)
         env = dict(self.spec["env"])
         if self.isolated:
-            # What reads /proc must see the processes of this host; where that is refused it sees more.
+            # /proc should show only this host's processes; if the kernel refuses, it shows more.
             with contextlib.suppress(OSError):
                 libc("unshare", CLONE_NEWNS)
                 mount("proc", "/proc", "proc", MS_NOSUID_NODEV_NOEXEC)
@@ -278,10 +277,10 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    # A terminal's Ctrl-C or a service manager's SIGTERM is the control plane's to interpret, not ours.
+    # Ctrl-C of a terminal is for the control plane, not for us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec, status = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    os.set_inheritable(status, False)  # the job has no part in it: its end must mean ours
+    os.set_inheritable(status, False)  # the job must not inherit it: its end means ours
     Supervisor(spec, status).run()
 
 

@@ -1,7 +1,7 @@
-"""Metric expressions, tried on lines by a process of its own: a user's expression may run for ever.
+"""Metric expressions, matched by a separate process, as a user's expression may run for ever.
 
-The process has a limit of processor time for each expression, not of time that passes: a busy machine is no fault of
-an expression. It imports the standard library alone and ends when its standard input does.
+The process has a limit of processor time for each expression, not of wall time, which depends on the machine's load. It
+imports only the standard library and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CPU_SECONDS = 1
-"""Processor time that one expression may take for the lines of one call, to the next whole second."""
+"""Processor time of one expression for the lines of one call, rounded up to a whole second."""
 SILENT_SECONDS = 60.0
-"""How long an answer is waited for before the process is ended: it was stopped, or hangs in one call."""
+"""Wall time after which the process is killed: it was stopped, or hangs in a system call."""
 MEMORY_BYTES = 2 << 30
 SLOW = "it takes too long for some lines"
 
 
 class Scanner:
-    """The process, started when it is first needed and again when it has died."""
+    """The process, started when it is first needed and again if it has died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def find(self, patterns: list[str], lines: list[str]) -> list[list[str] | str]:
-        """Matches of the first group of each pattern in the lines, in their order; a text says why a pattern cannot
-        be tried. Raises OSError if no process can be started."""
-        found: list[list[str] | str] = []
+        """Matches of the first group of each pattern in the lines, or the reason why a pattern cannot be used.
+
+        Raises OSError if the process cannot be started.
+        """
+        answers: list[list[str] | str] = []
         with self._lock:
-            while len(found) < len(patterns):
-                found += self._answers(patterns[len(found) :], lines)
-        return found
+            while len(answers) < len(patterns):
+                answers += self._answers(patterns[len(answers) :], lines)
+        return answers
 
     def _answers(self, patterns: list[str], lines: list[str]) -> list[list[str] | str]:
-        """Answers as far as the process gets; of a pattern with which it died or hung, that is the answer."""
-        process, found = self._running(), list[list[str] | str]()
+        """Answers up to the pattern at which the process died or hung, which is the last answer."""
+        process, answers = self._running(), list[list[str] | str]()
         try:
             self._ask(process, lines)
             for pattern in patterns:
@@ -56,14 +58,14 @@ class Scanner:
                 line = process.stdout.readline() if ready else b""
                 if not line:
                     died = process.wait() if ready else 0
-                    found.append(SLOW if died in (0, -signal.SIGXCPU) else "the process that tried it died")
+                    answers.append(SLOW if died in (0, -signal.SIGXCPU) else "the process that tried it died")
                     self.close()
                     break
-                found.append(json.loads(line))
+                answers.append(json.loads(line))
         except BaseException:
             self.close()
             raise
-        return found
+        return answers
 
     def _ask(self, process: subprocess.Popen[bytes], what: list[str] | str) -> None:
         assert process.stdin
@@ -80,13 +82,13 @@ class Scanner:
         return self._process
 
     def close(self) -> None:
-        """End the process; the next call starts another."""
+        """Kill the process; the next call starts another."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe
-                with contextlib.suppress(OSError):  # what was not flushed finds no reader
+                with contextlib.suppress(OSError):  # unflushed bytes have no reader
                     pipe.close()
             self._process = None
 
@@ -99,7 +101,7 @@ def _matches(pattern: str, lines: list[str]) -> Iterator[str]:
 
 
 def _answer(pattern: str, lines: list[str]) -> list[str] | str:
-    # The kernel ends this process then. A signal handler of ours would not: some expressions never let Python look.
+    # The kernel kills this process at the limit. A Python signal handler would not run: `re` does not return to it.
     limit = math.ceil(time.process_time()) + CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     try:
@@ -109,17 +111,17 @@ def _answer(pattern: str, lines: list[str]) -> list[str] | str:
 
 
 def main() -> None:
-    """Keep what comes as a list of lines, and answer each pattern that comes after it in one line."""
+    """Read lists of lines and patterns; answer each pattern with its matches in the last list."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     lines: list[str] = []
-    for asked in sys.stdin.buffer:
-        told = json.loads(asked)
-        if isinstance(told, list):
-            lines = told
+    for line in sys.stdin.buffer:
+        value = json.loads(line)
+        if isinstance(value, list):
+            lines = value
         else:
-            print(json.dumps(_answer(told, lines)), flush=True)
+            print(json.dumps(_answer(value, lines)), flush=True)
 
 
 if __name__ == "__main__":

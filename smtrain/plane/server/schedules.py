@@ -1,4 +1,4 @@
-"""EventBridge Scheduler as far as smtrain uses it: schedules of one moment that delete a SageMaker endpoint."""
+"""EventBridge Scheduler as far as smtrain uses it: one-time schedules that delete a SageMaker endpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DELETES = ":scheduler:::aws-sdk:sagemaker:deleteEndpoint"
 
 
 def install() -> None:
-    """Let endpoints have every instance type that the service's model knows; moto's own list ends years ago."""
+    """Allow every instance type of the service's model for endpoints; moto's own list is years old."""
 
     def validate_instance_type(self: Any, instance_type: str) -> None:
         known = validation.input_shape("sagemaker", "CreateEndpointConfig").members["ProductionVariants"].member
@@ -32,12 +32,12 @@ def install() -> None:
 
 
 def start() -> None:
-    """Look every second for what is due, for as long as the process lives."""
+    """Run due schedules every second, while the process lives."""
     threading.Thread(target=_watch, daemon=True).start()
 
 
 def run_due(now: datetime.datetime) -> list[str]:
-    """Run each schedule whose moment has come, once."""
+    """Run each due schedule once; return their names."""
     ran = []
     for group in list(scheduler_backends[ACCOUNT][REGION].schedule_groups.values()):
         for schedule in list(group.schedules.values()):
@@ -45,7 +45,7 @@ def run_due(now: datetime.datetime) -> list[str]:
                 if _run_if_due(schedule, now):
                     ran.append(schedule.name)
                     group.schedules.pop(schedule.name, None)
-            except Exception as error:  # of this one: all others are run on time
+            except Exception as error:  # of this one: run all others on time
                 group.schedules.pop(schedule.name, None)
                 print(f"warning: schedule {schedule.name} cannot be run ({error!r}); it is removed", flush=True)
     return ran
@@ -72,5 +72,5 @@ def _moment(expression: str) -> datetime.datetime | None:
 def _watch() -> None:
     while True:
         time.sleep(_LOOK_S)
-        with contextlib.suppress(Exception):  # the thread deletes endpoints for as long as the process lives
+        with contextlib.suppress(Exception):  # the thread must not die
             run_due(datetime.datetime.now(datetime.timezone.utc))

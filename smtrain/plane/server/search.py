@@ -13,7 +13,7 @@ from smtrain.plane.server.jobs import JobRecord
 from smtrain.plane.server.refusals import HERE
 
 PAGE = 100
-"""Results of a page, if the request does not say it."""
+"""Default number of results of a page."""
 _COMPARES: dict[str, Callable[[Any, Any], bool]] = {
     "GreaterThan": lambda actual, wanted: actual > wanted,
     "GreaterThanOrEqualTo": lambda actual, wanted: actual >= wanted,
@@ -22,56 +22,56 @@ _COMPARES: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def found(jobs: Iterable[JobRecord], asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a Search. Raises AWSValidationException for what it cannot be asked here."""
-    if asked["Resource"] != "TrainingJob":
+def search(jobs: Iterable[JobRecord], params: dict[str, Any]) -> dict[str, Any]:
+    """Answer a Search. Raises AWSValidationException for expressions that are not supported."""
+    if params["Resource"] != "TrainingJob":
         raise AWSValidationException(
-            f"Resource is {asked['Resource']}: {HERE} searches training jobs only; use TrainingJob"
+            f"Resource is {params['Resource']}: {HERE} searches training jobs only; use TrainingJob"
         )
-    expression = asked.get("SearchExpression") or {}
+    expression = params.get("SearchExpression") or {}
     records = [job.gen_response_object() for job in jobs]
     chosen = [record for record in records if _holds(expression, record)]
-    field = asked.get("SortBy") or "LastModifiedTime"
+    field = params.get("SortBy") or "LastModifiedTime"
     _check(field)
-    descending = asked.get("SortOrder", "Descending") == "Descending"
+    descending = params.get("SortOrder", "Descending") == "Descending"
     chosen.sort(key=lambda record: (_order(record, field), record["TrainingJobName"]), reverse=descending)
-    shown, more = paged(chosen, asked, PAGE)
+    shown, more = paged(chosen, params, PAGE)
     return {"Results": [{"TrainingJob": record} for record in shown], **more}
 
 
-def paged(jobs: list[dict[str, Any]], asked: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The jobs of the page that is asked for, of `size` if that is not said, and the token of the next one.
+def paged(jobs: list[dict[str, Any]], params: dict[str, Any], size: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The jobs of the requested page, of `size` by default, and the token of the next page.
 
-    A token names the last job shown, so that jobs created meanwhile shift nothing. Raises AWSValidationException for a
-    token that names none.
+    A token names the last job shown, so that jobs created meanwhile do not shift pages. Raises AWSValidationException
+    for an invalid token.
     """
     names = [job["TrainingJobName"] for job in jobs]
-    token = asked.get("NextToken")
+    token = params.get("NextToken")
     if token and token not in names:
         raise AWSValidationException("The pagination token is not valid.")
     start = names.index(token) + 1 if token else 0
-    end = start + int(asked.get("MaxResults") or size)
+    end = start + int(params.get("MaxResults") or size)
     return jobs[start:end], {"NextToken": names[end - 1]} if end < len(jobs) else {}
 
 
 def _holds(expression: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether a job's record fulfils an expression; an empty one holds for all."""
+    """Whether a job's record matches an expression; an empty one matches all."""
     if expression.get("NestedFilters"):
         raise AWSValidationException(f"NestedFilters cannot be honoured: {HERE} has Filters and SubExpressions only")
-    told = [_fits(given, record) for given in expression.get("Filters") or []]
-    told += [_holds(given, record) for given in expression.get("SubExpressions") or []]
-    return any(told) or not told if expression.get("Operator") == "Or" else all(told)
+    results = [_fits(each, record) for each in expression.get("Filters") or []]
+    results += [_holds(each, record) for each in expression.get("SubExpressions") or []]
+    return any(results) or not results if expression.get("Operator") == "Or" else all(results)
 
 
-def _fits(asked: dict[str, Any], record: dict[str, Any]) -> bool:
-    name, operator = asked["Name"], asked.get("Operator") or ("Equals" if "Value" in asked else "Exists")
+def _fits(condition: dict[str, Any], record: dict[str, Any]) -> bool:
+    name, operator = condition["Name"], condition.get("Operator") or ("Equals" if "Value" in condition else "Exists")
     _check(name)
     values = _values(record, name)
     if operator in ("Exists", "NotExists"):
         return bool(values) == (operator == "Exists")
-    if "Value" not in asked:
+    if "Value" not in condition:
         raise AWSValidationException(f"The filter of {name} has no Value, which {operator} needs.")
-    wanted: str = asked["Value"]
+    wanted: str = condition["Value"]
     if operator == "NotEquals":
         return not any(_equal(value, wanted) for value in values)
     if operator == "Contains":
@@ -114,7 +114,7 @@ def _equal(value: Any, wanted: str) -> bool:
 
 
 def _like(value: Any, wanted: str) -> Any:
-    """The filter's value as what it is compared with: a number, a time, or text."""
+    """The filter's value in the type that it is compared with: a number, a time, or text."""
     try:
         if isinstance(value, bool):
             return wanted.lower() == "true"
@@ -131,7 +131,7 @@ def _like(value: Any, wanted: str) -> Any:
 
 
 def _order(record: dict[str, Any], field: str) -> tuple[int, Any]:
-    """The sort key of a job; jobs that do not have the property are the least."""
+    """The sort key of a job; jobs without the property come first."""
     values = [value for value in _values(record, field) if not isinstance(value, dict)]
     if not values:
         return (0, 0)

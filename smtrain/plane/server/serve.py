@@ -2,8 +2,8 @@
 
     python -m smtrain.plane.server.serve --home DIR [--port 0] [--idle-exit SECONDS] [--grace SECONDS]
 
-Whoever can call it can run programs as its user. So it binds 127.0.0.1 only, answers only requests that are signed with
-the secret of this home (other users of the machine do not have it), and none that a browser sends for a web page.
+A caller can run programs as its user. So it binds 127.0.0.1 only, and answers only requests that are signed with the
+secret of this home, which other users of the machine do not have, and none that a browser sends for a web page.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import sqlite3
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.files import write_atomically
 from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
 from smtrain.plane.files import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
-from smtrain.plane.server import moto_contract
+from smtrain.plane.server import disk_reserve, moto_contract
 from smtrain.plane.server.auth import Gate
 
-SETTLES_WITHIN = 10.0  # seconds; whoever ends us waits for twenty
+SETTLES_WITHIN = 10.0  # seconds; `client.shut_down` waits for twenty
 
 
 class ServerLog(io.TextIOBase):
-    """server.log, which loses what a full disk does not take: no thread may end because it had something to say."""
+    """server.log. A full disk loses lines, but no thread may end because it could not log."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -43,14 +44,14 @@ class ServerLog(io.TextIOBase):
 
 
 def _lock(state: Path) -> Any:
-    """Held for the life of the process: two servers must never write one state. Waits for one that is ending."""
+    """Lock the state for the life of the process, as two servers must never write it; wait for one that is ending."""
     make_way(state / "serve.lock")
     handle = open(state / "serve.lock", "a+")  # noqa: SIM115
     deadline = time.monotonic() + 10
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # For `smtrain local stop`, if endpoint.json is damaged while this process runs.
+            # For `smtrain local stop`, if endpoint.json is damaged meanwhile.
             with contextlib.suppress(OSError):  # a full disk
                 handle.truncate(0)
                 handle.write(str(os.getpid()))
@@ -63,14 +64,14 @@ def _lock(state: Path) -> Any:
 
 
 def _bind(app: Any, port: int, previous_url: str) -> Any:
-    """Bind the port asked for, else the one of the last run, so that clients survive a restart, else any."""
+    """Bind the given port; by default the last run's, so that clients survive a restart, else any."""
     from werkzeug.serving import make_server
 
     from smtrain.plane.server.guard import QuietHandler
 
     previous = port_of(previous_url)
     for candidate in [port] if port else [previous, 0]:
-        # werkzeug ends the process itself when a port is taken, hence SystemExit.
+        # werkzeug calls sys.exit if a port is taken.
         with contextlib.suppress(OSError, SystemExit):
             return make_server("127.0.0.1", candidate, app, threaded=True, request_handler=QuietHandler)
     sys.exit(f"port {port} of 127.0.0.1 cannot be bound; choose another with --port")
@@ -78,20 +79,21 @@ def _bind(app: Any, port: int, previous_url: str) -> Any:
 
 def _previous(state: Path) -> dict[str, Any]:
     """The well-formed fields of the last server's endpoint.json; a damaged file is set aside."""
-    found, path = endpoint_fields(state), state / ENDPOINT
-    if os.path.lexists(path) and not {"url", "pid", "access_key", "secret_key"} <= found.keys():
+    fields, path = endpoint_fields(state), state / ENDPOINT
+    if os.path.lexists(path) and not {"url", "pid", "access_key", "secret_key"} <= fields.keys():
         set_aside(path, "is damaged")
-    return found
+    return fields
 
 
-def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespaces: bool, extension: str) -> None:
+def serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM, SIGINT or `idle_exit` seconds without request and job."""
+    home = options.home.absolute()
     state = state_folder(home)
     state.mkdir(parents=True, exist_ok=True)
     state.chmod(0o700)
     os.umask(0o077)
-    _held = _lock(state)  # let go of by the end of the process alone
-    # moto's settings are read at import: no header that lets web pages in, no real account anywhere.
+    _held = _lock(state)  # until the process ends
+    # moto reads its settings at import: no CORS header that lets web pages in, no real account.
     os.environ.update(
         MOTO_DISABLE_GLOBAL_CORS="true",
         AWS_EC2_METADATA_DISABLED="true",
@@ -100,7 +102,7 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     )
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    from smtrain.plane.server import disk_reserve, logs_api, quotas, schedules, simulator, store, training_api
+    from smtrain.plane.server import logs_api, quotas, schedules, simulator, store, training_api
     from smtrain.plane.server.control import Control
     from smtrain.plane.server.executor import Executor
     from smtrain.plane.server.faults import Faults
@@ -111,18 +113,18 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     access_key = before.get("access_key") or "SMTRAIN" + secrets.token_hex(16).upper()
     secret_key = before.get("secret_key") or secrets.token_hex(20)
 
-    # Its applications raise what a handler raises, for they are in Flask's debug mode; the guard takes it.
+    # Its applications are in Flask's debug mode: they raise what a handler raises, for the guard.
     faults = Faults(Operations(DomainDispatcherApplication(create_backend_app)))
     control = Control(faults)
     gate = Gate(control, access_key, secret_key)
     guard = Guard(gate, state)
-    server = _bind(guard, port, before.get("url", ""))
+    server = _bind(guard, options.port, before.get("url", ""))
     url = f"http://127.0.0.1:{server.server_port}"
     endpoint = Endpoint(url, REGION, ACCOUNT, BUCKET, ROLE, home, os.getpid(), access_key, secret_key)
 
     disk_reserve.reserve_in(state)
     store.install(state / "s3")
-    executor = Executor(endpoint, grace=grace, namespaces=namespaces, app=guard)
+    executor = Executor(endpoint, grace=options.grace, namespaces=not options.no_namespaces, app=guard)
     training_api.install(executor)
     logs_api.install()
     simulator.install()
@@ -130,23 +132,17 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     schedules.install()
     schedules.start()
     control.connect(faults, executor)
-    if extension:
-        importlib.import_module(extension).extend(control, executor)
+    if options.extend:
+        importlib.import_module(options.extend).extend(control, executor)
     executor.restore()
     _make_defaults()
-    make_way(state / "aws_config")
-    config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
-    disk_reserve.insist(lambda: write_atomically(state / "aws_config", config, mode=0o600))
-    make_way(state / SDK_DEFAULTS)
-    modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
-    defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
-    disk_reserve.insist(lambda: write_atomically(state / SDK_DEFAULTS, defaults, mode=0o600))
-    written = {k: v for k, v in vars(endpoint).items() if k != "home"}
+    _write_client_settings(state, url)
+    fields = {k: v for k, v in vars(endpoint).items() if k != "home"}
 
     def end() -> None:
-        # Clients start a plane again that has died, not one that was told to end.
+        # Clients restart a control plane that died, but not one that was stopped.
         with contextlib.suppress(OSError):
-            write_atomically(state / ENDPOINT, json.dumps({**written, "stopped": True}), mode=0o600)
+            write_atomically(state / ENDPOINT, json.dumps({**fields, "stopped": True}), mode=0o600)
         server.shutdown()
 
     def leave(*_: Any) -> None:
@@ -155,15 +151,25 @@ def serve(home: Path, port: int, idle_exit: float | None, grace: float, namespac
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     gate.last_request = time.monotonic()
-    if idle_exit is not None:
-        threading.Thread(target=_watch_idle, args=(gate, executor, idle_exit, leave), daemon=True).start()
-    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(written), mode=0o600))
+    if options.idle_exit is not None:
+        threading.Thread(target=_watch_idle, args=(gate, executor, options.idle_exit, leave), daemon=True).start()
+    disk_reserve.insist(lambda: write_atomically(state / ENDPOINT, json.dumps(fields), mode=0o600))
     server.serve_forever(poll_interval=0.05)
     executor.settle(SETTLES_WITHIN)
-    # Jobs end with us: every host's supervisor kills its processes when our end of its pipe closes.
+    # Running jobs end with us: a supervisor kills its host when our end of its pipe closes.
     store.close()
     sys.stdout.flush()
     os._exit(0)
+
+
+def _write_client_settings(state: Path, url: str) -> None:
+    """Write the AWS profile and the SDKs' defaults that point clients here."""
+    config = f"[profile smtrain]\nregion = {REGION}\nendpoint_url = {url}\n"
+    modules = {"Session": {"DefaultS3Bucket": BUCKET}, "TelemetryOptOut": True}
+    defaults = json.dumps({"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}})  # YAML too
+    for name, text in (("aws_config", config), (SDK_DEFAULTS, defaults)):
+        make_way(state / name)
+        disk_reserve.insist(partial(write_atomically, state / name, text, mode=0o600))
 
 
 def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
@@ -173,7 +179,7 @@ def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
 
 
 def _make_defaults() -> None:
-    """The bucket and the role every request may name."""
+    """Create the bucket and the role that every request may name."""
     from moto.iam.models import iam_backends
     from moto.s3.models import s3_backends
 
@@ -182,16 +188,8 @@ def _make_defaults() -> None:
     if BUCKET not in s3_backends[ACCOUNT]["aws"].buckets:
         s3_backends[ACCOUNT]["aws"].create_bucket(BUCKET, REGION)
         store.keep(BUCKET, None)
-    trust = {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Effect": "Allow",
-                "Principal": {"Service": "sagemaker.amazonaws.com"},
-                "Action": "sts:AssumeRole",
-            }
-        ],
-    }
+    allow = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    trust = {"Version": "2012-10-17", "Statement": [allow]}
     iam_backends[ACCOUNT]["aws"].create_role(
         role_name=ROLE.rsplit("/", 1)[1],
         assume_role_policy_document=json.dumps(trust),
@@ -211,19 +209,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--grace", type=float, default=120.0, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--no-namespaces", action="store_true", help="run jobs as on a kernel without namespaces")
     parser.add_argument("--extend", default="", metavar="MODULE", help="for tests: MODULE.extend(control, executor)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     sys.stdout = sys.stderr = ServerLog()
     if fault := moto_contract.fault():
         sys.exit(fault)
     try:
-        serve(given.home.absolute(), given.port, given.idle_exit, given.grace, not given.no_namespaces, given.extend)
+        serve(options)
     except (OSError, sqlite3.Error) as error:
-        from smtrain.plane.server import disk_reserve
-
-        told = disk_reserve.sentence(error, state_folder(given.home.absolute()))
-        if told is None:
+        sentence = disk_reserve.sentence(error, state_folder(options.home.absolute()))
+        if sentence is None:
             raise
-        sys.exit(told)
+        sys.exit(sentence)
 
 
 if __name__ == "__main__":

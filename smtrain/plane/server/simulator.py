@@ -1,7 +1,7 @@
-"""IAM's SimulatePrincipalPolicy: what the policies of a role, a user or a group allow.
+"""IAM's SimulatePrincipalPolicy: evaluate the policies of a role, a user or a group.
 
-The default role of the control plane, and its caller, may do everything. moto's own evaluation is not used: it ignores
-NotResource and `?`, takes a dot for any character, and denies what a statement with another condition would not allow.
+The default role of the control plane, and its caller, may do everything. moto's own evaluation ignores NotResource and
+`?`, matches any character with a dot, and mistakes conditions, so it is not used.
 """
 
 from __future__ import annotations
@@ -32,65 +32,65 @@ _KINDS = re.compile(rf"arn:aws:iam::{ACCOUNT}:(role|user|group)/(?:.*/)?([^/]+)"
 
 
 class InvalidInputError(IAMException):
-    """A request that the simulator cannot understand."""
+    """An invalid request."""
 
     code = "InvalidInput"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy document and where it comes from."""
+    """A policy document and its origin."""
 
     name: str
     kind: str
     document: str
 
     def statements(self) -> list[dict[str, Any]]:
-        """Its statements. Raises InvalidInputError for a document that is none."""
+        """Its statements. Raises InvalidInputError for an invalid document."""
         try:
-            told = json.loads(self.document)["Statement"]
-            found = [told] if isinstance(told, dict) else list(told)
-            if all(isinstance(each, dict) for each in found):
-                return found
+            statement = json.loads(self.document)["Statement"]
+            statements = [statement] if isinstance(statement, dict) else list(statement)
+            if all(isinstance(each, dict) for each in statements):
+                return statements
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
         raise InvalidInputError(f"The policy {self.name} is not a JSON object with statements; correct it")
 
 
 def install() -> None:
-    """Add the operation to moto's IAM, which does not have it."""
+    """Add the operation to moto's IAM."""
 
     def simulate_principal_policy(self: Any) -> ActionResult:
-        asked = {key: value for key, value in self._get_params().items() if value is not None}
-        if fault := validation.fault_of("iam", "SimulatePrincipalPolicy", asked):
+        params = {key: value for key, value in self._get_params().items() if value is not None}
+        if fault := validation.fault_of("iam", "SimulatePrincipalPolicy", params):
             raise InvalidInputError(fault)
-        return ActionResult(simulated(asked))
+        return ActionResult(simulated(params))
 
     IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
 
 
-def simulated(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to the call: a result for each action on each resource, in pages."""
-    if asked.get("ResourcePolicy"):
+def simulated(params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the call: a result for each action on each resource, in pages."""
+    if params.get("ResourcePolicy"):
         raise InvalidInputError(f"ResourcePolicy cannot be honoured: {HERE} simulates the principal's policies only")
-    given = [
-        Policy(f"PolicyInputList.{n}", "none", text) for n, text in enumerate(asked.get("PolicyInputList") or [], 1)
+    extra = [
+        Policy(f"PolicyInputList.{n}", "none", text) for n, text in enumerate(params.get("PolicyInputList") or [], 1)
     ]
-    policies, boundary = policies_of(asked["PolicySourceArn"])
-    limits = [Policy("boundary", "none", text) for text in asked.get("PermissionsBoundaryPolicyInputList") or []]
+    policies, boundary = policies_of(params["PolicySourceArn"])
+    limits = [Policy("boundary", "none", text) for text in params.get("PermissionsBoundaryPolicyInputList") or []]
     boundary = limits or boundary
     context = {
         entry["ContextKeyName"].lower(): list(entry.get("ContextKeyValues") or [])
-        for entry in asked.get("ContextEntries") or []
+        for entry in params.get("ContextEntries") or []
     }
-    for action in asked["ActionNames"]:
+    for action in params["ActionNames"]:
         if not re.fullmatch(r"[A-Za-z0-9-]+:[A-Za-z0-9]+", action):
             raise InvalidInputError(f"Invalid Entity Action: {action}; give it as service:Operation")
-    pairs = [(action, resource) for action in asked["ActionNames"] for resource in asked.get("ResourceArns") or ["*"]]
-    start, size = _offset(asked.get("Marker")), int(asked.get("MaxItems") or PAGE)
+    pairs = [(action, resource) for action in params["ActionNames"] for resource in params.get("ResourceArns") or ["*"]]
+    start, size = _offset(params.get("Marker")), int(params.get("MaxItems") or PAGE)
     chosen = pairs[start : start + size]
     page: dict[str, Any] = {
-        "EvaluationResults": [_result(policies + given, boundary, *pair, context) for pair in chosen],
+        "EvaluationResults": [_result(policies + extra, boundary, *pair, context) for pair in chosen],
         "IsTruncated": start + size < len(pairs),
     }
     if page["IsTruncated"]:
@@ -99,7 +99,7 @@ def simulated(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def policies_of(arn: str) -> tuple[list[Policy], list[Policy]]:
-    """Policies of a principal, and its permissions boundary. Raises moto's NoSuchEntity for one that is not there."""
+    """The policies of a principal, and its permissions boundary. Raises moto's NoSuchEntity."""
     if arn in (ROLE, CALLER):
         return [Policy("all", "IAM Policy", _ALL)], []
     named = _KINDS.fullmatch(arn)
@@ -110,12 +110,12 @@ def policies_of(arn: str) -> tuple[list[Policy], list[Policy]]:
     principal = getattr(backend, f"get_{kind}")(name)
     if principal.arn != arn:
         raise NotFoundException(f"The {kind} with ARN {arn} cannot be found.")
-    found = list(_own(principal))
+    policies = list(_own(principal))
     if kind == "user":
         for group in backend.get_groups_for_user(name):
-            found += _own(group)
+            policies += _own(group)
     boundary = getattr(principal, "permissions_boundary_arn", None)
-    return found, [_managed(backend.get_policy(boundary))] if boundary else []
+    return policies, [_managed(backend.get_policy(boundary))] if boundary else []
 
 
 def _own(principal: Any) -> Iterator[Policy]:
@@ -137,14 +137,14 @@ def _result(
     """An entry of EvaluationResults."""
     missing: set[str] = set()
     decision, matched = _decision(policies, action, resource, context, missing)
-    told: dict[str, Any] = {"EvalActionName": action, "EvalResourceName": resource}
+    result: dict[str, Any] = {"EvalActionName": action, "EvalResourceName": resource}
     if boundary:
         bounded = _decision(boundary, action, resource, context, missing)[0]
-        told["PermissionsBoundaryDecisionDetail"] = {"AllowedByPermissionsBoundary": bounded == "allowed"}
+        result["PermissionsBoundaryDecisionDetail"] = {"AllowedByPermissionsBoundary": bounded == "allowed"}
         if bounded == "explicitDeny" or (bounded == "implicitDeny" and decision == "allowed"):
             decision = bounded
     return {
-        **told,
+        **result,
         "EvalDecision": decision,
         "MatchedStatements": [{"SourcePolicyId": policy.name, "SourcePolicyType": policy.kind} for policy in matched],
         "MissingContextValues": sorted(missing),
@@ -154,8 +154,8 @@ def _result(
 def _decision(
     policies: Iterable[Policy], action: str, resource: str, context: dict[str, list[str]], missing: set[str]
 ) -> tuple[str, list[Policy]]:
-    """allowed, implicitDeny or explicitDeny, and the policies that decide it; adds to `missing`."""
-    found: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
+    """allowed, implicitDeny or explicitDeny, and the deciding policies; adds to `missing`."""
+    matched: dict[str, list[Policy]] = {"Allow": [], "Deny": []}
     for policy in policies:
         for statement in policy.statements():
             if not _concerns(statement, action, resource):
@@ -165,10 +165,10 @@ def _decision(
                 for operator, tests in (statement.get("Condition") or {}).items()
                 for key, wanted in tests.items()
             ):
-                found.setdefault(str(statement.get("Effect")), []).append(policy)
-    if found["Deny"]:
-        return "explicitDeny", found["Deny"]
-    return ("allowed" if found["Allow"] else "implicitDeny"), found["Allow"]
+                matched.setdefault(str(statement.get("Effect")), []).append(policy)
+    if matched["Deny"]:
+        return "explicitDeny", matched["Deny"]
+    return ("allowed" if matched["Allow"] else "implicitDeny"), matched["Allow"]
 
 
 def _concerns(statement: dict[str, Any], action: str, resource: str) -> bool:
@@ -184,7 +184,7 @@ def _concerns(statement: dict[str, Any], action: str, resource: str) -> bool:
 
 
 def _holds(operator: str, key: str, wanted: Any, context: dict[str, list[str]], missing: set[str]) -> bool:
-    """Whether a condition holds; one whose key has no value does not. Raises InvalidInputError for an odd operator."""
+    """Whether a condition holds; not if its key has no value. Raises InvalidInputError for an unknown operator."""
     test, present = operator.rpartition(":")[2], context.get(key.lower())
     if test == "Null":
         return (present is None) == (str(_list(wanted)[0]).lower() == "true")
@@ -214,7 +214,7 @@ _TESTS: dict[str, Any] = {
 
 
 def _like(pattern: str, value: str) -> bool:
-    """Match as IAM does: `*` and `?`, nothing else."""
+    """Match as IAM does: only `*` and `?` are special."""
     return _compiled(str(pattern)).match(value) is not None
 
 

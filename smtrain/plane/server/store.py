@@ -1,10 +1,9 @@
-"""S3 that survives a restart: moto keeps its semantics, we keep its bodies in files and its records in SQLite.
+"""S3 that survives a restart: moto's semantics, with bodies in files (`blobs`) and records in SQLite (`index`).
 
-`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Bodies go to `blobs/`; after every
-request that can change something, and before it is answered, the records of the keys it touched go to `index.sqlite`.
+`install` changes moto's FakeKey, FakeMultipart and S3Response in this process. Before a changing request is answered,
+the records of the keys that it touched are written.
 Kept: buckets, their versioning, objects with versions, delete markers, metadata, tags, ETags, checksums.
-Lost at a restart, as nothing here needs them: multipart uploads in progress, ACLs, bucket policies and other
-bucket settings.
+Lost at a restart: multipart uploads in progress, ACLs, bucket policies and other bucket settings.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from smtrain.plane.client import ACCOUNT
 from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.artifacts import KEY_BYTES
 from smtrain.plane.server.blobs import Blob, BlobFolder
-from smtrain.plane.server.index import Adopted, ObjectIndex, opened, restore
+from smtrain.plane.server.index import Adopted, ObjectIndex, open_index, restore
 
 
 class _Request(threading.local):
-    """What the request that this thread serves has touched."""
+    """The keys and bodies that this thread's request has touched."""
 
     def __init__(self) -> None:
         self.lazy = 0
@@ -52,9 +51,9 @@ def _backend() -> models.S3Backend:
 
 
 def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
-    """Write down a bucket (key None) or what the present request touched, then remove bodies nobody names.
+    """Write a bucket (key None) or the keys that the request touched, then remove unused bodies.
 
-    With `gone` the request deletes: it goes through on a full disk as well.
+    With `gone` the request is a deletion, which also works on a full disk.
     """
     backend = _backend()
     if key is not None:
@@ -64,33 +63,31 @@ def keep(bucket: str, key: str | None, *, gone: bool = False) -> None:
     if touched or dropped:
         _index.put_keys(backend, touched, dropped, gone=gone)
     if key is None:
-        found = backend.buckets.get(bucket)
-        record = None
-        if found:
-            record = {
-                "region": found.region_name,
-                "created": found.creation_date.isoformat(),
-                "versioning": found.versioning_status,
-            }
+        kept = backend.buckets.get(bucket)
+        record = {
+            "region": kept.region_name,
+            "created": kept.creation_date.isoformat(),
+            "versioning": kept.versioning_status,
+        } if kept else None  # fmt: skip
         _index.put_bucket(bucket, record)
 
 
 def close() -> None:
-    """Fold the write-ahead log into the index; nothing may be stored afterwards."""
+    """Close the index; nothing may be stored afterwards."""
     _index.close()
 
 
 def install(folder: Path) -> None:
-    """Put moto's S3 onto `folder` and bring back what it holds."""
+    """Keep moto's S3 in `folder` and load its content."""
     global _blobs, _index, _state
     folder.mkdir(parents=True, exist_ok=True)
-    _state, _index, _blobs = folder.parent, opened(folder), BlobFolder(folder / "blobs")
+    _state, _index, _blobs = folder.parent, open_index(folder), BlobFolder(folder / "blobs")
     key: Any = models.FakeKey
     key.value = property(_read, _write)
     key.dispose = _dispose
     key.__del__ = lambda self: None
     models.FakeMultipart.complete = _complete  # type: ignore[method-assign]
-    # moto keeps every instance for its tests' sake; a server that lives for days must not.
+    # moto keeps every instance for its own tests; a server that lives for days must not.
     tracked: Any
     for tracked in (models.FakeKey, models.FakeMultipart, models.FakeDeleteMarker):
         tracked.instances_tracked = _Nothing()
@@ -116,7 +113,7 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 
 def _addresses(theirs: Any) -> Any:
-    """moto's patterns of addresses, in which a dot is no line break: a key may hold one."""
+    """moto's URL patterns, changed so that a dot also matches a line break: a key may contain one."""
 
     def ours(self: Any) -> dict[str, Any]:
         return {re.sub(r"\.(?=[+*])", "[^\0]", pattern): handler for pattern, handler in theirs.fget(self).items()}
@@ -125,7 +122,7 @@ def _addresses(theirs: Any) -> Any:
 
 
 def _lazily(method: Any) -> Any:
-    """Within this method a key's value is a Blob, not bytes."""
+    """Let a key's value be a Blob, not bytes, within this method."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         _request.lazy += 1
@@ -138,7 +135,7 @@ def _lazily(method: Any) -> Any:
 
 
 def _touching(method: Any) -> Any:
-    """Note which key a backend method changes: put_object(bucket, key, ...) and delete_object(bucket, key, ...)."""
+    """Note the key that a backend method changes: put_object and delete_object(bucket, key, ...)."""
 
     def run(self: Any, bucket_name: str, key_name: str, *args: Any, **kwargs: Any) -> Any:
         _request.touched.add((bucket_name, key_name))
@@ -148,10 +145,10 @@ def _touching(method: Any) -> Any:
 
 
 def _keeping(method: Any) -> Any:
-    """Write down what a changing request did before it is answered; a disk that takes no more is an S3 error."""
+    """Write the records of a changing request before it is answered; a full disk becomes an S3 error."""
 
     def run(self: Any, request: Any, full_url: str, headers: Any) -> Any:
-        # WSGI has a character for each byte of the path: /bucket/key.
+        # In WSGI each character of the path, /bucket/key, is one byte.
         name, _, key = request.environ.get("PATH_INFO", "").lstrip("/").partition("/")
         size, bucket = len(key), _backend().buckets.get(name)
         upload = request.args.get("uploadId")
@@ -159,24 +156,24 @@ def _keeping(method: Any) -> Any:
             body = "<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>"
             return 404, {"Content-Type": "application/xml"}, body
         if size > KEY_BYTES and request.method in ("PUT", "POST"):
-            while request.stream.read(1 << 20):  # a client that still sends would see a broken pipe
+            while request.stream.read(1 << 20):  # a client that still sends would get a broken pipe
                 pass
-            said = f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
-            body = f"<Error><Code>KeyTooLongError</Code><Message>{said}</Message></Error>"
+            message = f"the key has {size} bytes and may have {KEY_BYTES} bytes; choose a shorter one"
+            body = f"<Error><Code>KeyTooLongError</Code><Message>{message}</Message></Error>"
             return 400, {"Content-Type": "application/xml"}, body
         try:
             with _one_by_one if _is_conditional(request) else nullcontext():
                 reply = method(self, request, full_url, headers)
             if request.method in ("PUT", "POST", "DELETE"):
-                # With virtual hosts and paths alike, moto has worked out the names by now.
+                # moto has parsed the names by now, from virtual hosts and from paths.
                 whole_bucket = method.__name__ == "bucket_response"
                 gone = request.method == "DELETE" or "delete" in request.args
                 keep(self.bucket_name, None if whole_bucket else self.parse_key_name(), gone=gone)
         except (OSError, sqlite3.Error) as error:
-            told = disk_reserve.sentence(error, _state)
-            if told is None or isinstance(error, PermissionError):
+            sentence = disk_reserve.sentence(error, _state)
+            if sentence is None or isinstance(error, PermissionError):
                 raise
-            body = f"<Error><Code>InsufficientStorage</Code><Message>{escape(told)}</Message></Error>"
+            body = f"<Error><Code>InsufficientStorage</Code><Message>{escape(sentence)}</Message></Error>"
             return 507, {"Content-Type": "application/xml"}, body
         return reply
 
@@ -184,7 +181,7 @@ def _keeping(method: Any) -> Any:
 
 
 def _is_conditional(request: Any) -> bool:
-    """Whether it is a write on a condition, which moto tests and then writes: of two at once one must be refused."""
+    """Whether it is a conditional write. moto checks, then writes: of two at once, one must be refused."""
     return request.method == "PUT" and ("If-Match" in request.headers or "If-None-Match" in request.headers)
 
 
@@ -224,13 +221,13 @@ def _digest(blob: Blob) -> str:
 
 
 def _dispose(self: Any, garbage: bool = False) -> None:
-    """The body goes once the index no longer names it, so that a kill in between loses nothing."""
+    """Remove the body only when the index no longer names it, so that a kill in between loses nothing."""
     _request.dropped.append(self.blob)
     self.disposed = True
 
 
 def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[str, str, int] | None]:
-    """moto's FakeMultipart.complete without the whole object in memory."""
+    """Complete an upload as moto does, without the whole object in memory."""
     parts: list[Any] = []
     for number, etag in body:
         part: Any = self.parts.get(number)
@@ -251,10 +248,8 @@ def _complete(self: models.FakeMultipart, body: Any) -> tuple[Any, str, tuple[st
 
 
 def _checksum(metadata: Any, path: Path) -> tuple[str, str, int] | None:
-    """A whole-object CRC32 where one was asked for; other kinds are left out rather than wrong."""
-    if metadata.get("x-amz-checksum-algorithm") != "CRC32":
-        return None
-    if metadata.get("x-amz-checksum-type") != "FULL_OBJECT":
+    """A whole-object CRC32 if requested; other kinds are left out rather than wrong."""
+    if (metadata.get("x-amz-checksum-algorithm"), metadata.get("x-amz-checksum-type")) != ("CRC32", "FULL_OBJECT"):
         return None
     crc = 0
     for chunk in Blob(path):

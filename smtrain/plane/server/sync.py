@@ -1,4 +1,4 @@
-"""A host's checkpoint folder and its S3 prefix: down once at the start, then up whatever changes, for ever."""
+"""A host's checkpoint folder and its S3 prefix: downloaded once at the start, then changes are uploaded."""
 
 from __future__ import annotations
 
@@ -24,92 +24,90 @@ Seen = tuple[int, int, int]
 
 
 class CheckpointSync:
-    """Keeps `uri` equal to what this host wrote: new and changed files go up, files it had and lost are deleted.
+    """Keeps `uri` equal to the host's folder: uploads new and changed files, deletes the deleted ones.
 
-    While the job runs, a file goes up once two looks in a row saw the same size and time; files go in the order they
-    were written, so a manifest that a script writes last arrives last. A script deletes a checkpoint when a newer one
-    is whole on the disks of all hosts, and whatever is killed then must leave one of the two in S3. So what was deleted
-    here is deleted there only once there is a moment after it from which everything has arrived: all that lay on the
-    disk of any host then was seen in one look, stayed as it was until it was sent, and is in S3.
+    While the job runs, a file is uploaded once two scans in a row saw the same size and time; files go in the order
+    they were written, so a manifest that a script writes last arrives last. A script deletes a checkpoint when a newer
+    one is complete on the disks of all hosts, and a kill at any moment must leave one of the two in S3. So a deletion
+    is repeated in S3 only after everything that was on any host's disk at a later moment has arrived: it was seen in
+    one scan, unchanged until it was sent, and is in S3.
     """
 
     def __init__(self, client: Any, uri: str, folder: Path, hosts: list[CheckpointSync] | None = None) -> None:
-        """`hosts` are the syncs of all hosts of the job, to which this one will be added."""
+        """`hosts` are the syncs of all hosts of the job; the caller adds this one."""
         self.client, self.folder = client, folder
         self.hosts = [self] if hosts is None else hosts
         self.arrived = 0.0
-        """What lay here at any moment from `since` to this one (ns since 1970) is in S3."""
+        """Files that were here at any moment from `since` to this one (ns since 1970) are in S3."""
         self.since = 0.0
-        """The end of the first look after which no file has gone before it had arrived."""
+        """The end of the first scan after which no file disappeared before it had arrived."""
         self.bucket, prefix = split_uri(uri)
         self.prefix = prefix.rstrip("/") + "/" if prefix else ""
         self._ml, self._log = folder, None  # type: Path, HostLog | None
         self._tree = artifacts.Tree()
         self._synced: dict[str, Seen] = {}
         self._before: dict[str, Seen] = {}
-        self._gone: dict[str, int] = {}  # since which look
+        self._gone: dict[str, int] = {}  # since which scan
         self._too_large: OSError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def see_as(self, ml: Path, log: HostLog) -> None:
-        """Follow links as the host with this /opt/ml does, and name in its log what is left out."""
+        """Follow links as the host with this /opt/ml does, and name the files left out in its log."""
         self._ml, self._log = ml, log
 
     def pull(self) -> None:
-        """Copy the prefix into the folder. A prefix that holds nothing yet is a fresh start.
+        """Download the prefix, which may be empty.
 
-        Another job may write to it and delete its old checkpoints meanwhile: what is gone by its turn is passed over.
+        Another job may delete old checkpoints meanwhile: objects that have disappeared are skipped.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
-        for page in pages:
-            for item in page.get("Contents", []):
-                name = item["Key"][len(self.prefix) :]
-                if not name or name.endswith("/"):
-                    continue
-                try:
-                    download_to(self.client, self.bucket, item["Key"], self.folder, name, "the checkpoints")
-                except self.client.exceptions.ClientError as error:
-                    if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                        raise
-        self._synced = self._look()
+        for item in artifacts.list_objects(self.client, self.bucket, self.prefix):
+            name = item["Key"][len(self.prefix) :]
+            if not name or name.endswith("/"):
+                continue
+            try:
+                download_to(self.client, self.bucket, item["Key"], self.folder, name, "the checkpoints")
+            except self.client.exceptions.ClientError as error:
+                if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+                    raise
+        self._synced = self._scan()
 
     def start(self) -> None:
         self._thread.start()
 
     def finish(self) -> None:
-        """End the watching and bring up what is left. The host's processes must be gone.
+        """Stop watching and upload the rest. The host's processes must have ended.
 
-        Raises what S3 said, and OSError for a file that has no room there, when all others are up.
+        Raises S3's error, or, after all other files, OSError for one that has no room there.
         """
         self.abandon()
         self.push(settled=True)
-        if self._log and (said := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")):
-            self._log.write(said)
+        if self._log and (lines := self._tree.sentences(f"/opt/ml/{self.folder.relative_to(self._ml).as_posix()}")):
+            self._log.write(lines)
         if self._too_large:
             raise self._too_large
 
     def abandon(self) -> None:
-        """End the watching and leave what is not up yet, as when the machine is lost."""
+        """Stop watching without uploading the rest, as if the machine is lost."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def push(self, settled: bool) -> None:
-        """One look and what follows from it; with `settled` every file counts as finished."""
-        began, now = time.time_ns(), self._look()
+        """Scan once and upload; with `settled` every file counts as finished."""
+        began, now = time.time_ns(), self._scan()
         looked = time.time_ns()
         if not self._tree.stood_still():
-            self.since = math.inf  # a checkpoint may have moved past a walk that saw neither it nor the one before
+            self.since = math.inf  # a checkpoint may have moved while the walk missed both its old and its new place
         elif self.since == math.inf or self._lost(now):
             self.since = looked
         self._gone = {name: self._gone.get(name, looked) for name in self._synced.keys() - now.keys()}
         changed = [name for name, seen in now.items() if self._synced.get(name) != seen]
         for name in sorted(changed, key=lambda name: now[name][1]):
             if not settled and self._before.get(name) != now[name]:
-                break  # what was written later must not overtake what is still being written
-            # Gone by now, it is missed at the next look; changed during the upload, it is sent again after that.
+                break  # later files must not overtake one that is still being written
+            # The next scan notes a file that has disappeared, and sends one again that changed during the upload.
             with contextlib.suppress(FileNotFoundError):
                 if self._send(name):
                     self._synced[name] = now[name]
@@ -119,13 +117,13 @@ class CheckpointSync:
         self.delete()
 
     def _send(self, name: str) -> bool:
-        """Bring one file up; False if it cannot be read, which the tree then says, or has no room in S3."""
+        """Upload one file; False if it cannot be read, which the tree records, or has no room in S3."""
         path = self._tree.files[name]
         try:
             upload(self.client, path, self.bucket, self.prefix + name)
         except FileNotFoundError:
             raise
-        except OSError as error:  # of this file: what S3 and the network say are errors of botocore
+        except OSError as error:  # of this file: errors of S3 and the network are botocore's
             if error.errno == errno.ENOSPC:
                 self._too_large = error
             else:
@@ -134,10 +132,10 @@ class CheckpointSync:
         return True
 
     def _lost(self, now: dict[str, Seen]) -> bool:
-        """Whether a file of the look before went, or was written over, before it had arrived.
+        """Whether a file of the last scan was deleted or overwritten before it had arrived.
 
-        A file of the same size, time and inode under another name was renamed: an inode alone is soon used again. One
-        that changes and was never sent is still being written.
+        A file of the same size, time and inode under another name was renamed; an inode by itself is soon reused. A
+        changed file that was never sent is still being written.
         """
         there = set(now.values())
         return any(
@@ -146,7 +144,7 @@ class CheckpointSync:
         )
 
     def delete(self) -> None:
-        """Delete in S3 what is gone here and no longer needed there; the newest files first, as manifests are."""
+        """Repeat deletions in S3 once that is safe; the newest files first, as manifests are."""
         since = max(sync.since for sync in self.hosts)
         arrived = min(sync.arrived for sync in self.hosts)
         if since > arrived:
@@ -161,15 +159,15 @@ class CheckpointSync:
             try:
                 self.push(settled=False)
             except Exception as error:
-                # The next look tries again, and the last one, in finish(), fails the job loudly.
+                # The next scan retries; the last one, in finish(), fails the job.
                 print(f"checkpoint sync of {self.folder}: {error}", flush=True)
 
-    def _look(self) -> dict[str, Seen]:
-        """What there is of every regular file, by relative name."""
-        found: dict[str, Seen] = {}
+    def _scan(self) -> dict[str, Seen]:
+        """Size, time and inode of every regular file, by relative name."""
+        files: dict[str, Seen] = {}
         self._tree, self._too_large = artifacts.walk(self._ml, self.folder, self.prefix), None
         for name, path in self._tree.files.items():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found[name] = (status.st_size, status.st_mtime_ns, status.st_ino)
-        return found
+                files[name] = (status.st_size, status.st_mtime_ns, status.st_ino)
+        return files

@@ -1,4 +1,4 @@
-"""What a job's hosts run: the request's entrypoint, or the `train` of the sagemaker-training toolkit, as in images."""
+"""The command of a job's hosts: the request's entrypoint, or `train` of the sagemaker-training toolkit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from smtrain.plane.server.channels import InputError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# AWS's PyTorch images, Neuron's among them, set this. Without it the toolkit starts a script once, without a rank.
+# AWS's PyTorch images, also Neuron's, set this. Without it the toolkit starts a script once, without a rank.
 MODULE = "SAGEMAKER_TRAINING_MODULE"
 PYTORCH, PYTORCH_MAIN = "sagemaker_pytorch_container", "sagemaker_pytorch_container.training:main"
-# Hyperparameters by which SDK v2's `distribution` asks for ranks.
+# Hyperparameters with which SDK v2's `distribution` asks for ranks.
 _DISTRIBUTED = re.compile(r"sagemaker_(?!toolkit_native_launcher).+_enabled$")
 
 
@@ -27,12 +27,12 @@ class Command(NamedTuple):
 
 
 def search_path(request: dict[str, Any]) -> str:
-    """PATH of a job: the request's, else the control plane's own Python and the system."""
+    """PATH of a job: the request's, else the control plane's Python and the system."""
     return str((request.get("Environment") or {}).get("PATH") or f"{Path(sys.executable).parent}:{SYSTEM_PATH}")
 
 
 def command(request: dict[str, Any]) -> Command:
-    """What a request runs. Raises `InputError` where that is not on the job's PATH, or would not do what is asked."""
+    """The command of a request. Raises `InputError` if it is not on the job's PATH, or cannot distribute."""
     algorithm = request["AlgorithmSpecification"]
     arguments = algorithm.get("ContainerArguments") or []
     if entrypoint := algorithm.get("ContainerEntrypoint"):
@@ -45,22 +45,22 @@ def command(request: dict[str, Any]) -> Command:
             "locally: give an entrypoint, or install sagemaker-training and, for PyTorch, sagemaker-pytorch-training, "
             f"whose `train` would be it, on the job's PATH ({path})"
         )
-    found = {}
+    variables = {}
     if MODULE not in (request.get("Environment") or {}):
         if _imports(train, PYTORCH):
-            found = {MODULE: PYTORCH_MAIN}
-        elif asked := _distribution(request):
+            variables = {MODULE: PYTORCH_MAIN}
+        elif switch := _distribution(request):
             raise InputError(
-                f"the request asks for {asked}, and {train} would run the script once on each host, without a rank: "
-                "install sagemaker-pytorch-training beside it"
+                f"the request asks for {switch}, and {train} would run the script once on each host, without a rank: "
+                "install sagemaker-pytorch-training next to it"
             )
-    return Command([train, *arguments], found)
+    return Command([train, *arguments], variables)
 
 
 def _distribution(request: dict[str, Any]) -> str | None:
     """The hyperparameter that asks for distributed training."""
-    given = (request.get("HyperParameters") or {}).items()
-    return next((name for name, value in given if _DISTRIBUTED.match(name) and value.strip('"') == "true"), None)
+    values = (request.get("HyperParameters") or {}).items()
+    return next((name for name, value in values if _DISTRIBUTED.match(name) and value.strip('"') == "true"), None)
 
 
 def _imports(script: str, module: str) -> bool:

@@ -1,6 +1,7 @@
 """SageMaker's training API: handlers set on moto's SageMakerResponse, which parses requests and writes replies.
 
-What the service's model forbids (`validation`) and what cannot be honoured here (`refusals`) is a ValidationException.
+A request that the service's model forbids (`validation`) or that cannot be honoured (`refusals`) gets a
+ValidationException.
 """
 
 from __future__ import annotations
@@ -18,33 +19,32 @@ from smtrain.plane.server import disk_reserve, namespaces, pools, refusals, vali
 from smtrain.plane.server.containers import job as containers
 from smtrain.plane.server.executor import Executor, arn_of
 from smtrain.plane.server.jobs import JobRecord
-from smtrain.plane.server.search import found as searched
-from smtrain.plane.server.search import paged
+from smtrain.plane.server.search import paged, search
 
-DEFAULT_RUNTIME = 86400  # seconds: the service's default, which Describe shows
+DEFAULT_RUNTIME = 86400  # seconds; Describe shows it
 
 
-def install(executor: Executor) -> None:
-    """Put our handlers in place of moto's."""
+class TrainingApi:
+    """The handlers. `response` is moto's SageMakerResponse of a request."""
 
-    def create_training_job(self: Any) -> ActionResult:
-        request = dict(self._get_params())
-        fault = refusals.fault_of(request)
-        if fault is None:
-            fault = containers.fault_of(executor, request)
-        if fault is None and request.get("EnableNetworkIsolation") and containers.wanted(executor, request)[0] is None:
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def create_training_job(self, response: Any) -> ActionResult:
+        request, executor = dict(response._get_params()), self.executor
+        fault = refusals.fault_of(request) or containers.fault_of(executor, request)
+        if not fault and request.get("EnableNetworkIsolation") and containers.wanted(executor, request)[0] is None:
             fault = namespaces.refusal(executor.namespaces)
         if fault:
             raise AWSValidationException(fault)
-        limits = request.setdefault("StoppingCondition", {})
-        limits.setdefault("MaxRuntimeInSeconds", DEFAULT_RUNTIME)
+        request.setdefault("StoppingCondition", {}).setdefault("MaxRuntimeInSeconds", DEFAULT_RUNTIME)
         try:
             job = executor.submit(request)
         except OSError as error:
-            told = disk_reserve.sentence(error, executor.state)
-            if told is None:
+            sentence = disk_reserve.sentence(error, executor.state)
+            if sentence is None:
                 raise
-            raise AWSValidationException(told) from None
+            raise AWSValidationException(sentence) from None
         if job is None:
             raise ResourceInUseException(
                 "Training job names must be unique within an AWS account and region, "
@@ -52,27 +52,20 @@ def install(executor: Executor) -> None:
             )
         return ActionResult({"TrainingJobArn": job.arn})
 
-    def found(self: Any) -> JobRecord:
-        job = executor.jobs.get(self._get_param("TrainingJobName"))
-        if job is None:
-            raise AWSValidationException("Requested resource not found.")
-        return job
+    def describe_training_job(self, response: Any) -> ActionResult:
+        return ActionResult(self._job(response).describe())
 
-    def describe_training_job(self: Any) -> ActionResult:
-        return ActionResult(found(self).describe())
-
-    def stop_training_job(self: Any) -> ActionResult:
-        job = found(self)
-        if not executor.stop(job):
+    def stop_training_job(self, response: Any) -> ActionResult:
+        job = self._job(response)
+        if not self.executor.stop(job):
             raise AWSValidationException(
                 f"The request was rejected because the training job is in status {job.status}."
             )
         return ActionResult({})
 
-    def update_training_job(self: Any) -> ActionResult:
-        job = found(self)
-        given = dict(self._get_params())
-        seconds = (given.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
+    def update_training_job(self, response: Any) -> ActionResult:
+        job, changes = self._job(response), dict(response._get_params())
+        seconds = (changes.get("ResourceConfig") or {}).get("KeepAlivePeriodInSeconds")
         status = job.pool_status()
         if seconds is not None and job.ended and status != "Available":
             raise AWSValidationException(
@@ -83,104 +76,100 @@ def install(executor: Executor) -> None:
             if seconds is not None and status == "Available":
                 pools.prolong(job, seconds) if seconds else pools.release(job)
             for key in ("ProfilerConfig", "RemoteDebugConfig", "ResourceConfig"):
-                if key in given:
-                    job.request[key] = {**job.request.get(key, {}), **given[key]}
-            if "ProfilerRuleConfigurations" in given:
-                job.request["ProfilerRuleConfigurations"] = given["ProfilerRuleConfigurations"]
+                if key in changes:
+                    job.request[key] = {**job.request.get(key, {}), **changes[key]}
+            if "ProfilerRuleConfigurations" in changes:
+                job.request["ProfilerRuleConfigurations"] = changes["ProfilerRuleConfigurations"]
             job.record()
         return ActionResult({"TrainingJobArn": job.arn})
 
-    def delete_training_job(self: Any) -> ActionResult:
-        job = found(self)
-        if not executor.delete(job):
+    def delete_training_job(self, response: Any) -> ActionResult:
+        job = self._job(response)
+        if not self.executor.delete(job):
             raise AWSValidationException(
                 f"The request was rejected because the training job is in status {job.status}; stop it first."
             )
         return ActionResult({})
 
-    def list_training_jobs(self: Any) -> ActionResult:
-        return ActionResult(page_of([job.summary() for job in list(executor.jobs.values())], self._get_params()))
+    def list_training_jobs(self, response: Any) -> ActionResult:
+        summaries = [job.summary() for job in list(self.executor.jobs.values())]
+        return ActionResult(page_of(summaries, response._get_params()))
 
-    def saving(method: Any) -> Any:
-        def run(self: Any) -> Any:
-            result = method(self)
-            for job in list(executor.jobs.values()):
-                if job.arn == self._get_param("ResourceArn"):
-                    job.record()
-            return result
+    def search(self, response: Any) -> ActionResult:
+        return ActionResult(search(list(self.executor.jobs.values()), response._get_params()))
 
-        run.__name__ = method.__name__
-        return run
+    def tags_call(self, theirs: Any) -> Any:
+        """moto's handler of a call for tags, which fails if there is no such resource; a job's tags are saved."""
 
-    def of_a_resource(method: Any) -> Any:
-        """moto's handler, for resources that exist: it fails for any other."""
-
-        def run(self: Any) -> Any:
+        def run(response: Any) -> Any:
+            arn = response._get_param("ResourceArn")
             try:
-                resource = self.sagemaker_backend._get_resource_from_arn(self._get_param("ResourceArn"))
+                resource = response.sagemaker_backend._get_resource_from_arn(arn)
             except Exception:
                 resource = None
             if resource is None:
                 raise AWSValidationException("Requested resource not found.")
-            return method(self)
+            result = theirs(response)
+            for job in list(self.executor.jobs.values()):
+                if job.arn == arn and theirs.__name__ != "list_tags":
+                    job.record()
+            return result
 
-        run.__name__ = method.__name__
         return run
 
-    def search(self: Any) -> ActionResult:
-        return ActionResult(searched(list(executor.jobs.values()), self._get_params()))
+    def _job(self, response: Any) -> JobRecord:
+        job = self.executor.jobs.get(response._get_param("TrainingJobName"))
+        if job is None:
+            raise AWSValidationException("Requested resource not found.")
+        return job
 
-    theirs = SageMakerResponse
-    for operation, handler in (
-        ("AddTags", saving(of_a_resource(theirs.add_tags))),
-        ("DeleteTags", saving(of_a_resource(theirs.delete_tags))),
-        ("ListTags", of_a_resource(theirs.list_tags)),
-        ("Search", search),
-        ("CreateTrainingJob", create_training_job),
-        ("DescribeTrainingJob", describe_training_job),
-        ("StopTrainingJob", stop_training_job),
-        ("UpdateTrainingJob", update_training_job),
-        ("DeleteTrainingJob", delete_training_job),
-        ("ListTrainingJobs", list_training_jobs),
-    ):
-        setattr(SageMakerResponse, handler.__name__, _validated(operation, handler))
-    # The same records serve moto's tags.
+
+def install(executor: Executor) -> None:
+    """Replace moto's handlers."""
+    api = TrainingApi(executor)
+    for name in ("create", "describe", "stop", "update", "delete"):
+        _install(f"{name.capitalize()}TrainingJob", f"{name}_training_job", getattr(api, f"{name}_training_job"))
+    _install("ListTrainingJobs", "list_training_jobs", api.list_training_jobs)
+    _install("Search", "search", api.search)
+    for operation, name in (("AddTags", "add_tags"), ("DeleteTags", "delete_tags"), ("ListTags", "list_tags")):
+        _install(operation, name, api.tags_call(getattr(SageMakerResponse, name)))
+    # moto's calls for tags look the jobs up here.
     sagemaker_backends[ACCOUNT][REGION].training_jobs = executor.jobs  # type: ignore[assignment]
 
 
-def _validated(operation: str, handler: Any) -> Any:
-    """The handler, behind the service's own validation of what it was asked."""
+def _install(operation: str, name: str, handler: Any) -> None:
+    """Set a handler, behind the service's own validation, as a method of moto's."""
 
     def run(self: Any) -> Any:
         if fault := validation.fault_of("sagemaker", operation, dict(self._get_params())):
             raise AWSValidationException(fault)
         return handler(self)
 
-    return run
+    setattr(SageMakerResponse, name, run)
 
 
-def page_of(summaries: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
+def page_of(summaries: list[dict[str, Any]], params: dict[str, Any]) -> dict[str, Any]:
     """Filter, sort and page as ListTrainingJobs does."""
-    status, part = asked.get("StatusEquals"), asked.get("NameContains")
-    pool = asked.get("WarmPoolStatusEquals")
+    status, part = params.get("StatusEquals"), params.get("NameContains")
+    pool = params.get("WarmPoolStatusEquals")
     chosen = [
         summary
         for summary in summaries
         if (not pool or (summary.get("WarmPoolStatus") or {}).get("Status") == pool)
         and (not status or summary["TrainingJobStatus"] == status)
         and (not part or part in summary["TrainingJobName"])
-        and _between(summary["CreationTime"], asked, "CreationTime")
-        and _between(summary["LastModifiedTime"], asked, "LastModifiedTime")
+        and _between(summary["CreationTime"], params, "CreationTime")
+        and _between(summary["LastModifiedTime"], params, "LastModifiedTime")
     ]
-    field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(asked.get("SortBy", ""), "CreationTime")
-    descending = asked.get("SortOrder", "Descending") == "Descending"
+    field = {"Name": "TrainingJobName", "Status": "TrainingJobStatus"}.get(params.get("SortBy", ""), "CreationTime")
+    descending = params.get("SortOrder", "Descending") == "Descending"
     chosen.sort(key=lambda s: (s[field], s["CreationTime"], s["TrainingJobName"]), reverse=descending)
-    shown, more = paged(chosen, asked, 10)
+    shown, more = paged(chosen, params, 10)
     return {"TrainingJobSummaries": shown, **more}
 
 
-def _between(at: datetime.datetime, asked: dict[str, Any], field: str) -> bool:
-    after, before = _moment(asked.get(field + "After")), _moment(asked.get(field + "Before"))
+def _between(at: datetime.datetime, params: dict[str, Any], field: str) -> bool:
+    after, before = _moment(params.get(field + "After")), _moment(params.get(field + "Before"))
     return (after is None or at > after) and (before is None or at < before)
 
 

@@ -1,6 +1,6 @@
-"""Requests held against the service's own model, as botocore ships it: what is required, lengths, ranges, patterns.
+"""Validation of requests by the service's own model in botocore: required members, lengths, ranges, patterns.
 
-What the service refuses is refused here in its words, before any code of ours reads a field.
+Invalid requests are refused in the service's words, before our code reads a field.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from botocore.validate import ParamValidator
 from smtrain.core.botocore_models import described
 from smtrain.core.facts import instance
 
-SHOWN, CHOICES = 60, 12  # characters of a value that a message repeats, values of an enumeration that it lists
+SHOWN, CHOICES = 60, 12  # characters of a value, and values of an enumeration, in a message
 INSTANCE_TYPES = "TrainingInstanceType"
 
 
 @cache
 def input_shape(service: str, operation: str) -> Any:
-    """What an operation takes, whatever the user's AWS settings are."""
+    """The input shape of an operation, whatever the user's AWS settings are."""
     return described(service).operation_model(operation).input_shape
 
 
-def fault_of(service: str, operation: str, asked: dict[str, Any]) -> str | None:
-    """Why the service would refuse these parameters, in one line; None where its model has nothing against them."""
+def fault_of(service: str, operation: str, params: dict[str, Any]) -> str | None:
+    """The service's error for these parameters, in one line; None if its model allows them."""
     shape = input_shape(service, operation)
-    faults = list(_faults(shape, asked, ""))
+    faults = list(_faults(shape, params, ""))
     if faults:
         count = f"{len(faults)} validation error{'s' if len(faults) > 1 else ''} detected"
         return f"{count}: {'; '.join(faults)}"
-    report = ParamValidator().validate(asked, shape)
+    report = ParamValidator().validate(params, shape)
     return " ".join(report.generate_report().split()) if report.has_errors() else None
 
 
 def _faults(shape: Any, value: Any, path: str) -> Iterator[str]:
-    """Faults of a value and of all below it. A value of another type than the shape's is left to botocore."""
+    """Faults of a value and of all below it; wrong types are left to botocore."""
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         for name in shape.required_members:
@@ -96,10 +96,7 @@ _CLASSES = {
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of the service, which is Java's, for Python: of its Unicode classes Python has coarser ones.
-
-    The few that Python cannot read take everything.
-    """
+    """A Java pattern of the service for Python, with coarser Unicode classes; one that Python cannot read fits all."""
     for java, python in _CLASSES.items():
         pattern = pattern.replace(java, python)
     try:
@@ -109,7 +106,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _below(path: str, name: str) -> str:
-    """The service names members as its own code does: outputDataConfig.s3OutputPath."""
+    """The path of a member as the service writes it: outputDataConfig.s3OutputPath."""
     return f"{path}.{name[0].lower()}{name[1:]}".lstrip(".")
 
 

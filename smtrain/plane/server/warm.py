@@ -1,6 +1,6 @@
-"""A Python for the hosts of a plane's jobs that has imported torch already (entrypoints/warm.py).
+"""A Python that has already imported torch, for the hosts of jobs (entrypoints/warm.py).
 
-The plane keeps the socket; the Python is started on it when a launcher first calls, and again after it has ended.
+The control plane keeps the socket; it starts the Python when a launcher first calls, and again after it has ended.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 
-# What has no room is not shown by ps and /proc; the longest command lines are torchrun's.
+# Room for command lines in ps and /proc, which cut longer ones; torchrun's are the longest.
 ROOM = 1 << 13
 
 
 class WarmPython:
-    """The socket and what listens on it; one for a control plane."""
+    """The socket and its Python; a control plane has one."""
 
     VARIABLE = "SMTRAIN_WARM"
 
     def __init__(self, environment: dict[str, str]) -> None:
-        """`environment` is what jobs have by default: a caller with another gets no copy."""
+        """`environment` holds the default variables of jobs: a caller with others gets no copy."""
         self.name = f"smtrain-{os.getuid()}-{secrets.token_hex(8)}"
-        # As launch.py has them for every stage.
+        # As launch.py sets them for every stage.
         self._environment = {**environment, "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
         self._ready = False
         self._listening = socket.socket(socket.AF_UNIX)
@@ -38,20 +38,20 @@ class WarmPython:
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def told(self) -> str:
-        """What launchers find in the variable."""
+    def value(self) -> str:
+        """The value of the variable for launchers."""
         return f"{self.name} ready" if self._ready else self.name
 
     def _run(self) -> None:
-        """Start it when somebody calls, as often as it has ended."""
-        with self._listening:  # closed, it keeps no launcher waiting for what does not come
+        """Start the Python whenever a launcher calls and it does not run."""
+        with self._listening:  # once closed, launchers do not wait in vain
             while True:
                 select.select([self._listening], [], [])
                 if not self._started():
                     return
 
     def _started(self) -> bool:
-        """Run one to its end; whether it came so far as to listen."""
+        """Run a Python to its end; whether it started to listen."""
         script = str(entrypoints_folder() / "warm.py")
         with subprocess.Popen(
             [sys.executable, script, str(self._listening.fileno()), "-" * ROOM],
@@ -67,5 +67,5 @@ class WarmPython:
 
 
 def offered(namespaces: bool) -> bool:
-    """Whether hosts can have copies here: in PID namespaces, of a Python that has torch."""
+    """Whether hosts can get copies: in PID namespaces, of a Python that has torch."""
     return namespaces and sys.platform.startswith("linux") and importlib.util.find_spec("torch") is not None

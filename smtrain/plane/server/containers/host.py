@@ -1,4 +1,4 @@
-"""One instance of a job as a container: what differs from a host of the sandbox."""
+"""One instance of a job as a container: the differences from a host of the sandbox."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ContainerHost(Host):
             "container": {
                 "image": containers.image.id,
                 "entrypoint": entrypoint,
-                # As the service does: `docker run IMAGE train`.
+                # As on AWS: `docker run IMAGE train`.
                 "command": arguments or ([] if entrypoint else ["train"]),
                 "labels": {HOME: str(self.endpoint.home), JOB: self.job.name, HOST: str(self.folder)},
                 "network": containers.network_name,
@@ -58,7 +58,7 @@ class ContainerHost(Host):
         return {str(self.ml): {"bind": "/opt/ml", "mode": "rw"}, **lent}
 
     def _container_environment(self) -> dict[str, str]:
-        """What the service sets over the image's own variables, and how to reach S3."""
+        """Variables that the service sets over the image's own, and those to reach S3."""
         return {
             **self.containers.environment(),
             **({pools.VARIABLE: f"/opt/ml/{pools.CACHE}"} if pools.keep_alive(self.job.request) else {}),
@@ -69,8 +69,8 @@ class ContainerHost(Host):
         }
 
     def _open_to_all(self) -> None:
-        """An image's user may be any, and must read and write all of /opt/ml; other users of this machine do not get
-        as far as this folder."""
+        """Let any user read and write /opt/ml, as an image may have any; other users of this machine cannot enter
+        the folder above."""
         for parent, folders, files in os.walk(self.ml):
             os.chmod(parent, 0o777)  # noqa: S103
             for name in files:

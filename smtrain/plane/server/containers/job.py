@@ -1,4 +1,4 @@
-"""What the containers of one job share: the image, a network of the job's own, and the way to S3."""
+"""The image, the network and the S3 proxy that the containers of one job share; the settings of hosts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from smtrain.plane.files import read_json, set_aside
 from smtrain.plane.hosts import RUN_IN, LocalHosts
 from smtrain.plane.server.artifacts import resolved
 from smtrain.plane.server.containers import leftovers
-from smtrain.plane.server.containers.s3_proxy import Door
+from smtrain.plane.server.containers.s3_proxy import S3Proxy
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 
 if TYPE_CHECKING:
     from smtrain.plane.server.executor import Executor
 
-# As SageMaker's hosts: pinned memory for the network, and stacks that OpenMP fills.
+# As on SageMaker's hosts: pinned memory for the network, and stacks for OpenMP.
 ULIMITS = {"memlock": -1, "stack": 64 << 20, "nofile": 1 << 16}
 
 
 class JobContainers:
-    """Opened for one attempt at a job. Raises `LocalError` where Docker or the image does not serve."""
+    """The containers of one attempt. Raises `LocalError` if Docker or the image cannot be used."""
 
     def __init__(self, executor: Executor, job: JobRecord, wanted: LocalHosts) -> None:
         self.executor, self.job, self.wanted = executor, job, wanted
@@ -43,16 +43,16 @@ class JobContainers:
         self.image, self.folders = usable(self.client, image_of(executor, job.request))
         self.network_name = ""
         self.addresses: dict[str, str] = {}
-        """Of every host, known before any runs: a name that cannot be resolved yet ends many a script."""
-        self.door: Door | None = None
+        """The address of every host, known before any starts, as many scripts end at an unknown name."""
+        self.proxy: S3Proxy | None = None
         self._packed: Path | None = None
 
     def open(self) -> None:
-        """Make the network and, where the job has one, the way to S3."""
+        """Create the network and, unless the job is isolated, the S3 proxy."""
         isolated = self.job.isolated
         leftovers.mark(self.executor.state)
-        # Without an address of this machine on it, an internal network leads nowhere: with one, whatever listens on all
-        # addresses of this machine would be within reach.
+        # With an address of this machine on an internal network, hosts could reach every server that listens on all
+        # addresses of this machine.
         options = {"com.docker.network.bridge.inhibit_ipv4": "true"} if isolated else {}
         labels = {HOME: str(self.home), JOB: self.job.name}
         self.network_name = f"smtrain-{self.job.name}-{os.urandom(4).hex()}"
@@ -63,32 +63,32 @@ class JobContainers:
             )  # fmt: skip
         self.addresses = {name: at for (name, _, _), at in zip(hosts_of(self.job.request), addresses, strict=True)}
         if not isolated:
-            self.door = Door(self.executor.app, gateway)
+            self.proxy = S3Proxy(self.executor.app, gateway)
         self._packed = fetch_opt_ml(self.client, self.image, labels, self.job.folder / "image-ml.tar")
 
     def lay(self, ml: Path) -> None:
-        """Put what the image has below /opt/ml into a host's."""
+        """Copy the image's /opt/ml to a host's."""
         if self._packed:
             lay_opt_ml(self._packed, ml)
 
     def environment(self) -> dict[str, str]:
-        """Region, and how to reach and sign for S3 where the job has a network."""
-        found = {"AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
-        if self.door:
-            endpoint, host = self.executor.endpoint, self.door.host
-            found |= {
-                "AWS_ENDPOINT_URL": self.door.url,
+        """The region and, unless the job is isolated, the endpoint and keys of S3."""
+        variables = {"AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
+        if self.proxy:
+            endpoint, host = self.executor.endpoint, self.proxy.host
+            variables |= {
+                "AWS_ENDPOINT_URL": self.proxy.url,
                 "AWS_ACCESS_KEY_ID": endpoint.access_key,
                 "AWS_SECRET_ACCESS_KEY": endpoint.secret_key,
                 "NO_PROXY": f"127.0.0.1,localhost,{host}",
                 "no_proxy": f"127.0.0.1,localhost,{host}",
             }
-        return found
+        return variables
 
     def limits(self, instance_type: str) -> dict[str, Any]:
-        """Of one host: memory, cores, shared memory, devices, and no names from outside for an isolated one."""
+        """The limits of one host: memory, cores, shared memory, devices; for an isolated one, no DNS."""
         ram = memory_of(self.wanted.memory, instance_type)
-        found: dict[str, Any] = {
+        config: dict[str, Any] = {
             "ulimits": ulimits(),
             "shm_size": (ram or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2,
             "devices": [f"{path}:{path}:rwm" for path in sorted(map(str, Path("/dev").glob("neuron[0-9]*")))],
@@ -96,25 +96,25 @@ class JobContainers:
             "extra_hosts": self.addresses,
         }
         if ram:
-            found |= {"mem_limit": ram, "memswap_limit": ram}
+            config |= {"mem_limit": ram, "memswap_limit": ram}
         if cores := cores_of(self.wanted.cpus):
-            found["cpu_period"], found["cpu_quota"] = 100_000, int(cores * 100_000)
+            config["cpu_period"], config["cpu_quota"] = 100_000, int(cores * 100_000)
         if self.job.isolated:
-            found |= {"dns": ["127.0.0.1"], "cap_drop": ["NET_RAW"]}
-        return found
+            config |= {"dns": ["127.0.0.1"], "cap_drop": ["NET_RAW"]}
+        return config
 
     def remove_host(self, folder: Path) -> None:
-        """Remove a host's container if it is still there; a daemon that does not answer is left to `local clean`."""
+        """Remove a host's container, if any; if Docker does not answer, `local clean` removes it later."""
         try:
             leftovers.remove_host(self.client, folder)
         except Exception as error:
             print(f"warning: the container of {folder} may be left: {error}", flush=True)
 
     def close(self) -> None:
-        """Give up the way to S3 and the network; no container may be on it any more."""
-        if self.door:
-            self.door.close()
-            self.door = None
+        """Close the S3 proxy and remove the network; its containers must have ended."""
+        if self.proxy:
+            self.proxy.close()
+            self.proxy = None
         if self._packed:
             self._packed.unlink(missing_ok=True)
             self._packed = None
@@ -125,10 +125,10 @@ class JobContainers:
 
 
 def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
-    """Make a bridge network; gives its first addresses, of which the first is its gateway.
+    """Create a bridge network; return its first addresses, the gateway's first.
 
-    Docker gives fixed addresses only in a range that was asked for, and knows best which are free: it is asked for any
-    network first, and for one with the same range then.
+    Docker gives fixed addresses only in a range that was requested, and knows best which ranges are free: first it
+    creates any network, then one with the same range.
     """
     from docker.errors import APIError
     from docker.types import IPAMConfig, IPAMPool
@@ -146,32 +146,32 @@ def make_network(client: Any, name: str, count: int, **more: Any) -> list[str]:
             client.networks.create(name, driver="bridge", ipam=ipam, **more)
             return addresses
         except APIError as error:
-            # Another program may have taken the range meanwhile.
+            # Another program may have taken the range.
             if attempt == 7 or "overlap" not in str(error):
                 raise
     raise AssertionError
 
 
 def ulimits() -> dict[str, int]:
-    """What SageMaker's hosts allow, as far as this machine allows it to us: a daemon may not raise more."""
-    found = {}
+    """The limits of SageMaker's hosts, as far as this machine allows them."""
+    limits = {}
     for name, wanted in ULIMITS.items():
         most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
-        found[name] = wanted if most == resource.RLIM_INFINITY else most if wanted < 0 else min(wanted, most)
-    return found
+        limits[name] = wanted if most == resource.RLIM_INFINITY else most if wanted < 0 else min(wanted, most)
+    return limits
 
 
 def image_of(executor: Executor, request: dict[str, Any]) -> str:
-    """The request's image, or the control plane's for requests that do not know of it."""
-    told = local_hosts.read(request.get("Tags") or []).run_in
-    return str(("" if told else executor.hosts.image) or request["AlgorithmSpecification"]["TrainingImage"])
+    """The request's image; the control plane's, if set, for a request without a tag of ours."""
+    tagged = local_hosts.read(request.get("Tags") or []).run_in
+    return str(("" if tagged else executor.hosts.image) or request["AlgorithmSpecification"]["TrainingImage"])
 
 
 def wanted(executor: Executor, request: dict[str, Any]) -> tuple[LocalHosts | None, str]:
-    """How the containers of a request are made, None for the sandbox; and why `auto` took the sandbox."""
-    asked = local_hosts.read(request.get("Tags") or [])
-    run_in = asked.run_in or executor.hosts.run_in or "sandbox"
-    hosts = LocalHosts(run_in, asked.memory or executor.hosts.memory, asked.cpus or executor.hosts.cpus)
+    """The container settings of a request, None for the sandbox; and why `auto` chose the sandbox."""
+    tagged = local_hosts.read(request.get("Tags") or [])
+    run_in = tagged.run_in or executor.hosts.run_in or "sandbox"
+    hosts = LocalHosts(run_in, tagged.memory or executor.hosts.memory, tagged.cpus or executor.hosts.cpus)
     if run_in == "sandbox":
         return None, ""
     if run_in == "auto":
@@ -183,7 +183,7 @@ def wanted(executor: Executor, request: dict[str, Any]) -> tuple[LocalHosts | No
 
 
 def fault_of(executor: Executor, request: dict[str, Any]) -> str | None:
-    """Why a request cannot run in containers; None where it can, or is to run in the sandbox."""
+    """The reason why a request cannot run in containers; None if it can, or runs in the sandbox."""
     try:
         hosts, _ = wanted(executor, request)
         if hosts:
@@ -207,43 +207,40 @@ def _is_podman(client: Any) -> bool:
     return False
 
 
-def memory_of(asked: str, instance_type: str) -> int:
-    """Bytes of a host; 0 without a limit. `instance` is no limit for a type whose memory is not known."""
-    if asked in ("", "instance"):
-        return int((instance(instance_type) or {}).get("host_gib", 0) * 2**30) if asked else 0
+def memory_of(limit: str, instance_type: str) -> int:
+    """Bytes of a host; 0 without a limit. `instance` is no limit for a type of unknown memory."""
+    if limit in ("", "instance"):
+        return int((instance(instance_type) or {}).get("host_gib", 0) * 2**30) if limit else 0
     import docker.errors
     from docker.utils import parse_bytes
 
     try:
-        found = int(parse_bytes(asked))
+        size = int(parse_bytes(limit))
     except (docker.errors.DockerException, ValueError):
-        found = 0
-    if found < 6 << 20:
-        raise LocalError(f"local.memory is {asked!r}; write bytes as Docker does, 512m or 8g, at least 6m, or instance")
-    return found
+        size = 0
+    if size < 6 << 20:
+        raise LocalError(f"local.memory is {limit!r}; write bytes as Docker does, 512m or 8g, at least 6m, or instance")
+    return size
 
 
-def cores_of(asked: str) -> float:
+def cores_of(cpus: str) -> float:
     """Cores of a host; 0 without a limit."""
-    if not asked:
+    if not cpus:
         return 0.0
     try:
-        found = float(asked)
+        cores = float(cpus)
     except ValueError:
-        found = 0.0
-    if not 0.01 <= found <= 4096:
-        raise LocalError(f"local.cpus is {asked!r}; write a number of cores, as 2 or 0.5")
-    return found
+        cores = 0.0
+    if not 0.01 <= cores <= 4096:
+        raise LocalError(f"local.cpus is {cpus!r}; write a number of cores, as 2 or 0.5")
+    return cores
 
 
 MOUNTED = ("input", "model", "output", "checkpoints", ".tmp")
 
 
 def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) -> Path | None:
-    """Pack the image's /opt/ml into the file `packed`; None where the image has none.
-
-    Raises `LocalError` where Docker refuses.
-    """
+    """Pack the image's /opt/ml into the file `packed`; None if it has none. Raises `LocalError` of Docker."""
     import docker.errors
 
     with plainly("looking for what the image has below /opt/ml"):
@@ -261,7 +258,10 @@ def fetch_opt_ml(client: Any, image: Any, labels: dict[str, str], packed: Path) 
 
 
 def lay_opt_ml(packed: Path, ml: Path) -> None:
-    """Put it into a host's folder: files, folders and links, but for what the service's own folders hide."""
+    """Unpack it in a host's folder, except what the service's own folders hide.
+
+    On SageMaker only some folders of /opt/ml are mounted over the image's; here all of /opt/ml is the host's.
+    """
     with tarfile.open(packed) as archive:
         for member in archive:
             name = PurePosixPath(member.name).relative_to("ml")
@@ -287,7 +287,7 @@ FILE = "hosts.json"
 
 
 def load_settings(state: Path) -> LocalHosts:
-    """The settings of this home; the defaults where there are none, or none that make sense."""
+    """The settings of hosts that this home keeps over restarts; defaults if they are missing or damaged."""
     path = state / FILE
     if not os.path.lexists(path):
         return LocalHosts()
@@ -298,9 +298,9 @@ def load_settings(state: Path) -> LocalHosts:
         return LocalHosts()
 
 
-def checked_settings(asked: dict[str, Any]) -> LocalHosts:
-    """Settings from the outside. Raises ValueError or TypeError for what is none."""
-    hosts = LocalHosts(**{key: str(value or "") for key, value in asked.items()})
+def checked_settings(settings: dict[str, Any]) -> LocalHosts:
+    """Check settings from outside. Raises ValueError or TypeError."""
+    hosts = LocalHosts(**{key: str(value or "") for key, value in settings.items()})
     if hosts.run_in not in ("", *RUN_IN):
         raise ValueError(f"run_in is {hosts.run_in!r}, not one of {', '.join(RUN_IN)}")
     return hosts

@@ -1,4 +1,4 @@
-"""What a crash leaves of hosts that were containers: the containers, the networks, the mounts. Found by labels."""
+"""Containers, networks and mounts that a crash leaves behind, found by labels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from smtrain.plane.docker import HOME, HOST, JOB
 from smtrain.plane.server.namespaces import LINUX, MNT_DETACH, libc
 
 USED = "docker-used"
-"""A file that says that jobs of this home have run in containers: who never did so is not kept waiting for Docker."""
+"""A file that marks a home whose jobs have run in containers; without it, a start does not wait for Docker."""
 
 
 def containers(client: Any, label: str, value: str) -> list[Any]:
-    """Containers with a label, whatever their state; those that vanish meanwhile are left out."""
+    """Containers with a label, in any state."""
     return list(client.containers.list(all=True, filters={"label": f"{label}={value}"}, ignore_removed=True))
 
 
@@ -36,17 +36,14 @@ def remove_job(client: Any, home: Path, job: str) -> None:
 
 
 def remove_home(client: Any, home: Path) -> int:
-    """Remove everything that jobs of a home folder have left in Docker; gives how many things that were."""
-    left, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
-    _remove(left)
-    _drop(nets)
-    return len(left) + len(nets)
+    """Remove everything that jobs of a home folder have left in Docker; return the count."""
+    return sum(remove_stray(client, home, set))
 
 
 def remove_stray(client: Any, home: Path, running: Callable[[], set[str]]) -> tuple[int, int]:
-    """Remove containers and networks of jobs of a home that do not run; gives how many of either there were.
+    """Remove containers and networks of a home's jobs that do not run; return the counts of both.
 
-    `running` is asked after Docker: a job that begins meanwhile is not among what was found.
+    `running` is called after Docker has answered, so that a job that starts meanwhile is not removed.
     """
     boxes, nets = containers(client, HOME, str(home)), networks(client, HOME, str(home))
     names = running()
@@ -57,10 +54,10 @@ def remove_stray(client: Any, home: Path, running: Callable[[], set[str]]) -> tu
     return len(boxes), len(nets)
 
 
-def _remove(found: list[Any]) -> None:
+def _remove(boxes: list[Any]) -> None:
     import docker.errors
 
-    for container in found:
+    for container in boxes:
         with contextlib.suppress(docker.errors.NotFound):
             try:
                 container.remove(force=True, v=True)
@@ -69,37 +66,37 @@ def _remove(found: list[Any]) -> None:
                     raise
 
 
-def _drop(found: list[Any]) -> None:
+def _drop(nets: list[Any]) -> None:
     import docker.errors
 
-    for network in found:
+    for network in nets:
         with contextlib.suppress(docker.errors.NotFound):
             network.remove()
 
 
 def mounts(folder: Path) -> list[str]:
-    """Mount points of this machine below a folder, the innermost first."""
+    """Mount points below a folder, the innermost first."""
     if not LINUX:
         return []
-    found = []
+    points = []
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         point = line.split(" ")[4].encode(errors="surrogateescape").decode("unicode_escape")
         if point.startswith(f"{folder}{os.sep}"):
-            found.append(point)
-    return sorted(found, key=len, reverse=True)
+            points.append(point)
+    return sorted(points, key=len, reverse=True)
 
 
 def unmount(folder: Path) -> int:
-    """Detach every mount below a folder; gives how many there were."""
-    found = mounts(folder)
-    for point in found:
+    """Detach every mount below a folder; return the count."""
+    points = mounts(folder)
+    for point in points:
         with contextlib.suppress(OSError):
             libc("umount2", os.fsencode(point), MNT_DETACH)
-    return len(found)
+    return len(points)
 
 
 def mark(state: Path) -> None:
-    """From now on this home may have left something in Docker."""
+    """Mark a home whose jobs run in containers."""
     with contextlib.suppress(OSError):
         (state / USED).touch()
 
@@ -110,7 +107,7 @@ def used(state: Path) -> bool:
 
 
 def end_containers(state: Path) -> None:
-    """End what ran in containers when the control plane ended; a daemon that does not answer is left alone."""
+    """Remove the containers that ran when the control plane ended, if Docker answers."""
     unmount(state / "jobs")
     if used(state):
         with contextlib.suppress(Exception):

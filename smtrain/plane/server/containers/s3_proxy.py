@@ -1,22 +1,21 @@
-"""The control plane's S3 for the containers of one job, at the address that their network has on this machine.
+"""The control plane's S3 and STS for the containers of one job, at their network's address on this machine.
 
-The control plane itself listens on 127.0.0.1, which a container does not reach, and answers its owner everything. Here
-it answers what a training job's role may ask on AWS: S3, and who it is.
+The control plane itself listens on 127.0.0.1, which a container does not reach, and answers every call of its owner.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import Any
-from urllib.parse import parse_qs
 
 from smtrain.core.errors import LocalError
+from smtrain.plane.server.operations import service_of
 
 SERVICES = ("s3", "sts")
 
 
-class Door:
-    """A server of its own thread on `host`, any port; `app` is what stands behind it."""
+class S3Proxy:
+    """A server thread on `host`, at any port, in front of the application `app`."""
 
     def __init__(self, app: Any, host: str) -> None:
         from werkzeug.serving import make_server
@@ -43,24 +42,14 @@ class Door:
 
 
 class _Narrow:
-    """WSGI middleware that lets the services of a job's role through."""
+    """WSGI middleware that passes only the services of a job's role."""
 
     def __init__(self, app: Any, host: str) -> None:
         self.app, self.host = app, host
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        if _service(environ) not in SERVICES:
+        if service_of(environ) not in SERVICES:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            return [b"a container of smtrain's local control plane is answered by S3 alone"]
+            return [b"a container of smtrain's local control plane is answered by S3 only"]
         environ["smtrain.host"] = self.host
         return self.app(environ, start_response)
-
-
-def _service(environ: dict[str, Any]) -> str:
-    """The service that a signed request is for; S3 for links with its old signature."""
-    query = parse_qs(environ.get("QUERY_STRING", ""))
-    given = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")[2].partition(",")[0]
-    scope = (given or query.get("X-Amz-Credential", [""])[0]).split("/")
-    if len(scope) == 5:
-        return str(scope[3])
-    return "s3" if "Signature" in query and not environ.get("HTTP_AUTHORIZATION") else ""

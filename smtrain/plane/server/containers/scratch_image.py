@@ -1,7 +1,7 @@
-"""A tiny CPU image without a registry: a root folder that borrows this machine's programs and this Python, read-only.
+"""A tiny CPU image without a registry: a root folder that borrows this machine's programs and Python, read-only.
 
-It holds a few kilobytes, so it is made at once and works where it was made. `programs` of another root folder, such as
-debootstrap makes it, are packed in place of those of this machine.
+It has a few kilobytes and works only on this machine. The programs of another root folder, such as debootstrap makes,
+can be packed instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ GROUP = "root:x:0:\nnogroup:x:65534:\n"
 
 
 def make(client: Any, name: str, programs: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Make the image; gives its id.
+    """Make the image; return its id.
 
-    `programs` is a root folder (/usr, /bin, ...) to pack into it; None: this machine's /usr is borrowed. `env` are
-    variables of the image.
-    Raises `LocalError` where this machine's root folder is not one of today's, or Docker refuses.
+    `programs` is a root folder (/usr, /bin, ...) to pack; by default this machine's /usr is borrowed. `env` holds
+    variables of the image. Raises `LocalError` if /bin or /lib of this machine is not a link into /usr, or of Docker.
     """
     import docker.errors
     import docker.utils
@@ -39,8 +38,8 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
     lent = _lent(programs)
     variables = {"PATH": f"{sys.prefix}/bin:{SYSTEM}", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1", **(env or {})}
     changes = [*(f"ENV {key}={value}" for key, value in variables.items()), f"LABEL {BORROWS}={':'.join(lent)}"]
-    repository, given = docker.utils.parse_repository_tag(name)
-    tag = given or "latest"
+    repository, tag = docker.utils.parse_repository_tag(name)
+    tag = tag or "latest"
     before = [image for image in client.images.list() if image.tags == [f"{repository}:{tag}"]]
     with tempfile.NamedTemporaryFile(suffix=".tar") as packed, plainly(f"making image {name}"):
         with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -53,11 +52,11 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
     if "error" in answer:
         raise LocalError(f"making image {name} failed: {program()} said: {answer.strip().splitlines()[-1]}")
     with plainly(f"making image {name}"):
-        # podman calls what it imports `latest`, whatever the tag is.
+        # podman tags an import `latest`, whatever the tag is.
         client.api.tag(json.loads(answer.strip().splitlines()[-1])["status"], repository, tag)
         made = str(client.images.get(name).id)
     for image in before:
-        # Else every making leaves one without a name. One that a container uses is left to Docker.
+        # Remove the old image, or each build would leave one without a name; Docker keeps one that is in use.
         with contextlib.suppress(docker.errors.APIError):
             if image.id != made:
                 client.images.remove(image.id)
@@ -65,10 +64,7 @@ def make(client: Any, name: str, programs: Path | None = None, env: dict[str, st
 
 
 def usable_here(client: Any) -> str:
-    """The name of an image that borrows from this machine; it is made where it is not here, or lends another Python.
-
-    Raises `LocalError` as `make` does.
-    """
+    """The name of an image that borrows from this machine, made if it is missing or borrows another Python."""
     image = present_image(client, NAME)
     lent = ((image.labels or {}).get(BORROWS) or "") if image else ""
     if lent != ":".join(_lent(None)):

@@ -1,11 +1,11 @@
-"""One host of a job that is a container: a process that creates it, starts it, and ends it.
+"""The supervisor of a container: a process that creates, starts and ends it.
 
     python -m smtrain.plane.server.containers.supervisor SPEC.json STATUS_FD
 
-The protocol is the sandbox's: `go`, `term` (SIGTERM to process 1 alone, as `docker stop`) and `kill` from stdin, whose
-end means that the control plane is gone; {"ready": ...} and {"exit": code, "oom": ..., "lost": ...} to STATUS_FD; the
-container's output to stdout. Channels that are fetched when they are read are mounted on this machine, below the
-host's folder, before the container is started with that folder as its /opt/ml.
+The protocol is the sandbox's: `go`, `term` (SIGTERM to process 1 only, as `docker stop`) and `kill` from stdin, whose
+end means that the control plane has ended; {"ready": ...} and {"exit": code, "oom": ..., "lost": ...} to STATUS_FD; the
+container's output to stdout. Lazy channels are mounted on this machine, below the host's folder, before the container
+starts with that folder as its /opt/ml.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMES_BACK_SECONDS = 5.0
 
 
 class ContainerSupervisor(Supervisor):
-    """Makes one container from its spec, then runs and ends it."""
+    """Creates one container from its spec, then runs and ends it."""
 
     def __init__(self, spec: dict[str, Any], status: int) -> None:
         super().__init__(spec, status)
@@ -62,21 +62,21 @@ class ContainerSupervisor(Supervisor):
         return super()._mount_channels()
 
     def _create(self) -> None:
-        asked = self.spec["container"]
+        spec = self.spec["container"]
         with plainly(f"making the container of {self.spec['hostname']}"):
             api = self.client.api
             made = api.create_container(
-                asked["image"],
-                entrypoint=asked["entrypoint"],
-                command=asked["command"],
+                spec["image"],
+                entrypoint=spec["entrypoint"],
+                command=spec["command"],
                 hostname=self.spec["hostname"],
                 environment=self.spec["env"],
-                labels=asked["labels"],
-                host_config=api.create_host_config(**_host_config(asked["host"])),
+                labels=spec["labels"],
+                host_config=api.create_host_config(**_host_config(spec["host"])),
                 networking_config=api.create_networking_config(
                     {
-                        asked["network"]: api.create_endpoint_config(
-                            aliases=[self.spec["hostname"]], ipv4_address=asked["address"]
+                        spec["network"]: api.create_endpoint_config(
+                            aliases=[self.spec["hostname"]], ipv4_address=spec["address"]
                         )
                     }
                 ),
@@ -84,7 +84,7 @@ class ContainerSupervisor(Supervisor):
             self.container = made["Id"]
 
     def _obey(self) -> None:
-        """Follow commands until the container has ended or the control plane is gone."""
+        """Follow commands until the container or the control plane has ended."""
         while True:
             ready, _, _ = select.select([0, self._ended], [], [])
             if self._ended in ready:
@@ -106,7 +106,7 @@ class ContainerSupervisor(Supervisor):
                 os.write(self._end, b"x")
 
     def _go(self) -> None:
-        """Start it. One that cannot be started has ended with 127, as in a shell, and its output says why."""
+        """Start it. If that fails, it has ended with 127, as in a shell, and its output says why."""
         output = self.client.api.attach(self.container, stdout=True, stderr=True, stream=True, logs=True)
         try:
             self.client.api.start(self.container)
@@ -137,7 +137,7 @@ class ContainerSupervisor(Supervisor):
                         self._kill_directly()
 
     def _report(self) -> None:
-        """Say how it ended, with all its output written, and remove it."""
+        """Report its end, after all its output, and remove it."""
         state = self._state()
         if state is None:
             self._kill_directly()
@@ -149,7 +149,7 @@ class ContainerSupervisor(Supervisor):
         self._remove()
 
     def _state(self) -> dict[str, Any] | None:
-        """How the container is, by a daemon that answers; None where none does, or it knows nothing of it."""
+        """The state of the ended container; None if Docker does not answer or does not know it."""
         deadline = time.monotonic() + COMES_BACK_SECONDS
         while True:
             try:
@@ -161,7 +161,7 @@ class ContainerSupervisor(Supervisor):
                 time.sleep(0.2)
 
     def _kill_directly(self) -> None:
-        """End the container's process 1 without a daemon, where this machine shows it and we may."""
+        """Kill the container's process 1 without Docker, if this machine shows it and we may."""
         with contextlib.suppress(OSError):
             if self.pid and self.container in Path(f"/proc/{self.pid}/cgroup").read_text():
                 os.kill(self.pid, signal.SIGKILL)
@@ -174,25 +174,25 @@ class ContainerSupervisor(Supervisor):
                 self._kill_directly()
 
     def _drop_network(self) -> None:
-        """The control plane is gone: who is the last of the job removes its network."""
+        """Remove the network; this works only for the last host of the job."""
         with contextlib.suppress(Exception):
             self.client.api.remove_network(self.spec["container"]["network"])
 
 
-def _host_config(asked: dict[str, Any]) -> dict[str, Any]:
-    """What the SDK makes objects of."""
+def _host_config(spec: dict[str, Any]) -> dict[str, Any]:
+    """The host's configuration, with the SDK's objects."""
     from docker.types import DeviceRequest, LogConfig, Ulimit
 
-    found = dict(asked)
-    found["ulimits"] = [Ulimit(name=name, soft=limit, hard=limit) for name, limit in asked["ulimits"].items()]
-    found["log_config"] = LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"})
-    if found.pop("gpus", False):
-        found["device_requests"] = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
-    return found
+    config = dict(spec)
+    config["ulimits"] = [Ulimit(name=name, soft=limit, hard=limit) for name, limit in spec["ulimits"].items()]
+    config["log_config"] = LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"})
+    if config.pop("gpus", False):
+        config["device_requests"] = [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+    return config
 
 
 def _copy(output: Any) -> None:
-    """What the container writes, to our stdout."""
+    """Copy the container's output to our stdout."""
     with contextlib.suppress(Exception):
         for chunk in output:
             view = memoryview(chunk)
