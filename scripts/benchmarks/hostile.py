@@ -495,7 +495,7 @@ class Home:
 
     def _note(self) -> None:
         """Keep what the server log says and how much memory the plane has."""
-        self.totals.causes = {**causes(self.server.said()), **self.totals.causes}
+        self.totals.causes = {**causes(self.server.logged()), **self.totals.causes}
         with contextlib.suppress(OSError, AttributeError):
             status = Path(f"/proc/{self.server.process.pid}/status").read_text()  # type: ignore[union-attr]
             self.totals.memory_mib.append(int(status.partition("VmRSS:")[2].split()[0]) / 1024)

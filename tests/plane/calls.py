@@ -1,4 +1,4 @@
-"""Calls of every operation of a service: the least that its model lets a client send, over HTTP, and the answer."""
+"""Minimal calls of every operation of a service, as its model requires them, and the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from smtrain.core.botocore_models import described
 from smtrain.plane.client import ROLE
 
-# Values that fit most patterns of the models; the first that fits is sent.
+# Values for the patterns of the models; the first that matches is sent.
 CANDIDATES = (
     "some-name", "name", "1.0", "1", "12345678", ROLE, "arn:aws:sagemaker:us-east-1:123456789012:pipeline/some-name",
     "arn:aws:sagemaker:us-east-1:123456789012:cluster/abcdefghijkl", "s3://smtrain-local/x", "vpc-12345678",
@@ -20,7 +20,7 @@ CANDIDATES = (
 
 
 def asked_for(shape: Any, seen: tuple[str, ...] = ()) -> Any:
-    """The least value of a shape: required members only, and lists as short as they may be."""
+    """The smallest value of a shape: only required members, and lists of minimal length."""
     kind = shape.type_name
     if kind == "structure":
         required = [name for name in shape.required_members if name not in seen]
@@ -57,7 +57,7 @@ def operations(service: str) -> list[str]:
 
 
 def answer(client: Any, operation: str) -> tuple[int, str, str]:
-    """Status, error code and message of the least call; (200, "", "") if it is answered without an error."""
+    """Status, error code and message of the minimal call; (200, "", "") without an error."""
     from botocore import xform_name
 
     shape = client.meta.service_model.operation_model(operation).input_shape

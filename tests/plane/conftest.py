@@ -1,4 +1,4 @@
-"""A control plane of its own for every test process, and short ways to run jobs on it."""
+"""A control plane for every test process, and short ways to run jobs on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def serve(home: Path, *options: str) -> Endpoint:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """Poll until the condition gives something true, and give that."""
+    """Poll until the condition returns a true value, and return it."""
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited too long"
@@ -72,7 +72,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
 
 def within_limits(argv: list[str]) -> list[str]:
-    """The same `PROGRAM -c SCRIPT ...` with the script in pieces the API takes: one line of at most 256 characters."""
+    """`PROGRAM -c SCRIPT ...` with the script in pieces that the API accepts: a line of at most 256 characters."""
     if len(argv) < 3 or (len(argv[2]) <= 256 and "\n" not in argv[2]):
         return argv
     text = base64.b64encode(argv[2].encode()).decode()
@@ -85,7 +85,7 @@ def within_limits(argv: list[str]) -> list[str]:
 
 
 class Client:
-    """boto3 clients of an endpoint, and what the tests do with them again and again."""
+    """boto3 clients of an endpoint, and helpers for jobs and objects."""
 
     _numbers = itertools.count()
     kind = "sandbox"
@@ -113,7 +113,7 @@ class Client:
         return dict(self.sagemaker.describe_training_job(TrainingJobName=name))
 
     def wait(self, name: str, until: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
-        """Poll until the job has ended, or until `until` holds."""
+        """Poll until the job has ended or `until` is true."""
 
         def reached() -> dict[str, Any] | None:
             job = self.describe(name)
@@ -144,12 +144,12 @@ class Client:
         wait_for(lambda: line in self.lines(name, host))
 
     def put(self, key: str, body: bytes | str = b"x") -> str:
-        """Store an object; gives the URI of its folder."""
+        """Store an object; return the URI of its folder."""
         self.s3.put_object(Bucket=self.bucket, Key=key, Body=body)
         return f"s3://{self.bucket}/{key.rpartition('/')[0]}"
 
     def put_source(self, folder: str, script: str) -> str:
-        """Store a train.py as SageMaker's toolkits take it, packed; gives the archive's URI."""
+        """Store a train.py packed as SageMaker's toolkits expect it; return the archive's URI."""
         packed, body = io.BytesIO(), script.encode()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             entry = tarfile.TarInfo("train.py")
@@ -166,14 +166,14 @@ class Client:
 
 
 def follow(page: Callable[..., dict[str, Any]], token: str | None = None) -> tuple[list[str], str | None]:
-    """Messages up to where a forward token of GetLogEvents comes back as it was sent, and that token."""
-    found: list[str] = []
+    """All messages of GetLogEvents, and the token at their end."""
+    messages: list[str] = []
     while True:
-        told = page(startFromHead=True, **({"nextToken": token} if token else {}))
-        found += [event["message"] for event in told["events"]]
-        if token == told["nextForwardToken"]:
-            return found, token
-        token = told["nextForwardToken"]
+        answer = page(startFromHead=True, **({"nextToken": token} if token else {}))
+        messages += [event["message"] for event in answer["events"]]
+        if token == answer["nextForwardToken"]:
+            return messages, token
+        token = answer["nextForwardToken"]
 
 
 def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyReplicated") -> dict[str, Any]:
@@ -182,7 +182,7 @@ def channel(name: str, uri: str, mode: str = "File", distribution: str = "FullyR
 
 
 def processes(mark: str) -> list[str]:
-    """Command lines on this machine that hold `mark`."""
+    """Command lines on this machine that contain `mark`."""
     lines = (line.replace(b"\0", b" ").decode(errors="replace") for line in commands().values())
     return [line for line in lines if mark in line]
 
@@ -196,7 +196,7 @@ def gone(mark: str) -> bool:
 
 
 class ContainerClient(Client):
-    """The same, with hosts that are containers."""
+    """A client whose hosts are containers."""
 
     kind = "docker"
 
@@ -239,7 +239,7 @@ def in_docker(endpoint: Endpoint) -> Client:
 
 @pytest.fixture
 def plane(endpoint: Endpoint) -> Iterator[Plane]:
-    """The switches of the test process's control plane, calm before and after."""
+    """The switches of the test process's control plane, reset before and after."""
     plane = Plane(endpoint)
     plane.calm()
     yield plane

@@ -1,7 +1,7 @@
-"""Damage to a home of the control plane: every file, in several ways, one at a time, and what must still be right.
+"""Damage to a home of the control plane: every file, in several ways, one at a time, and the checks afterwards.
 
-`make` builds a home with one job of each kind. `mutations` lists what can be done to its files. `check` damages a copy,
-starts a control plane on it, and gives what is not as promised.
+`make` builds a home with one job of each kind, `mutations` lists the damages of its files, `check` damages a copy,
+starts a control plane on it, and returns the faults.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ NESTED = "[" * 100_000 + "]" * 100_000
 RUNS = "runs"
 """The job that runs when the plane is killed."""
 LOOSE = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm")
-"""Files whose damage may cost objects; no one can say which."""
+"""Files whose damage may lose any objects."""
 
 
 @dataclass
 class Known:
-    """What a home holds before it is damaged."""
+    """The content of a home before the damage."""
 
     folder: Path
-    """Of the files; `home` is where they were made and are damaged."""
+    """A copy of the files; `home` is damaged."""
     home: Path
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> status and final metrics."""
@@ -48,13 +48,13 @@ class Known:
     """Stream -> lines."""
     objects: dict[tuple[str, str], bytes] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    where: dict[str, tuple[str, str]] = field(default_factory=dict)
+    keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Blob -> (bucket, key)."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One file below the home, one way, and for `types` which of the variants."""
+    """A file below the home, a way of damage, and the variant of `types`."""
 
     path: str
     way: str
@@ -74,7 +74,7 @@ class Calls:
 
     @staticmethod
     def of(server: Server) -> Calls:
-        """The same clients for the same address and keys; they take a second to make."""
+        """Clients, cached by address and keys, as they take a second to make."""
         address = repr(server.endpoint)  # without the keys
         address += repr((server.endpoint.access_key, server.endpoint.secret_key))
         if address not in _made:
@@ -105,7 +105,7 @@ class Calls:
         return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
     def all_lines(self) -> dict[str, list[str]]:
-        """Of all streams, in a few calls."""
+        """The lines of all streams, in a few calls."""
         found: dict[str, list[str]] = {}
         for page in self.logs.get_paginator("filter_log_events").paginate(logGroupName=LOG_GROUP):
             for event in page["events"]:
@@ -113,8 +113,8 @@ class Calls:
         return found
 
     def lines(self, stream: str) -> list[str]:
-        told = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True)
-        return [event["message"] for event in told["events"]]
+        answer = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True)
+        return [event["message"] for event in answer["events"]]
 
 
 _made: dict[str, Calls] = {}
@@ -144,7 +144,7 @@ SCRIPTS = {
 
 
 def _more(name: str) -> dict[str, Any]:
-    """What the request of each kind has beside its script."""
+    """The further parts of a kind's request."""
     checkpoints = {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"}}
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/text"}
     more: dict[str, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def _more(name: str) -> dict[str, Any]:
 
 
 def make(folder: Path, forks: Forks) -> Known:
-    """Build the home, kill its plane with a job that runs, and keep the files as `folder`/base."""
+    """Build the home, kill its control plane while a job runs, and copy the files to `folder`/base."""
     known = Known(folder / "base", folder / "home")
     server = Server(known.home, forks=forks)
     server.start()
@@ -185,7 +185,7 @@ def make(folder: Path, forks: Forks) -> Known:
     database = sqlite3.connect(known.home / "local/s3/index.sqlite")
     for bucket, key, record in database.execute("SELECT bucket, key, record FROM objects"):
         if blob := json.loads(record).get("blob"):
-            known.where[blob] = (bucket, key)
+            known.keys[blob] = (bucket, key)
     database.close()
     return known
 
@@ -225,18 +225,15 @@ def _fill(server: Server, known: Known) -> None:
     assert len(known.logs) >= len(SCRIPTS) + 1
     for bucket in (BUCKET, "second"):
         for item in calls.s3.list_objects_v2(Bucket=bucket).get("Contents", []):
-            # What goes up while the plane is killed is no part of this.
+            # Uploads of the kill may be lost.
             if not item["Key"].startswith(f"checkpoints/{RUNS}"):
                 body = calls.s3.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
                 known.objects[bucket, item["Key"]] = body
     time.sleep(0.2)
 
 
-# Mutations
-
-
 def files(known: Known, *, everything: bool) -> list[str]:
-    """Files below the home. Without `everything`, three of the blobs and three of the host that ran."""
+    """Files below the home; without `everything`, only three of the blobs and three of the running host."""
     found = sorted(str(p.relative_to(known.folder)) for p in known.folder.rglob("*") if p.is_file())
     if everything:
         return found
@@ -250,7 +247,7 @@ def files(known: Known, *, everything: bool) -> list[str]:
 
 
 def mutations(known: Known, *, everything: bool = False, many: bool = False) -> list[Mutation]:
-    """Every file in every way; with `many`, every variant of wrong types instead of one for each file."""
+    """Every file in every way; with `many`, all variants of wrong types, not one for each file."""
     found = []
     for number, path in enumerate(files(known, everything=everything)):
         for way in WAYS:
@@ -284,41 +281,34 @@ def _written(value: Any) -> str:
     return json.dumps(value).replace('"NESTED"', NESTED).replace('"NAN"', "NaN")
 
 
+ROWS = (
+    (1, "key = CAST(X'ff' AS TEXT)"), (1, "key = 5"), (2, "key = NULL"), (1, "bucket = 7"), (1, "bucket = 'nowhere'"),
+    (3, "record = 'NESTED'"), (2, "record = '{\"marker\": 5, \"modified\": \"2026-01-01T00:00:00\"}'"),
+)  # fmt: skip
+"""Changes of the object in this row."""
+FIELDS = (
+    ("modified", "5"), ("modified", "'9999-12-31T23:59:59+14:00'"), ("blob", "'../../../../etc/passwd'"),
+    ("blob", "5"), ("blob", "''"), ("metadata", "5"), ("metadata.a", "5"), ("tags", "5"), ("tags", "json('[1]')"),
+    ("attributes", "5"), ("attributes.contentsize", "'x'"), ("attributes._etag", "5"),
+    ("attributes._storage_class", "5"), ("attributes.checksum_value", "5"), ("attributes.value", "'x'"),
+)  # fmt: skip
+"""Members of the second object's record, and SQL for their new values."""
+BUCKETS = (
+    "record = 'NESTED'", "record = CAST(X'ff' AS TEXT)", "name = CAST(X'ff' AS TEXT)", "name = 5", "name = 'x'",
+    "name = '../up'", "name = NULL", "record = json_set(record, '$.region', 'mars')",
+    "record = json_set(record, '$.region', NULL)", "record = json_set(record, '$.created', 5)",
+    "record = json_set(record, '$.created', '0001-01-01T00:00:00+14:00')",
+    "record = json_set(record, '$.versioning', 5)",
+)  # fmt: skip
 SQL = (
+    *(f"UPDATE objects SET {change} WHERE rowid = {row}" for row, change in ROWS),
+    *(f"UPDATE objects SET record = json_set(record, '$.{name}', {new}) WHERE rowid = 2" for name, new in FIELDS),
+    *(f"UPDATE buckets SET {change} WHERE name = 'second'" for change in BUCKETS),
     "UPDATE objects SET record = 5", "UPDATE objects SET record = X'ff00'",
-    "UPDATE objects SET record = CAST(X'ff' AS TEXT)",
-    "UPDATE objects SET key = CAST(X'ff' AS TEXT) WHERE rowid = 1", "UPDATE objects SET key = 5 WHERE rowid = 1",
-    "UPDATE objects SET key = NULL WHERE rowid = 2", "UPDATE objects SET bucket = 7 WHERE rowid = 1",
-    "UPDATE objects SET bucket = 'nowhere' WHERE rowid = 1", "UPDATE objects SET record = 'NESTED' WHERE rowid = 3",
-    "UPDATE objects SET record = '[]'", "UPDATE objects SET record = 'null'", "UPDATE objects SET ordinal = 'x'",
-    "UPDATE objects SET record = json_set(record, '$.modified', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.modified', '9999-12-31T23:59:59+14:00') WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.blob', '../../../../etc/passwd') WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.blob', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.blob', '') WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.metadata', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.metadata.a', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.tags', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.tags', json('[1]')) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes.contentsize', 'x') WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes._etag', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes._version_id', 5)",
-    "UPDATE objects SET record = json_set(record, '$.attributes._storage_class', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes.checksum_value', 5) WHERE rowid = 2",
-    "UPDATE objects SET record = json_set(record, '$.attributes.value', 'x') WHERE rowid = 2",
-    "UPDATE objects SET record = '{\"marker\": 5, \"modified\": \"2026-01-01T00:00:00\"}' WHERE rowid = 2",
-    "UPDATE buckets SET record = 5", "UPDATE buckets SET record = 'NESTED' WHERE name = 'second'",
-    "UPDATE buckets SET record = CAST(X'ff' AS TEXT) WHERE name = 'second'",
-    "UPDATE buckets SET name = CAST(X'ff' AS TEXT) WHERE name = 'second'",
-    "UPDATE buckets SET name = 5 WHERE name = 'second'", "UPDATE buckets SET name = 'x' WHERE name = 'second'",
-    "UPDATE buckets SET name = '../up' WHERE name = 'second'", "UPDATE buckets SET name = NULL WHERE name = 'second'",
+    "UPDATE objects SET record = CAST(X'ff' AS TEXT)", "UPDATE objects SET record = '[]'",
+    "UPDATE objects SET record = 'null'", "UPDATE objects SET ordinal = 'x'",
+    "UPDATE objects SET record = json_set(record, '$.attributes._version_id', 5)", "UPDATE buckets SET record = 5",
     "UPDATE buckets SET record = json_set(record, '$.region', 5)",
-    "UPDATE buckets SET record = json_set(record, '$.region', 'mars') WHERE name = 'second'",
-    "UPDATE buckets SET record = json_set(record, '$.region', NULL) WHERE name = 'second'",
-    "UPDATE buckets SET record = json_set(record, '$.created', 5) WHERE name = 'second'",
-    "UPDATE buckets SET record = json_set(record, '$.created', '0001-01-01T00:00:00+14:00') WHERE name = 'second'",
-    "UPDATE buckets SET record = json_set(record, '$.versioning', 5) WHERE name = 'second'",
     "INSERT INTO buckets SELECT 'third' || rowid, record FROM objects", "DELETE FROM buckets WHERE name = 'second'",
     "DROP TABLE objects", "DROP TABLE buckets; CREATE TABLE buckets (a, b, c)",
     "ALTER TABLE objects RENAME COLUMN record TO r", "DROP TABLE objects; CREATE VIEW objects AS SELECT 1 AS bucket",
@@ -335,7 +325,7 @@ LINES = (
 
 
 def _variants(path: Path) -> list[Callable[[Path], None]]:
-    """Ways to write a file that is well formed and of wrong types."""
+    """Ways to write a well-formed file of wrong types."""
     if path.name == "index.sqlite":
 
         def run(sql: str) -> Callable[[Path], None]:
@@ -382,14 +372,14 @@ def _replace(path: Path, body: bytes) -> None:
 
 
 def _insert(path: Path, line: str) -> None:
-    """A line in the middle of a log."""
+    """Insert a line in the middle of a log."""
     lines = path.read_bytes().splitlines(keepends=True)
     lines.insert(len(lines) // 2, line.encode() + b"\n")
     _replace(path, b"".join(lines))
 
 
 def apply(known: Known, mutation: Mutation) -> None:
-    """A new copy of the home, damaged."""
+    """Make a damaged copy of the home."""
     shutil.rmtree(known.home, ignore_errors=True)
     subprocess.run(["cp", "-a", known.folder, known.home], check=True)
     path = known.home / mutation.path
@@ -409,7 +399,7 @@ def apply(known: Known, mutation: Mutation) -> None:
     elif mutation.way == "removed":
         path.unlink()
     elif mutation.way == "foreign":
-        # What other programs leave, next to the file and in its parent: a file, a link to nothing, a fifo, a folder.
+        # Files of other programs, next to the file and in its parent: a file, a dangling link, a fifo, a folder.
         for folder in {path.parent, path.parent.parent} - {known.home.parent}:
             (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
             (folder / "nowhere").symlink_to("does-not-exist")
@@ -421,11 +411,8 @@ def apply(known: Known, mutation: Mutation) -> None:
             (folder / f"unreadable{path.suffix}").chmod(0)
 
 
-# What must be right
-
-
 def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int = 2) -> list[str]:
-    """Damage a copy and start a plane on it, twice; gives what is wrong, each with the cause that the log names."""
+    """Damage a copy, start a control plane on it, twice, and return the faults with their causes in the log."""
     apply(known, mutation)
     server = Server(known.home, forks=forks)
     faults: list[str] = []
@@ -442,7 +429,7 @@ def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int 
                 faults.append(f"{type(error).__name__}: {error}"[:400])
             if turn:
                 faults[said:] = [turn + text for text in faults[said:]]
-            if found := [cause for cause in causes(server.said()) if len(faults) > said]:
+            if found := [cause for cause in causes(server.logged()) if len(faults) > said]:
                 faults[-1] += f" [{'; '.join(found)[:600]}]"
             server.kill()
             if faults:
@@ -526,7 +513,7 @@ def _look_at_objects(
     buckets = {bucket["Name"] for bucket in calls.s3.list_buckets()["Buckets"]}
     if BUCKET not in buckets or ("second" not in buckets and not loose):
         faults.append(f"buckets {sorted(buckets)}")
-    hurt = known.where.get(file) if mutation.way != "foreign" else None
+    hurt = known.keys.get(file) if mutation.way != "foreign" else None
     for bucket in sorted(buckets & {BUCKET, "second"}):
         calls.s3.list_objects_v2(Bucket=bucket)
         calls.s3.list_object_versions(Bucket=bucket)
@@ -546,11 +533,11 @@ def _look_at_objects(
             faults.append(f"s3://{bucket}/{key} has other bytes")
     if file == "index.sqlite" and mutation.way != "foreign":
         held = {path.name for path in server.state.glob("s3*/blobs*/*/*")}
-        # An object that the job ran with may have been written by no record; those of records must stay.
-        if lost := set(known.where) - held:
-            faults.append(f"{len(lost)} of {len(known.where)} bodies are deleted from the disk")
+        # The running job's objects may have no record; the bodies of records must stay.
+        if lost := set(known.keys) - held:
+            faults.append(f"{len(lost)} of {len(known.keys)} bodies are deleted from the disk")
         return
-    lost = {blob for blob in known.where if blob != file} - {path.name for path in server.state.glob("s3*/blobs*/*/*")}
+    lost = {blob for blob in known.keys if blob != file} - {path.name for path in server.state.glob("s3*/blobs*/*/*")}
     if lost and not loose:
         faults.append(f"{len(lost)} bodies are deleted from the disk")
 
@@ -558,7 +545,7 @@ def _look_at_objects(
 def _look_at_hurt(
     calls: Calls, bucket: str, key: str, mutation: Mutation, named: Callable[..., bool], faults: list[str]
 ) -> None:
-    """An object whose body was damaged: not there, or an error of the client; and a folder or nothing is named."""
+    """Check an object with a damaged body: it is missing, or an error for the client, and the log names it."""
     there = True
     try:
         calls.s3.get_object(Bucket=bucket, Key=key)["Body"].read()

@@ -1,11 +1,11 @@
-"""A job that does odd but legal things in its sandbox, all of them chosen by a seed.
+"""A job that does odd but legal things in its sandbox, chosen by a seed.
 
     python3 -I -S hostile_job.py SEED JOB [FAMILY ...]
     python3 -I -S hostile_job.py neighbour JOB
 
-The first writes a good checkpoint, model and output, then takes the steps of `plan_of(SEED)`. The second is a job that
-behaves well. `scripts/bench hostile` runs both and reads the same plan to know how the job must end. It imports only
-the standard library, because it is the file that a job's host runs.
+The first writes a good checkpoint, model and output, then takes the steps of `plan_of(SEED)`. The second behaves well.
+`scripts/bench hostile` runs both and reads the same plan to know how the job must end. Imports only the standard
+library, as a job's host runs this file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Plan:
     """Seconds after its creation at which StopTrainingJob is called."""
     hosts: int = 1
     warm: bool = False
-    """KeepAlivePeriodInSeconds; the first step that can be is then taken in the pool's cache."""
+    """KeepAlivePeriodInSeconds; the first step with a folder then uses the pool's cache."""
     archive: bool = False
     """CompressionType GZIP."""
     pause: float = 0.0
@@ -104,7 +104,7 @@ def content(seed: int | str, name: str, size: int = 3000) -> bytes:
 
 
 def good_files(seed: int | str) -> dict[str, bytes]:
-    """What every job leaves, by path below /opt/ml: a checkpoint, whose manifest comes last, a model and an output."""
+    """The good files of every job, by path below /opt/ml: a checkpoint, its manifest last, a model and an output."""
     parts = {f"checkpoints/good/part-{i}": content(seed, f"part-{i}") for i in range(2)}
     manifest = json.dumps({name: len(body) for name, body in parts.items()}).encode()
     return {
@@ -116,7 +116,7 @@ def good_files(seed: int | str) -> dict[str, bytes]:
 
 
 def plan_of(seed: int, only: list[str] | None = None) -> Plan:
-    """The plan of a seed. With `only`, the steps of all other families are left out."""
+    """The plan of a seed, `only` with the steps of these families."""
     chance = random.Random(seed)
     plan = Plan(seed, pause=chance.choice([0.0, 0.2, 0.5, 1.0, 2.5]), archive=chance.random() < 0.5)
     names = list(FAMILIES)
@@ -166,7 +166,7 @@ def _write(path: bytes, body: bytes) -> None:
 
 
 def _opened(path: bytes) -> BinaryIO:
-    """A file for writing; a pipe that an earlier step has put there is not waited for."""
+    """Open a file for writing, without waiting for a pipe that an earlier step has put there."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644), "wb")
 
 
@@ -242,7 +242,7 @@ def sparse(folder: str, size: int) -> None:
 
 
 def locked(folder: str, what: str) -> None:
-    """A file or folder that not even its owner may read."""
+    """Make a file or folder that even its owner may not read."""
     os.makedirs(_path(folder, "locked"), exist_ok=True)
     _write(_path(folder, "locked", "file"), b"secret")
     os.chmod(_path(folder, "locked", "file") if what == "file" else _path(folder, "locked"), 0)
@@ -313,7 +313,7 @@ def digits(size: int) -> None:
 
 
 def daemons(count: int, way: str) -> None:
-    """Processes that want to outlive the job."""
+    """Start processes that try to outlive the job."""
     for _ in range(count):
         if os.fork():
             continue
@@ -354,7 +354,7 @@ def quiet() -> None:
 
 
 def replaced(folder: str, kind: str) -> None:
-    """Put something else in the place of a folder."""
+    """Replace a folder by something else."""
     path = _path(folder)
     os.rename(path, _path("code", f"old-{folder.replace('/', '-')}-{time.time_ns()}"))
     if kind == "file":
@@ -417,7 +417,7 @@ def growing(folder: str) -> None:
 
 
 def config(kind: str) -> None:
-    """Damage what the plane laid out."""
+    """Damage the folders of the control plane."""
     if kind == "truncate":
         for name in os.listdir(_path("input", "config")):
             _write(_path("input", "config", name), b"")
@@ -512,7 +512,7 @@ def _say(text: bytes) -> None:
 
 
 def marks_of(plan: Plan) -> list[str]:
-    """The lines that the log of a job must have, if it comes so far, in this order and each once."""
+    """The lines that the log of a job must have, if it gets there, in this order, each once."""
     marks = ["good files are written"]
     for number, (name, _) in enumerate(plan.steps):
         if name == "quiet":
@@ -549,7 +549,7 @@ def hostile(plan: Plan) -> None:
 
 
 def neighbour_lines() -> list[str]:
-    """What a neighbour prints."""
+    """The lines of a neighbour."""
     return [f"line {i} loss={1 / (i + 1):.6f} good={i}" for i in range(LINES)]
 
 

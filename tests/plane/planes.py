@@ -1,8 +1,8 @@
-"""Control planes for fuzzers: homes that can always be removed, servers that may not start, and requests for jobs.
+"""Control planes for fuzzers: homes that can always be removed, servers that may not start, and job requests.
 
     python -m tests.plane.planes
 
-is a process that has imported the server and forks one for each line of its input, which saves the seconds of imports.
+imports the server and forks one for each line of its input, which saves the seconds of imports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SILENCE = 20.0
 
 
 def request_of(name: str, command: list[str], **more: Any) -> dict[str, Any]:
-    """A CreateTrainingJob request; `algorithm` and `resources` add to those parts, anything else to the whole."""
+    """A CreateTrainingJob request; `algorithm` and `resources` extend those parts, other arguments the whole."""
     return {
         "TrainingJobName": name,
         "RoleArn": ROLE,
@@ -87,14 +87,14 @@ def mount(folder: Path, limit: str) -> bool:
 
 
 def wipe(folder: Path) -> None:
-    """Remove a folder with all that a hostile job may have left in it."""
+    """Remove a folder with everything that a hostile job may have left in it."""
     for command in (["chattr", "-R", "-i", "-a"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         command.append(str(folder))
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 class Forked:
-    """A server that `Forks` started, with those methods of Popen that `Server` needs."""
+    """A server that `Forks` started, with the methods of Popen that `Server` needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -112,7 +112,7 @@ class Forked:
 
 
 class Forks:
-    """A process that has imported the server, and forks."""
+    """A process that has imported the server and forks."""
 
     def __init__(self) -> None:
         environment = {**server_environment(), "MOTO_DISABLE_GLOBAL_CORS": "true", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -174,10 +174,10 @@ class Server:
         ended = self.process.poll()
         how = f"it ended (status {ended})" if ended is not None else f"no answer within {seconds:.0f} s"
         self.kill()
-        raise NoStartError(f"{how}\n{self.said()[-4000:]}")
+        raise NoStartError(f"{how}\n{self.logged()[-4000:]}")
 
-    def said(self) -> str:
-        """What it has written to its log since its start."""
+    def logged(self) -> str:
+        """Its log since its start."""
         with open(self.log, errors="replace") as log:
             log.seek(self.began)
             return log.read()
@@ -189,14 +189,14 @@ class Server:
             self.process.wait()
 
     def clients(self, *names: str) -> list[Any]:
-        """boto3 clients that wait for `SILENCE` seconds, and ask again only when an answer is cut off."""
+        """boto3 clients with a timeout of `SILENCE` seconds and no retries."""
         config = Config(connect_timeout=5, read_timeout=SILENCE, retries={"total_max_attempts": 1})
         session: Any = checked(self.endpoint.session())  # for boto3's stubs a name is a literal
         return [session.client(name, config=config) for name in names]
 
 
 def causes(log: str) -> dict[str, str]:
-    """The tracebacks of a server log: the last frame of ours and the error, each with one whole traceback."""
+    """The tracebacks in a server log, by their last frame of ours and the error."""
     found: dict[str, str] = {}
     pattern = r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+\S.*"
     for match in re.finditer(pattern, log):

@@ -62,7 +62,7 @@ NOWHERE = ("a", "b", "broken", "circle", "climbing and 2 more")  # and machine, 
 
 
 def test_links_are_uploaded_as_what_the_job_sees_there(client: Client) -> None:
-    """And never as a file of this machine: a link that points outside /opt/ml, or nowhere, is named in the log."""
+    """The log names links that lead out of /opt/ml or to nothing."""
     job = client.completed(LINK.replace("FOLDER", "model"))
     assert unpacked(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz")) == LINKED
     said = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: " + ", ".join(

@@ -1,4 +1,4 @@
-"""Nobody starts a process here but who has the secret of the home: every attack ends in 403 and changes nothing."""
+"""Only the owner of the home's secret can start a process: every attack ends in 403 and changes nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_attack_starts_a_job(client: Client, job: dict[str, Any], attack: str
 
 
 def test_a_signature_is_for_what_was_signed(client: Client, job: dict[str, Any]) -> None:
-    """Neither another body, nor another operation, path or host under the same signature."""
+    """Another body, operation, path or host under the same signature is refused."""
     endpoint = client.endpoint
     body = json.dumps(job).encode()
     headers = signed(endpoint, body)
@@ -124,7 +124,7 @@ def test_motos_own_api_is_closed_to_the_owner_too(client: Client) -> None:
 
 
 def test_other_machines_do_not_reach_it(client: Client) -> None:
-    """It listens on loopback alone."""
+    """It listens only on loopback."""
     port = urlsplit(client.endpoint.url).port
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -138,7 +138,7 @@ def test_other_machines_do_not_reach_it(client: Client) -> None:
 
 @pytest.mark.parametrize("version", ["s3", "s3v4"])
 def test_a_link_is_for_one_object_and_its_time(client: Client, version: str) -> None:
-    """Who has a link reads that object, and can do nothing else with what stands in it."""
+    """A link reads its object; its parameters are good for nothing else."""
     endpoint = client.endpoint
     key = f"a folder/{version} ü+&.txt"
     client.put(key, b"body")
@@ -169,7 +169,7 @@ def test_a_link_to_put_an_object_puts_that_object(client: Client) -> None:
 
 
 def test_every_client_of_aws_is_let_in(client: Client) -> None:
-    """Names that need encoding, queries, streamed bodies, multipart: what boto3 signs is what is checked here."""
+    """boto3's signatures of encoded names, queries, streamed bodies and multipart uploads are accepted."""
     s3, bucket = client.s3, client.bucket
     for key in ("plain", "a b+c/ü&=?#%41~.txt", "x//y", "./dots/../z"):
         s3.put_object(Bucket=bucket, Key=f"signed/{key}", Body=b"12345678")

@@ -1,4 +1,4 @@
-"""Machines that are not there, quotas, and Service Quotas' own API: seen through boto3."""
+"""Shortages of machines, quotas, and the API of Service Quotas, as boto3 sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input channels: File, FastFile, shards, and what is not there."""
+"""Input channels: File, FastFile, shards, and missing objects."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_fastfile_is_a_lazy_read_only_mount(client: Client) -> None:
 
 
 def test_all_mounts_of_a_host_come_from_one_process(client: Client) -> None:
-    """Which imports once what each needs, and they end with the job."""
+    """The process imports boto3 once; the mounts end with the job."""
     if not os.path.exists("/dev/fuse"):
         pytest.skip("this machine has no /dev/fuse, so FastFile is a download")
     inputs = [channel(name, client.put(f"several/{name}/x", f"of {name}\n"), "FastFile") for name in "abc"]

@@ -1,4 +1,4 @@
-"""Checkpoint folders and S3: down at the start, up while running, deletions too, and at every kind of end."""
+"""Checkpoint folders and S3: downloads at the start, uploads and deletions while running and at every end."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_what_is_written_last_arrives_however_the_job_ends(client: Client) -> No
 
 def test_every_host_syncs_its_own_folder_to_the_one_prefix(on_hosts: Client) -> None:
     command = "echo $HOSTNAME > /opt/ml/checkpoints/here/$HOSTNAME; ls /opt/ml/checkpoints/here"
-    where = config(on_hosts, f"{on_hosts.kind}/hosts", LocalPath="/opt/ml/checkpoints/here")
-    job = on_hosts.completed(command, hosts=2, CheckpointConfig=where)
+    checkpoints = config(on_hosts, f"{on_hosts.kind}/hosts", LocalPath="/opt/ml/checkpoints/here")
+    job = on_hosts.completed(command, hosts=2, CheckpointConfig=checkpoints)
     assert on_hosts.keys(f"ckpt/{on_hosts.kind}/hosts/") == [
         f"ckpt/{on_hosts.kind}/hosts/algo-1",
         f"ckpt/{on_hosts.kind}/hosts/algo-2",
     ]
     assert on_hosts.lines(job, "algo-2") == ["algo-2"], "a host sees its own files only"
-    again = on_hosts.completed(command, hosts=2, CheckpointConfig=where)
+    again = on_hosts.completed(command, hosts=2, CheckpointConfig=checkpoints)
     assert on_hosts.lines(again, "algo-2") == ["algo-1", "algo-2"], "a new job sees all"
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_bucket_that_is_not_there(client: Client) -> None:
 
 
 class RecordedStore:
-    """The three calls that the sync makes, on a dict. What is tested is which calls it makes and when."""
+    """The three calls of the sync, on a dict; the tests check which calls it makes and when."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -207,7 +207,7 @@ def test_while_what_replaces_it_goes_before_it_has_arrived_the_older_one_stays(t
 
 
 class Saver:
-    """A script on `hosts` folders that saves steps of two files and a manifest, and deletes the one before."""
+    """A script that saves steps of two files and a manifest in each folder, and deletes the last step."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders, self.step = folders, 0
@@ -224,8 +224,8 @@ class Saver:
                 shutil.rmtree(other)
 
 
-class StoreBeside(RecordedStore):
-    """A store whose script saves while a file goes up, as the next of `saves` says."""
+class SavingStore(RecordedStore):
+    """A store whose script saves during uploads, as often as the next of `saves`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(h
         folders = [Path(place) / str(host) for host in range(hosts)]
         for folder in folders:
             folder.mkdir()
-        store = StoreBeside()
+        store = SavingStore()
         store.saver = saver = Saver(folders)
         syncs: list[CheckpointSync] = []
         for folder in folders:
@@ -279,7 +279,7 @@ def test_however_saves_fall_between_looks_and_uploads_a_whole_checkpoint_stays(h
         assert {key.split("/")[2] for key in store.objects} == {f"step-{saver.step}"}, "and older ones are gone"
 
 
-# Saves a state of 24 MB again and again, keeps the newest only, and tells when one is whole.
+# Saves states of 24 MB, keeps only the newest, and prints when one is complete.
 SAVING = """
 import json, os, pathlib, shutil, time
 root = pathlib.Path("/opt/ml/checkpoints")
@@ -312,17 +312,14 @@ def whole_steps(client: Client, prefix: str) -> list[str]:
 
 @pytest.mark.slow
 def test_killing_the_control_plane_at_any_moment_leaves_a_whole_checkpoint(start_server: StartServer) -> None:
-    """Two kills, one in the gate; SMTRAIN_KILLS says how many else.
-
-    Half of the jobs save faster than files can arrive.
-    """
+    """Two kills, one in the gate, or SMTRAIN_KILLS. Half of the jobs save faster than files can arrive."""
     endpoint = start_server()
     for number in range(int(os.environ.get("SMTRAIN_KILLS", "2" if tiers.full() else "1"))):
         client, prefix = Client(endpoint), f"ckpt/killed{number}/"
         saving = SAVING.replace("{pause}", str((4, 0.2)[number % 2]))
-        where = {"S3Uri": f"s3://{client.bucket}/{prefix}"}
+        checkpoints = {"S3Uri": f"s3://{client.bucket}/{prefix}"}
         client.put(f"{prefix}step_00000000/manifest.json", "{}")
-        job = client.start([sys.executable, "-c", saving], CheckpointConfig=where)
+        job = client.start([sys.executable, "-c", saving], CheckpointConfig=checkpoints)
         client.wait_for_line(job, "whole 2")
         time.sleep(random.uniform(0, 4))
         os.kill(endpoint.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`smtrain local clean`: what finished runs alone use goes, what a running job or an unfinished run needs stays."""
+"""`smtrain local clean` removes what only finished runs use, and keeps what running jobs and unfinished runs need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 
 def cli(*arguments: str) -> tuple[int, str]:
-    """Status and output of `smtrain local ...`, as nobody at a terminal calls it."""
+    """Status and output of `smtrain local ...` without a terminal."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -39,7 +39,7 @@ def cli(*arguments: str) -> tuple[int, str]:
 
 
 class Runs:
-    """A finished run, an unfinished one, one that runs, and a job of nobody's; all of them read the same text."""
+    """A finished, an unfinished and a running run, and a job without a run; all read the same text."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -88,13 +88,13 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     assert "S3 objects" in said
 
     status, said = cli("clean", "--all")
-    assert (status, runs.jobs()) == (2, jobs), "nobody can be asked"
+    assert (status, runs.jobs()) == (2, jobs), "there is no terminal for the question"
     assert "confirm with --yes" in said
     assert "stays: live (live-train-0c0c0c0c runs)" in said
     assert "stays: half (unfinished: its stage train is Failed)" in said
     assert cli("clean", "--older-than", "1h", "--yes")[1].endswith("nothing to remove\n")
     assert cli("clean", "--older-than", "soon")[0] == 2
-    assert "no run or job is called 'nobody'" in cli("clean", "--run", "nobody", "--yes")[1]
+    assert "no run or job is called 'unknown'" in cli("clean", "--run", "unknown", "--yes")[1]
     assert "live cannot be removed: live-train-0c0c0c0c runs" in cli("clean", "--run", "live", "--yes")[1]
     assert (runs.jobs(), runs.objects()) == (jobs, objects)
 

@@ -1,4 +1,4 @@
-"""Real clients with the environment that `smtrain local env` prints, and with nothing else."""
+"""Real clients with only the environment that `smtrain local env` prints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nothing_else_that_shows_an_endpoint_shows_its_secret(of_home: Endpoint)
 def test_a_shell_that_evaluates_env_has_the_public_environment(
     of_home: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where the user's own settings hold characters that a shell would take for its own."""
+    """Also if the user's settings contain special characters of the shell."""
     monkeypatch.setenv("NO_PROXY", "it's $HOME; `id`")
     env()
     lines = capsys.readouterr().out
@@ -115,7 +115,7 @@ for role in sys.argv[3:]:
 
 @pytest.mark.slow
 def test_a_model_trainer_of_sdk_v3_validates_its_role(client: Client, tmp_path: Path) -> None:
-    """It simulates the role's policies: the default role passes, one without rights does not."""
+    """It simulates the role's policies: the default role passes, one without permissions does not."""
     pytest.importorskip("sagemaker.train")
     trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
     iam = client.endpoint.session().client("iam")

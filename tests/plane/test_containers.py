@@ -1,8 +1,9 @@
-"""Hosts that are containers: what one finds inside, what it does not reach, and what is said where it cannot be."""
+"""Hosts that are containers: their environment, their isolation, and the errors without Docker."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -64,7 +65,7 @@ seen = {
 
 
 def probe(client: Client, more: str = "", **changes: Any) -> dict[str, Any]:
-    """What the second of two hosts sees; `more` is added to the program."""
+    """The view of the second of two hosts; `more` is added to the program."""
     uri = client.put("probe/a", "data")
     changes = {"InputDataConfig": [channel("train", uri)], "hosts": 2, **changes}
     program = f"{PROBE}{more}\nprint(json.dumps(seen))"
@@ -145,7 +146,7 @@ def _addresses() -> list[str]:
 
 @pytest.mark.docker
 def test_an_isolated_container_reaches_its_peers_and_nothing_else(in_docker: Client, listener: int) -> None:
-    """A job with a network reaches a port of this machine at its own gateway: so the isolated one could have."""
+    """A job with a network reaches a port of this machine at its gateway, which shows that the test can fail."""
     look = f"""
 import struct
 route = [line.split() for line in text("/proc/net/route").splitlines()[1:]]
@@ -206,7 +207,7 @@ def test_limits_hold_and_memory_that_runs_out_is_told_apart_from_a_kill(in_docke
 
 @pytest.mark.docker
 def test_without_an_entrypoint_the_image_trains(in_docker: Client) -> None:
-    """`docker run IMAGE train`: the image's own program by that name; where there is none, the job says so."""
+    """`docker run IMAGE train`: the job fails with a reason if the image has no such program."""
     request = in_docker.request("true")
     for key in ("ContainerEntrypoint", "ContainerArguments"):
         del request["AlgorithmSpecification"][key]
@@ -246,10 +247,6 @@ def test_an_image_that_is_not_here_or_of_another_processor_is_refused(in_docker:
 
 def _image_of(architecture: str, name: str) -> bytes:
     """An empty image for a processor, as `docker save` writes one."""
-    import hashlib
-    import io
-    import tarfile
-
     layer = b"\0" * 10240
     config = json.dumps(
         {
@@ -295,7 +292,7 @@ def test_where_docker_does_not_answer_it_says_how_and_auto_takes_the_sandbox(
 def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
     tool: str, start: str, allowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`leave out --docker` of a run that was given it; nothing to leave out for `smtrain image`."""
+    """`leave out --docker` for a run with that option; no such remedy for `smtrain image`."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/{tool.lower()}.sock")
     with pytest.raises(LocalError) as caught:
         docker.connect()
@@ -321,7 +318,7 @@ def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
 
 @contextlib.contextmanager
 def closed_to_us(folder: Path) -> Iterator[None]:
-    """As a user who may not look into a folder; root may look into all."""
+    """Forbid this process to enter a folder, also as root."""
     folder.chmod(0)
     was = os.geteuid()
     try:
@@ -335,7 +332,7 @@ def closed_to_us(folder: Path) -> Iterator[None]:
 
 @pytest.mark.docker
 def test_the_control_plane_can_be_told_for_requests_that_do_not_say_it(start_server: Any) -> None:
-    """A request of an SDK's user knows no tag of ours. The setting outlives the control plane."""
+    """The requests of SDKs have no tag of ours. The setting outlives the control plane."""
     endpoint = start_server()
     Plane(endpoint).hosts(run_in="docker", image=test_docker.IMAGE)
     os.kill(endpoint.pid, signal.SIGKILL)
@@ -349,7 +346,7 @@ def test_the_control_plane_can_be_told_for_requests_that_do_not_say_it(start_ser
 
 @pytest.mark.docker
 def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plane and supervisor killed at once; what runs of other jobs stays."""
+    """Control plane and supervisor are killed at once."""
     endpoint = start_server()
     client = ContainerClient(endpoint)
     uri = client.put("left/a", "x")
@@ -376,7 +373,7 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
 
 
 class Daemon:
-    """A Docker of a test's own, beside the machine's, to be killed."""
+    """A second Docker, to be killed."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.address = root, f"unix://{root}/s"
@@ -408,7 +405,7 @@ class Daemon:
 
 
 def _answers() -> bool:
-    """Whether a Docker answers where `DOCKER_HOST` says."""
+    """Whether Docker answers at `DOCKER_HOST`."""
     with contextlib.suppress(LocalError):
         connect()
         return True

@@ -1,4 +1,4 @@
-"""Damaged files in the plane's state: each is set aside or left out and named, all the rest is there."""
+"""Damaged files in the control plane's state: each is set aside or left out and named; everything else is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file of a home, damaged in several ways, one at a time: the plane starts, and all else is there.
+"""Every file of a home, damaged in several ways, one at a time: the control plane starts with everything else.
 
 In the gate a sample; with SMTRAIN_DAMAGED_HOMES=all everything, which `scripts/bench homes --full` does as well. The
 sample changes with SMTRAIN_DAMAGED_SEED.
@@ -54,7 +54,7 @@ def test_the_plane_starts_with_all_else_that_was_there(
 
 
 def test_the_home_that_is_damaged_is_whole(known: Known, forks: Forks) -> None:
-    """Without damage there is no fault, so that each fault is the damage's."""
+    """Without damage there is no fault."""
     paths = {mutation.path for mutation in mutations(known)}
     assert {"local/endpoint.json", "local/s3/index.sqlite", "local/s3/index.sqlite-wal", "local/reserve"} <= paths
     assert len({path.split("/")[2] for path in paths if path.endswith("/job.json")}) >= 10

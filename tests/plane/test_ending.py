@@ -1,4 +1,4 @@
-"""How jobs end: failure, stop, time limit, and that nothing they started outlives them."""
+"""Ends of jobs: failure, stop, time limit; none of their processes outlives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding and starting the server, and that neither strangers reach it nor we reach the real AWS."""
+"""Finding, starting and stopping the server; its clients never reach the real AWS."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> Non
 
 
 def test_an_endpoint_file_of_another_process_is_seen_through(endpoint: Endpoint, tmp_path: Path) -> None:
-    """The port answers, but the process that answers is not the one that wrote the file."""
+    """The process that answers at the port is not the one that wrote the file."""
     (tmp_path / "local").mkdir()
     written = json.loads((endpoint.home / "local" / "endpoint.json").read_text())
     written["pid"] = os.getpid()

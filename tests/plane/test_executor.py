@@ -1,9 +1,11 @@
-"""The table of jobs: what fails between a job's record and its first thread leaves no job and nothing open."""
+"""The table of jobs: a failure between a job's record and its first thread leaves no job and nothing open; ports."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, state_folder
+from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, Endpoint, ensure_running, state_folder
 from smtrain.plane.server import jobrun
 from smtrain.plane.server.attempt import Attempt
 from smtrain.plane.server.executor import Executor
@@ -90,3 +92,21 @@ def test_a_host_that_cannot_be_started_leaves_no_descriptor_open(
     if host._process and host._process.stdin:
         host._process.stdin.close()
     assert open_descriptors() == before
+
+
+LISTEN = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).listen()"
+
+
+def test_no_connection_and_no_other_server_gets_the_port_before_the_rendezvous(local_home: Path) -> None:
+    executor = Executor(ensure_running(), grace=1, namespaces=False)
+    port = executor.take_port()
+    try:
+        for address in ("127.0.0.1", ""):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((address, port))
+        # What torchrun does, in a process of its own.
+        subprocess.run([sys.executable, "-c", LISTEN, str(port)], check=True, timeout=60)
+    finally:
+        executor.give_port(port)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""API calls that fail on purpose, and log events that arrive late: seen through boto3."""
+"""Injected faults and late log events, as boto3 sees them."""
 
 from __future__ import annotations
 

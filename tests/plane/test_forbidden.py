@@ -1,4 +1,4 @@
-"""Files of the home that its user may not write: a sentence with the remedy in every answer, and no page."""
+"""Files of the home that its user may not write: every answer is a sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import Client, StartServer
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """A folder in which no user may write, root included if the file system can forbid it."""
+    """A folder in which no user may write, not even root if the file system can forbid it."""
     if os.getuid():
         folder.chmod(0o500)
         yield

@@ -1,4 +1,4 @@
-"""A full disk under SMTRAIN_HOME: output is read on, the job says why it failed, nothing new begins, deleting helps."""
+"""A full disk of SMTRAIN_HOME: jobs fail with the reason, no new one starts, and deletions still work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEGABYTE = b"x" * (1 << 20)
 
 
 class Disk:
-    """A disk that can be filled and freed: a small tmpfs, or where none can be mounted one that fails all writes."""
+    """A disk that can be filled and freed: a small tmpfs, or, without one, a disk that fails all writes."""
 
     def __init__(self, root: Path) -> None:
         self.home = root / "disk"
@@ -128,7 +128,7 @@ def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk
         shut_down(disk.home)
         (disk.home / "local/reserve").unlink(missing_ok=True)
         disk.fill()
-    # Where it is no real disk, this process does not see that it is full.
+    # If it is not a real disk, this process does not see that it is full.
     told = r"no space left on .*set SMTRAIN_HOME to a folder" if disk.mounted else "look whether its disk takes writes"
     with pytest.raises(LocalError, match=told):
         ensure_running(disk.home)
@@ -137,7 +137,7 @@ def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk
 
 
 def test_a_launch_does_not_wait_for_room(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is uploaded outlasts a network that is away; a full disk stays full until somebody frees some."""
+    """Uploads survive an outage of the network; a full disk stays full until space is freed."""
 
     def waits(_: Backoff) -> None:
         raise AssertionError("it waits, and tries again")

@@ -1,4 +1,4 @@
-"""Random odd jobs (`scripts/bench hostile`): a seed is always the same job, and some seeds with a whole plane."""
+"""Random odd jobs (`scripts/bench hostile`): a seed always gives the same job; some run on a control plane."""
 
 from __future__ import annotations
 

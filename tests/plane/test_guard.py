@@ -1,4 +1,4 @@
-"""Every answer has the shape of its service, whatever a handler raises: real clients read it as an error of AWS."""
+"""Every answer has its service's format, whatever a handler raises: real clients read an error of AWS."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIGNED_AS = {"service-quotas": "servicequotas", "cloudwatch": "monitoring"}
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """The guard around an application, on a port of its own."""
+    """Serve an application behind the guard."""
     servers = []
 
     def start(app: App) -> str:
@@ -59,7 +59,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def reading(app: App) -> App:
-    """The application behind one that reads the body and puts it back, as the check of signatures does."""
+    """An application whose caller reads the body and puts it back, as the check of signatures does."""
 
     def run(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))

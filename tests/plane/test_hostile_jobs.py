@@ -1,4 +1,4 @@
-"""A job's odd output or file affects that line, file or job alone."""
+"""A job's odd output or file affects only that line, file or job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script finds on a host: /opt/ml, its config, its environment, the other hosts."""
+"""A script's view of its host: /opt/ml, its config, its environment, the other hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Client, StartServer, channel, gone, processes
 
 
 def shown(client: Client, expression: str, host: str = "algo-1", **changes: Any) -> Any:
-    """Run a Python expression as a job; gives its value."""
+    """Run a Python expression as a job; return its value."""
     program = f"import json, os, socket, sys\nfrom pathlib import Path\nprint(json.dumps({expression}))"
     job = client.completed(["python", "-c", program], **changes)
     return json.loads(client.lines(job, host)[-1])

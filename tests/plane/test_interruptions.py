@@ -1,4 +1,4 @@
-"""Spot machines taken back, machines that break, and what the job makes of it."""
+"""Jobs whose spot machines are taken back, or whose machines fail."""
 
 from __future__ import annotations
 

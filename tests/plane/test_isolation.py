@@ -77,7 +77,7 @@ print(json.dumps([ranks, sorted(addresses - {None})]), flush=True)
 
 
 def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
-    """By torchrun as the launcher starts it here; all that it and the ranks listen on is bound to 127.0.0.1."""
+    """With torchrun as the launcher starts it; it and the ranks listen only on 127.0.0.1."""
     command = (
         f"cat > t.py <<'END'\n{GATHER}END\n"
         f"exec {sys.executable} {entrypoints_folder()}/forking.py --nnodes=2 --nproc_per_node=1 "
@@ -92,7 +92,7 @@ def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
 
 
 def test_isolated_jobs_at_once_do_not_meet(client: Client) -> None:
-    """Each has a network of its own: both bind one port, and each second host finds its own first one."""
+    """Each has its own network: both bind one port, and each second host finds its own first host."""
     program = """
 import os, socket, time
 if socket.gethostname() == "algo-1":
@@ -143,7 +143,7 @@ finally:
 
 
 def test_who_is_not_root_gets_it_in_a_user_namespace(tmp_path: Path) -> None:
-    """The usual case on a laptop: the hosts join the user namespace that the job's network belongs to."""
+    """The usual case on a laptop: the hosts join the user namespace of the job's network."""
     become = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
     if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this kernel gives no user namespace")

@@ -1,4 +1,4 @@
-"""Keys and uploads that S3 refuses: keys of more than 1,024 bytes, and uploads that are not there."""
+"""Keys and uploads that S3 refuses: keys of more than 1,024 bytes, and uploads that do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of every process of a job, in namespaces, without, in containers: nothing runs on, the job says why."""
+"""kill -9 of every process of a job, with and without namespaces, in containers: all ends, and the job says why."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Tree:
-    """A job whose leader has started a rank in a session of its own, as torchrun does."""
+    """A job whose leader has started a rank in a new session, as torchrun does."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.mark = f"96{time.time_ns()}"
-        # bash waits: it becomes neither of the two.
+        # bash waits: it does not become one of the two.
         command = f"setsid sleep {self.mark} & echo $! > /dev/null; echo ready; sleep {self.mark}; echo after"
         self.name = self.client.start(command)
         self.client.wait_for_line(self.name, "ready")

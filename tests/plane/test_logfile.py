@@ -1,4 +1,4 @@
-"""A stream's lines on disk: what is read is what was written, from any place and in both directions."""
+"""A stream's lines on disk are read as they were written, from any place and in both directions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = st.lists(st.tuples(st.integers(0, 5), st.lists(TEXT, min_size=1, max_s
 
 
 def written(log: LogFile, batches: list[tuple[int, list[str]]]) -> list[tuple[int, int, str]]:
-    """Append the batches, each so many ms after the one before; gives what is to be read."""
+    """Append the batches, each so many ms after the last one; return the expected lines."""
     stamp, expected = 1_000, list[tuple[int, int, str]]()
     for later, texts in batches:
         stamp += later

@@ -1,12 +1,23 @@
-"""Log streams of the hosts in CloudWatch Logs' API, and metrics read from them."""
+"""Log streams of the hosts in CloudWatch Logs' API, and the metrics in them."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import re
+import signal
 import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-from .conftest import GROUP, Client
+import pytest
+
+from smtrain.plane.server import logs_api
+from smtrain.plane.server.logs_api import Delivery
+from smtrain.plane.server.scanner import SLOW, Scanner
+
+from .conftest import GROUP, Client, follow
 
 
 def test_lines_arrive_whole_and_in_order(client: Client) -> None:
@@ -68,3 +79,50 @@ def test_metrics(client: Client) -> None:
     assert sum(p["SampleCount"] for p in points) == 2
     assert max(p["Maximum"] for p in points) == 3.5
     assert min(p["Minimum"] for p in points) == 2.25
+
+
+def test_a_token_does_not_give_what_arrived_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(logs_api, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(logs_api, "delivery", Delivery(reorder=0.3, seed=1))
+    stream = logs_api.stream_of("behind/algo-1-1000")
+
+    def page(**asked: Any) -> dict[str, Any]:
+        return stream.page(asked)
+
+    lines = [f"line {number}" for number in range(400)]
+    stream.append([(1_000_000, line) for line in lines])
+    early, token = follow(page)
+    assert 200 < len(early) < 400
+    assert [line for line in lines if line in early] == early
+    clock.now += 1.0  # by then all have arrived
+    assert follow(page)[0] == lines
+    again = follow(page, token)[0]
+    assert not set(again) & set(early), "none comes twice"
+    assert len(early) + len(again) < 400, "those behind the token are not given by it"
+
+
+@pytest.fixture
+def scanner() -> Iterator[Scanner]:
+    scanner = Scanner()
+    yield scanner
+    scanner.close()
+
+
+def test_matches_are_the_first_groups_in_the_order_of_the_lines(scanner: Scanner) -> None:
+    found = scanner.find([r"a=(\S+)", "(", "none", "(x)?y"], ["a=1 a=2", "b", "a=3 y"])
+    assert found[0] == ["1", "2", "3"]
+    assert "unterminated subpattern" in found[1]
+    assert found[2:] == [[], []]
+
+
+def test_a_lost_process_is_started_again(scanner: Scanner) -> None:
+    assert scanner.find(["(a)"], ["a"]) == [["a"]]
+    assert scanner._process
+    os.kill(scanner._process.pid, signal.SIGKILL)
+    scanner._process.wait()
+    assert scanner.find(["(a)"], ["a"]) == [["a"]]
+
+
+def test_others_are_answered_when_one_takes_too_long(scanner: Scanner) -> None:
+    assert scanner.find(["(b)", "((a+)+)$", "(c)"], ["a" * 50 + "!", "b", "c"]) == [["b"], SLOW, ["c"]]

@@ -1,4 +1,4 @@
-"""The control plane uses and replaces what moto_contract.py lists, and the installed moto has it."""
+"""The control plane uses and replaces the names in testing/moto_names.py, and the installed moto has them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 
 import smtrain.plane.server as package
 from smtrain.plane.client import ACCOUNT
-from smtrain.plane.server import moto_contract
-from smtrain.plane.server.moto_contract import ADDED, CALLS, CHECKED_AGAINST, OBJECTS, RELEASES, REPLACED, USED
+from smtrain.plane.server.serve import moto_fault
+from testing.moto_names import ADDED, CALLS, OBJECTS, REPLACED, USED
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
@@ -67,10 +67,9 @@ def test_the_installed_moto_has_every_name_and_parameter() -> None:
 
 
 def test_moto_is_one_of_the_releases_that_are_declared() -> None:
-    assert moto_contract.fault() == ""
+    assert moto_fault() == ""
     [declared] = re.findall(r'"(moto\[server\].*?)"', PROJECT.read_text())
-    first, below = (".".join(map(str, release)) for release in RELEASES)
-    assert first == CHECKED_AGAINST
+    first, below = (".".join(map(str, release)) for release in MOTO_RELEASES)
     assert f">={first}" in declared
     assert f"<{below}" in declared
 
@@ -78,7 +77,7 @@ def test_moto_is_one_of_the_releases_that_are_declared() -> None:
 @pytest.mark.parametrize("other", ["5.2.4", "5.3.0", "6.0"])
 def test_another_moto_is_a_sentence(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: other)
-    assert moto_contract.fault() == (
+    assert moto_fault() == (
         f"the local control plane needs moto>=5.2.5,<5.3 and moto {other} is installed; pip install 'moto>=5.2.5,<5.3'"
     )
 
@@ -100,7 +99,7 @@ def named(key: str) -> Any:
 
 
 def found_in_class(key: str) -> Any:
-    """What a class itself or one above it, not an object of it, has under the name."""
+    """The attribute of a class or its bases, not of an instance."""
     owner, _, name = key.rpartition(".")
     return next((vars(kind)[name] for kind in named(owner).__mro__ if name in vars(kind)), None)
 

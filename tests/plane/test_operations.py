@@ -13,8 +13,8 @@ from botocore.exceptions import ClientError
 from moto.core.utils import camelcase_to_underscores, method_names_from_class
 from moto.sagemaker.responses import SageMakerResponse
 
-from smtrain.plane.server import moto_contract
 from smtrain.plane.server.operations import OURS, PASSED_ON, Operations, named, refused
+from testing.moto_names import REPLACED
 from tests.plane.calls import answer, operations
 
 from .conftest import ROOT, Client
@@ -24,7 +24,7 @@ ONCE = Config(retries={"total_max_attempts": 1})
 
 
 def environ(service: str, operation: str, body: bytes = b"{}") -> dict[str, Any]:
-    """A signed request of a JSON service, as a server hands it on."""
+    """A signed request of a JSON service, as a WSGI server passes it."""
     return {
         "REQUEST_METHOD": "POST", "PATH_INFO": "/", "QUERY_STRING": "", "CONTENT_LENGTH": str(len(body)),
         "wsgi.input": io.BytesIO(body), "HTTP_X_AMZ_TARGET": f"Service.{operation}",
@@ -36,7 +36,7 @@ def test_each_operation_of_the_table_is_in_the_model_and_has_a_handler() -> None
     assert OURS.isdisjoint(PASSED_ON)
     assert set(SAGEMAKER) >= OURS | PASSED_ON
     methods = method_names_from_class(SageMakerResponse)
-    added = {key.rpartition(".")[2] for key in moto_contract.REPLACED if "SageMakerResponse" in key}
+    added = {key.rpartition(".")[2] for key in REPLACED if "SageMakerResponse" in key}
     assert {camelcase_to_underscores(operation) for operation in PASSED_ON} <= set(methods)
     assert {camelcase_to_underscores(operation) for operation in OURS} <= added
 
@@ -89,7 +89,7 @@ def test_what_the_model_forbids_is_refused_before_moto_sees_it(client: Client) -
 
 
 def described_input(client: Any, operation: str) -> list[str]:
-    """The members that an operation needs."""
+    """The members that an operation requires."""
     return list(client.meta.service_model.operation_model(operation).input_shape.required_members)
 
 
@@ -105,7 +105,7 @@ def test_endpoints_that_serve_no_model_make_no_answers_up(client: Client) -> Non
     ["sts", "scheduler", "s3", "logs", "iam", "ecr", "cloudwatch", "service-quotas", "ssm", "secretsmanager", "events"],
 )
 def test_every_operation_of_a_service_ends_in_an_answer_of_it(client: Client, service: str) -> None:
-    """Also if moto does not have it or fails in it: then the message names the operation."""
+    """If moto does not have it or fails in it, the message names the operation."""
     session: Any = client.endpoint.session()
     caller = session.client(service, config=ONCE)
     for operation in operations(service):

@@ -1,4 +1,4 @@
-"""Files that the control plane keeps for itself, in any state: it starts, clients find it, the file is named."""
+"""Damage to the control plane's own files: it starts, clients find it, and the log names the file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTENTS: dict[str, bytes] = {
 
 
 def put(path: Path, kind: str) -> None:
-    """Put something damaged in the place of a file."""
+    """Replace a file by something damaged."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The control plane's state over kill -9 and a new start."""
+"""The control plane's state after kill -9 and a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control plane that dies under those who use it is started again by the next call; one that was stopped is named."""
+"""The next call restarts a control plane that died, but names one that was stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search over training jobs, as SDK analytics and scripts ask it."""
+"""Search over training jobs, as SDK analytics and scripts use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Client
 
 @pytest.fixture(scope="module")
 def jobs(client: Client) -> list[str]:
-    """Three jobs, in the order in which they were made; the last one fails."""
+    """Three jobs in order of creation; the last one fails."""
     plane = Plane(client.endpoint)
     names = []
     for number, end in enumerate(("Completed", "Completed", "Failed")):
@@ -29,7 +29,7 @@ def jobs(client: Client) -> list[str]:
 
 
 def search(client: Client, *filters: tuple[str, str, str | None], **asked: Any) -> list[str]:
-    """Names of the jobs that fulfil all filters (property, operator, value)."""
+    """Names of the jobs that match all filters (property, operator, value)."""
     told = [
         {"Name": name, "Operator": operator, **({} if value is None else {"Value": value})}
         for name, operator, value in (*filters, ("TrainingJobName", "Contains", "searched-"))

@@ -1,4 +1,4 @@
-"""SimulatePrincipalPolicy: the default role may do everything, a role of the user what its policies say."""
+"""SimulatePrincipalPolicy: the default role may do everything, the user's roles what their policies allow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def iam(client: Client) -> Any:
 
 @pytest.fixture
 def role_with(iam: Any) -> Iterator[Callable[..., str]]:
-    """Make a role with these inline statements; gives its ARN."""
+    """Make a role with these inline statements; return its ARN."""
     made = []
 
     def make(*statements: Statement, **more: Any) -> str:

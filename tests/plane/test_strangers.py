@@ -1,4 +1,4 @@
-"""Jobs of people who do not know smtrain, in containers: what they send runs unchanged, with what their image has.
+"""Requests of other tools, in containers: they run unchanged, with the programs of their image.
 
     SMTRAIN_TOOLKIT_PACKAGES=FOLDER pytest tests/plane/test_strangers.py
 
@@ -41,7 +41,7 @@ print("I am", *map(os.path.basename, sys.argv), "with", numbers["lr"], "loss=0.2
 
 @pytest.fixture
 def image_with() -> Iterator[Callable[..., str]]:
-    """Make images of the tests' own with more files in them; they are removed after the test."""
+    """Make test images with more files; they are removed after the test."""
     made: list[str] = []
     client = connect()
 
@@ -71,7 +71,7 @@ def image_with() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def plane_of(start_server: Any) -> Callable[[str], Client]:
-    """A control plane all of whose jobs run in containers of an image."""
+    """A control plane whose jobs all run in containers of an image."""
 
     def make(image: str) -> Client:
         endpoint = start_server()
@@ -138,7 +138,7 @@ os.write(1, (" ".join(told) + "\\n").encode())  # the toolkit's log splits what 
 def test_the_real_toolkit_in_an_image_trains_on_two_hosts(
     plane_of: Callable[[str], Client], image_with: Callable[..., str]
 ) -> None:
-    """What `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2 sends."""
+    """The request of `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2."""
     changes = [
         path_with("/opt/toolkit/bin"),
         "ENV PYTHONPATH=/opt/toolkit",

@@ -1,4 +1,4 @@
-"""A request without an entrypoint, as SDK v2 sends it: the toolkit's `train` is run as in the images, or it is refused.
+"""Requests without an entrypoint, as of SDK v2: the toolkit's `train` runs as in the images, or they are refused.
 
     SMTRAIN_TOOLKIT=VENV pytest tests/plane/test_toolkit.py
 
@@ -37,7 +37,7 @@ def run(client: Client, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def installed(folder: Path, *modules: str) -> Path:
-    """A `train` like the toolkit's console script, in a Python that has these modules; it shows what it was given."""
+    """A `train` like the toolkit's console script, in a Python that has these modules; it prints its input."""
     for module in modules:
         (folder / "modules" / module).mkdir(parents=True)
         (folder / "modules" / module / "__init__.py").touch()
@@ -58,7 +58,7 @@ def test_no_entrypoint_and_no_toolkit(client: Client, tmp_path: Path) -> None:
 
 
 def test_the_toolkit_is_found_on_the_jobs_path(client: Client, tmp_path: Path) -> None:
-    """Its framework is what the images name."""
+    """Its framework is that of the images."""
     job = run(client, asked(client, installed(tmp_path, "sagemaker_pytorch_container")))
     assert job["TrainingJobStatus"] == "Completed"
     assert client.lines(job) == ["module sagemaker_pytorch_container.training:main"]
@@ -68,7 +68,7 @@ def test_the_toolkit_is_found_on_the_jobs_path(client: Client, tmp_path: Path) -
 
 
 def test_a_script_that_would_run_without_ranks_is_refused(client: Client, tmp_path: Path) -> None:
-    """A toolkit alone knows no torch: two hosts would each train by themselves and end as Completed."""
+    """The toolkit without torch would train on each host separately and end as Completed."""
     folder = installed(tmp_path)
     job = run(client, asked(client, folder, hosts=2, sagemaker_torch_distributed_enabled="true"))
     assert job["TrainingJobStatus"] == "Failed"
@@ -89,7 +89,7 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.envir
 
 @pytest.mark.skipif(not TOOLKIT, reason="SMTRAIN_TOOLKIT names no environment with the real toolkits")
 def test_the_real_toolkits_run_a_notebooks_job_distributed(client: Client) -> None:
-    """What `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2 sends."""
+    """The request of `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2."""
     source = client.put_source("toolkit", SCRIPT)
     request = asked(
         client, Path(TOOLKIT) / "bin", hosts=2,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import botocore.session
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -30,7 +31,7 @@ def refused(call: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def careless(endpoint: Endpoint) -> Any:
-    """A client that sends what boto3 would not let out."""
+    """A client without boto3's validation."""
     return endpoint.session().client("sagemaker", config=Config(parameter_validation=False))
 
 
@@ -156,7 +157,7 @@ def test_what_cannot_be_honoured_is_refused(client: Client, changes: dict[str, A
 def test_the_services_own_model_is_kept_to(
     client: Client, careless: Any, changes: dict[str, Any], at: str, constraint: str
 ) -> None:
-    """Whatever client sends it: boto3 would not let some of these out."""
+    """Also for clients without boto3's validation."""
     code, message = refused(careless.create_training_job, **client.request("true", **changes))
     assert code == "ValidationException"
     assert message.startswith("1 validation error detected: ")
@@ -191,7 +192,7 @@ def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, asked: di
 
 
 def test_a_request_of_nothing_but_what_is_required(client: Client) -> None:
-    """What was left out has the service's default, and Describe shows the switches that are off."""
+    """Missing parts get the service's defaults, and Describe shows the switches that are off."""
     request = client.request("true", StoppingCondition=None)
     del request["ResourceConfig"]["VolumeSizeInGB"]
     client.sagemaker.create_training_job(**request)
@@ -260,7 +261,7 @@ def test_boto3_waiter(client: Client) -> None:
 @pytest.mark.slow
 @pytest.mark.full
 def test_sagemaker_sdk_waits_for_a_job(client: Client) -> None:
-    """SDK v3 in a process of its own, with nothing but the endpoint's environment to find the way."""
+    """SDK v3 in another process, with only the endpoint's environment."""
     pytest.importorskip("sagemaker.core")
     name = client.start("sleep 1; echo seen by the SDK")
     program = (
@@ -313,7 +314,7 @@ CALLS = {
 
 @pytest.mark.parametrize("service", CALLS)
 def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str) -> None:
-    """Whatever is missing or made up: an answer, or a refusal in the service's words."""
+    """Minimal requests with invented values get an answer, or a refusal in the service's words."""
     config = Config(parameter_validation=False, retries={"max_attempts": 0})
     session: Any = client.endpoint.session()
     caller = session.client(service, config=config)
@@ -328,3 +329,23 @@ def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str)
                 refusals.append((operation, asked, error.response["ResponseMetadata"]["HTTPStatusCode"]))
     assert refusals
     assert [refusal for refusal in refusals if refusal[-1] != 400] == []
+
+
+PACKAGE = {"ModelPackageGroupName": "group", "SourceUri": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x"}
+
+
+@pytest.mark.parametrize("service", ["sagemaker", "logs", "iam", "scheduler", "cloudwatch"])
+def test_every_pattern_of_a_service_can_be_read(service: str) -> None:
+    model = botocore.session.get_session().get_service_model(service)
+    patterns = {str(model.shape_for(name).metadata.get("pattern") or "") for name in model.shape_names}
+    assert len(patterns) > 3
+    for pattern in patterns:
+        validation._compiled(pattern)
+
+
+def test_letters_of_any_script_and_signs_pass_where_the_model_has_their_classes() -> None:
+    params = {**PACKAGE, "ModelPackageDescription": "modèle, 模型: 100 %!"}
+    assert validation.fault_of("sagemaker", "CreateModelPackage", params) is None
+    fault = validation.fault_of("sagemaker", "CreateModelPackage", {**PACKAGE, "ModelPackageDescription": "a\x00b"})
+    assert fault is not None
+    assert "modelPackageDescription" in fault

@@ -1,4 +1,4 @@
-"""The plane's keeper of the Python with its imports made: what it holds itself."""
+"""The keeper of the Python that has already imported torch."""
 
 from __future__ import annotations
 

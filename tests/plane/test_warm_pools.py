@@ -1,4 +1,4 @@
-"""Machines kept after a job: what reuses them, what does not, what becomes of them."""
+"""Machines kept after a job: jobs that reuse them, jobs that do not, and their end."""
 
 from __future__ import annotations
 

@@ -22,15 +22,18 @@ import sys
 import threading
 import time
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.files import write_atomically
 from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
 from smtrain.plane.files import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
-from smtrain.plane.server import disk_reserve, moto_contract
+from smtrain.plane.server import disk_reserve
 from smtrain.plane.server.auth import Gate
 
+MOTO_RELEASES = ((5, 2, 5), (5, 3))
+"""At least the first, below the second: those whose names are ours (testing/moto_names.py), as in pyproject.toml."""
 SETTLES_WITHIN = 10.0  # seconds; `client.shut_down` waits for twenty
 
 
@@ -201,6 +204,20 @@ def _make_defaults() -> None:
     )
 
 
+def moto_fault() -> str:
+    """A sentence if the installed moto is not one of MOTO_RELEASES, else the empty string."""
+    installed = metadata.version("moto")
+    try:
+        release = tuple(int(part) for part in installed.split(".")[:3])
+    except ValueError:  # a development build: accept it
+        return ""
+    first, below = MOTO_RELEASES
+    if first <= release < below:
+        return ""
+    wanted = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
+    return f"the local control plane needs moto{wanted} and moto {installed} is installed; pip install 'moto{wanted}'"
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m smtrain.plane.server.serve", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
@@ -211,7 +228,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--extend", default="", metavar="MODULE", help="for tests: MODULE.extend(control, executor)")
     options = parser.parse_args(arguments)
     sys.stdout = sys.stderr = ServerLog()
-    if fault := moto_contract.fault():
+    if fault := moto_fault():
         sys.exit(fault)
     try:
         serve(options)

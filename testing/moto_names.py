@@ -1,16 +1,10 @@
 """Every name of moto that the control plane uses or replaces; moto has no hooks for them.
 
-tests/plane/test_moto_contract.py compares this list with our code and the installed moto, so a release that renames
-something fails there and not in a user's job; pyproject.toml allows the releases of RELEASES.
+tests/plane/test_moto_contract.py compares these tables with our code and the installed moto, so a release that renames
+something fails there and not in a user's job.
 """
 
 from __future__ import annotations
-
-from importlib import metadata
-
-CHECKED_AGAINST = "5.2.5"
-RELEASES = ((5, 2, 5), (5, 3))
-"""At least the first, below the second."""
 
 # "module:name" -> the attributes that our code uses
 USED: dict[str, tuple[str, ...]] = {
@@ -134,17 +128,3 @@ CALLS: dict[str, tuple[str, ...]] = {
         "max_session_duration",
     ),
 }  # fmt: skip
-
-
-def fault() -> str:
-    """A sentence if the installed moto is not one of RELEASES, else the empty string."""
-    installed = metadata.version("moto")
-    try:
-        release = tuple(int(part) for part in installed.split(".")[:3])
-    except ValueError:  # a development build: accept it
-        return ""
-    first, below = RELEASES
-    if first <= release < below:
-        return ""
-    wanted = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
-    return f"the local control plane needs moto{wanted} and moto {installed} is installed; pip install 'moto{wanted}'"
