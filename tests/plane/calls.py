@@ -64,8 +64,8 @@ def answer(client: Any, operation: str) -> tuple[int, str, str]:
     try:
         getattr(client, xform_name(operation))(**(asked_for(shape) if shape else {}))
     except ClientError as error:
-        told = error.response
-        return told["ResponseMetadata"]["HTTPStatusCode"], told["Error"]["Code"], told["Error"].get("Message", "")
+        fault, status = error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+        return status, fault["Code"], fault.get("Message", "")
     except BotoCoreError as error:
         return 0, type(error).__name__, str(error)
     return 200, "", ""

@@ -211,7 +211,7 @@ def _fill(server: Server, known: Known) -> None:
             "status": "Failed" if name == RUNS else job["TrainingJobStatus"],
             "metrics": {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])},
         }
-    statuses = {name: told["status"] for name, told in known.jobs.items()}
+    statuses = {name: record["status"] for name, record in known.jobs.items()}
     wanted = {"failed": "Failed", RUNS: "Failed", "stopped": "Stopped", "limit": "Stopped"}
     assert statuses == {name: wanted.get(name, "Completed") for name in SCRIPTS}, statuses
     (server.home / "models").mkdir(exist_ok=True)
@@ -422,14 +422,14 @@ def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int 
                 server.start(20.0)
             except NoStartError as error:
                 return [*faults, f"{turn}the plane does not start: {_cause(str(error))}"]
-            said = len(faults)
+            earlier = len(faults)
             try:
                 _look(known, mutation, server, faults, again=bool(turn))
-            except Exception as error:  # of a client that was given what the damaged file said, too
+            except Exception as error:  # of a client that got the content of the damaged file, too
                 faults.append(f"{type(error).__name__}: {error}"[:400])
             if turn:
-                faults[said:] = [turn + text for text in faults[said:]]
-            if found := [cause for cause in causes(server.logged()) if len(faults) > said]:
+                faults[earlier:] = [turn + text for text in faults[earlier:]]
+            if found := [cause for cause in causes(server.logged()) if len(faults) > earlier]:
                 faults[-1] += f" [{'; '.join(found)[:600]}]"
             server.kill()
             if faults:
@@ -455,7 +455,7 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
 
     harmless = mutation.way == "foreign" or mutation.path.startswith(f"local/jobs/{RUNS}/hosts/")
     jobs = calls.jobs()
-    for name, told in known.jobs.items():
+    for name, record in known.jobs.items():
         own = name == theirs and not harmless
         if name not in jobs:
             if not own:
@@ -466,11 +466,11 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
         job = calls.sagemaker.describe_training_job(TrainingJobName=name)
         if own and file == "job.json":
             continue
-        if job["TrainingJobStatus"] != told["status"]:
-            faults.append(f"job {name} was {told['status']} and is {job['TrainingJobStatus']}")
+        if job["TrainingJobStatus"] != record["status"]:
+            faults.append(f"job {name} was {record['status']} and is {job['TrainingJobStatus']}")
         metrics = {m["MetricName"]: m["Value"] for m in job.get("FinalMetricDataList", [])}
-        if not own and metrics != told["metrics"]:
-            faults.append(f"job {name} had metrics {told['metrics']} and has {metrics}")
+        if not own and metrics != record["metrics"]:
+            faults.append(f"job {name} had metrics {record['metrics']} and has {metrics}")
     if again:
         _look_at_new_job(calls, faults)
         return

@@ -92,10 +92,10 @@ class Plan:
 
     def text(self) -> str:
         """One line for a report."""
-        told = ", ".join(f"{name}{json.dumps(args) if args else ''}" for name, args in self.steps)
+        text = ", ".join(f"{name}{json.dumps(args) if args else ''}" for name, args in self.steps)
         more = f", stop after {self.stop:.1f} s" if self.stop is not None else ""
         more += ", warm" if self.warm else ""
-        return f"{told}; ends with {self.end}, limit {self.limit} s, {self.hosts} hosts{more}"
+        return f"{text}; ends with {self.end}, limit {self.limit} s, {self.hosts} hosts{more}"
 
 
 def content(seed: int | str, name: str, size: int = 3000) -> bytes:

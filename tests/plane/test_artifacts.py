@@ -65,11 +65,11 @@ def test_links_are_uploaded_as_what_the_job_sees_there(client: Client) -> None:
     """The log names links that lead out of /opt/ml or to nothing."""
     job = client.completed(LINK.replace("FOLDER", "model"))
     assert unpacked(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz")) == LINKED
-    said = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: " + ", ".join(
+    outside = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: " + ", ".join(
         NOWHERE
     )
     special = "smtrain: files that are not regular (pipes, sockets, devices) are not uploaded from /opt/ml/model: pipe"
-    assert client.lines(job) == ["two", "two", "made", said, special]
+    assert client.lines(job) == ["two", "two", "made", outside, special]
 
 
 def test_links_among_checkpoints_are_treated_alike(client: Client) -> None:

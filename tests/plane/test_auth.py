@@ -75,8 +75,8 @@ def test_no_attack_starts_a_job(client: Client, job: dict[str, Any], attack: str
     keys, changed = ATTACKS[attack]
     body = json.dumps(job).encode()
     headers = {} if attack == "no credentials" else signed(client.endpoint, body, **keys)
-    told = {"X-Amz-Target": TARGET, "Content-Type": "text/plain", **headers, **changed}
-    assert call(client.endpoint, "POST", "/", told, body)[0] == 403
+    sent = {"X-Amz-Target": TARGET, "Content-Type": "text/plain", **headers, **changed}
+    assert call(client.endpoint, "POST", "/", sent, body)[0] == 403
     with pytest.raises(ClientError, match="Requested resource not found"):
         client.describe(job["TrainingJobName"])
 
@@ -110,8 +110,8 @@ def test_a_signature_is_for_what_was_signed(client: Client, job: dict[str, Any])
 )  # fmt: skip
 def test_no_spelling_of_a_path_is_a_way_in(client: Client, path: str) -> None:
     for headers in ({}, {"Authorization": f"SMTRAIN Credential={client.endpoint.access_key}/"}):
-        status, said = call(client.endpoint, "POST", path, headers, b'{"clear": true}')
-        assert status == 403 or json.loads(said) == {"pid": client.endpoint.pid}
+        status, reply = call(client.endpoint, "POST", path, headers, b'{"clear": true}')
+        assert status == 403 or json.loads(reply) == {"pid": client.endpoint.pid}
     assert client.s3.head_bucket(Bucket=client.bucket)
 
 

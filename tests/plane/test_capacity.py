@@ -104,8 +104,8 @@ def test_service_quotas_lists_them_by_name_and_takes_requests(plane: Plane) -> N
     assert "Maximum number of instances per training job" in found
     code = found["ml.trn1.32xlarge for training job usage"]["QuotaCode"]
     assert quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode=code)["Quota"]["Value"] == 8
-    asked = quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=16)
-    assert asked["RequestedQuota"]["Status"] == "PENDING"
+    increase = quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=16)
+    assert increase["RequestedQuota"]["Status"] == "PENDING"
     with pytest.raises(ClientError, match="greater than the current"):
         quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=8)
     history = quotas.list_requested_service_quota_change_history_by_quota(ServiceCode="sagemaker", QuotaCode=code)

@@ -34,8 +34,8 @@ def test_a_prefix_is_a_folder_with_or_without_its_slash(client: Client, mode: st
 def test_each_host_gets_its_shard_of_the_keys(client: Client, mode: str) -> None:
     for i in range(5):
         uri = client.put(f"shards-{mode}/{i}")
-    given = channel("train", uri, mode, "ShardedByS3Key")
-    job = client.completed(LIST, hosts=2, InputDataConfig=[given])
+    sharded = channel("train", uri, mode, "ShardedByS3Key")
+    job = client.completed(LIST, hosts=2, InputDataConfig=[sharded])
     shards = [client.lines(job, host)[-1].split() for host in ("algo-1", "algo-2")]
     assert shards == [["./0", "./2", "./4"], ["./1", "./3"]]
 

@@ -29,13 +29,13 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 def cli(*arguments: str) -> tuple[int, str]:
     """Status and output of `smtrain local ...` without a terminal."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             status = call("local", "smtrain.cli.local", list(arguments))
         except SystemExit as end:
             status = int(end.code or 0)
-    return status, said.getvalue()
+    return status, output.getvalue()
 
 
 class Runs:
@@ -82,16 +82,16 @@ class Runs:
 def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     runs = Runs(client)
     jobs, objects = runs.jobs(), runs.objects()
-    status, said = cli("clean")
+    status, output = cli("clean")
     assert (status, runs.jobs(), runs.objects()) == (0, jobs, objects)
-    assert "give --jobs, --older-than TIME, --run NAME or --all to remove something" in said
-    assert "S3 objects" in said
+    assert "give --jobs, --older-than TIME, --run NAME or --all to remove something" in output
+    assert "S3 objects" in output
 
-    status, said = cli("clean", "--all")
+    status, output = cli("clean", "--all")
     assert (status, runs.jobs()) == (2, jobs), "there is no terminal for the question"
-    assert "confirm with --yes" in said
-    assert "stays: live (live-train-0c0c0c0c runs)" in said
-    assert "stays: half (unfinished: its stage train is Failed)" in said
+    assert "confirm with --yes" in output
+    assert "stays: live (live-train-0c0c0c0c runs)" in output
+    assert "stays: half (unfinished: its stage train is Failed)" in output
     assert cli("clean", "--older-than", "1h", "--yes")[1].endswith("nothing to remove\n")
     assert cli("clean", "--older-than", "soon")[0] == 2
     assert "no run or job is called 'unknown'" in cli("clean", "--run", "unknown", "--yes")[1]
@@ -99,8 +99,8 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     assert (runs.jobs(), runs.objects()) == (jobs, objects)
 
     before = usage(client.endpoint.home).total
-    status, said = cli("clean", "--jobs", "--yes")
-    assert status == 0, said
+    status, output = cli("clean", "--jobs", "--yes")
+    assert status == 0, output
     assert runs.jobs() == {"done-export", "half-prepare", "half-train", "live-train"}
     kept = {"inputs/shared", "mine", "ckpt/half", "ckpt/live", "out/done-export-0a0a0a0a/output/model"}
     kept |= {f"out/half-{stage}-0b0b0b0b/output/model" for stage in ("prepare", "train")}
@@ -118,9 +118,9 @@ def test_nothing_that_is_needed_goes_whatever_is_asked(client: Client) -> None:
     assert runs.objects() == {"inputs/shared", "ckpt/live"}
     assert not fetched.exists()
     assert client.describe("live-train-0c0c0c0c")["TrainingJobStatus"] == "InProgress"
-    status, said = cli("status")
-    assert "disk use: " in said.splitlines()[0]
-    assert " free; `smtrain local clean` says what can go" in said.splitlines()[0]
+    status, output = cli("status")
+    assert "disk use: " in output.splitlines()[0]
+    assert " free; `smtrain local clean` says what can go" in output.splitlines()[0]
 
 
 def test_kinds_and_sizes(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def of_home(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
 
 def test_status_shows_no_secret_and_says_how_to_get_it(of_home: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     status(secrets=False)
-    told = capsys.readouterr().out
-    assert of_home.secret_key not in told
-    assert f"export AWS_ENDPOINT_URL={of_home.url}" in told
-    assert 'eval "$(smtrain local env)"' in told
-    assert "--secrets" in told
+    output = capsys.readouterr().out
+    assert of_home.secret_key not in output
+    assert f"export AWS_ENDPOINT_URL={of_home.url}" in output
+    assert 'eval "$(smtrain local env)"' in output
+    assert "--secrets" in output
     status(secrets=True)
     assert f"export AWS_SECRET_ACCESS_KEY={of_home.secret_key}\n" in capsys.readouterr().out
 
@@ -56,8 +56,8 @@ def test_a_shell_that_evaluates_env_has_the_public_environment(
         env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     seen = json.loads(done.stdout)
-    told = of_home.environment()
-    assert {name: seen[name] for name in told} == told
+    expected = of_home.environment()
+    assert {name: seen[name] for name in expected} == expected
 
 
 def test_env_starts_the_control_plane(
@@ -127,5 +127,5 @@ def test_a_model_trainer_of_sdk_v3_validates_its_role(client: Client, tmp_path: 
         env=as_told.environment(client.endpoint), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    told = [line for line in done.stdout.splitlines() if line.startswith(("MADE", "REFUSED"))]
-    assert told == [f"MADE {client.endpoint.role}", f"REFUSED {poor} RoleValidationError"], done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("MADE", "REFUSED"))]
+    assert lines == [f"MADE {client.endpoint.role}", f"REFUSED {poor} RoleValidationError"], done.stderr[-2000:]

@@ -140,8 +140,8 @@ def _accept(server: socket.socket) -> None:
 
 
 def _addresses() -> list[str]:
-    told = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
-    return [line.split()[3].partition("/")[0] for line in told.splitlines()]
+    output = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    return [line.split()[3].partition("/")[0] for line in output.splitlines()]
 
 
 @pytest.mark.docker
@@ -220,13 +220,13 @@ def test_without_an_entrypoint_the_image_trains(in_docker: Client) -> None:
 
 @pytest.mark.docker
 def test_an_image_that_is_not_here_or_of_another_processor_is_refused(in_docker: Client) -> None:
-    def told(image: str) -> str:
+    def refusal(image: str) -> str:
         request = in_docker.request("true", algorithm={"TrainingImage": image})
         code, message = refused(in_docker.sagemaker.create_training_job, **request)
         assert code == "ValidationException"
         return message
 
-    assert "nowhere:1 is not on this machine" in told("nowhere:1")
+    assert "nowhere:1 is not on this machine" in refusal("nowhere:1")
     client = connect()
     other = "s390x" if client.info()["Architecture"] != "s390x" else "amd64"
     for name, changes, word in (
@@ -240,7 +240,7 @@ def test_an_image_that_is_not_here_or_of_another_processor_is_refused(in_docker:
         else:
             client.api.import_image_from_data(b"\0" * 10240, repository, tag, changes=changes)
         try:
-            assert word in told(name)
+            assert word in refusal(name)
         finally:
             client.images.remove(name, force=True)
 
@@ -297,13 +297,13 @@ def test_remedies_are_those_of_what_is_asked_and_of_what_was_typed(
     with pytest.raises(LocalError) as caught:
         docker.connect()
     keys_of(None, docker=True)
-    told = in_flags(str(caught.value))
+    message = in_flags(str(caught.value))
     forget()
-    assert told.startswith(
+    assert message.startswith(
         f"{tool} does not answer at unix://{tmp_path}/{tool.lower()}.sock (No such file or directory): "
     )
-    assert f": {start}" in told
-    assert told.endswith(", or leave out --docker")
+    assert f": {start}" in message
+    assert message.endswith(", or leave out --docker")
     with pytest.raises(LocalError, match=r", or set DOCKER_HOST$"):
         docker.connect("")
     refused = docker.sentence(PermissionError(13, "Permission denied"), "making an image")
@@ -362,12 +362,12 @@ def test_what_a_crash_left_is_removed_by_clean(start_server: Any, monkeypatch: p
     for pid in supervisors:
         os.kill(pid, signal.SIGKILL)
     assert len(test_docker.left(endpoint.home)) == 2
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "smtrain", "local", "clean"], capture_output=True, text=True, check=False,
         env={**os.environ, "SMTRAIN_HOME": str(endpoint.home)},
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert "1 container, 1 network" in told.stdout
+    assert done.returncode == 0, done.stderr
+    assert "1 container, 1 network" in done.stdout
     assert not test_docker.left(endpoint.home)
     wait_for(lambda: str(endpoint.home) not in Path("/proc/mounts").read_text())
 
@@ -444,11 +444,11 @@ def test_a_killed_docker_fails_its_jobs_and_leaves_nothing_once_it_is_back(
     assert gone("sleep 9753124")
     own_daemon.start()
     home = client.endpoint.home
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "smtrain", "local", "clean"], capture_output=True, text=True, check=False,
         env={**os.environ, "SMTRAIN_HOME": str(home)},
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert done.returncode == 0, done.stderr
     assert not test_docker.left(home)
     assert client.lines(client.completed("echo on", EnableNetworkIsolation=True)) == ["on"]
 

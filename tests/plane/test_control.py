@@ -56,7 +56,7 @@ def test_what_is_not_there_is_a_404(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "says"),
     [
         ({"name": "../../escaped"}, "trainingJobName"),
         ({"name": "a", "end": "Exploded"}, "Completed or Failed"),
@@ -64,8 +64,8 @@ def test_what_is_not_there_is_a_404(client: Client) -> None:
         ({"name": "a", "instance_type": "laptop"}, "instanceType"),
     ],
 )
-def test_a_synthetic_job_that_could_not_end_is_refused(plane: Plane, asked: dict[str, Any], says: str) -> None:
+def test_a_synthetic_job_that_could_not_end_is_refused(plane: Plane, options: dict[str, Any], says: str) -> None:
     with pytest.raises(LocalError, match=says):
-        plane.call("synthetic", **asked)
+        plane.call("synthetic", **options)
     with pytest.raises(LocalError, match="not be negative"):
         plane.grace(-1)

@@ -52,13 +52,13 @@ def test_records_and_lines_are_set_aside_and_named(home: Path, capfd: pytest.Cap
 
     capfd.readouterr()
     client = Client(ensure_running(home))
-    told = capfd.readouterr().err
+    output = capfd.readouterr().err
     for name in damaged:
-        assert f"smtrain: warning: {jobs / name / 'job.json'} is damaged" in told
+        assert f"smtrain: warning: {jobs / name / 'job.json'} is damaged" in output
         assert (jobs / name / "job.json.damaged-1").exists()
-    assert [f"line {n} of {log} is damaged" in told for n in (1, 2, 3, 4, 5, 6)] == [False, *[True] * 4, False]
-    assert "s3://smtrain-local/robbed/b cannot be brought back" in told
-    assert "s3://smtrain-local/spoilt/c cannot be brought back" in told
+    assert [f"line {n} of {log} is damaged" in output for n in (1, 2, 3, 4, 5, 6)] == [False, *[True] * 4, False]
+    assert "s3://smtrain-local/robbed/b cannot be brought back" in output
+    assert "s3://smtrain-local/spoilt/c cannot be brought back" in output
     assert client.lines(kept) == ["one", "three"]
     assert [job["TrainingJobName"] for job in client.sagemaker.list_training_jobs()["TrainingJobSummaries"]] == [kept]
     assert client.get("whole/a") == b"a"
@@ -75,10 +75,10 @@ def test_an_index_that_is_no_database_goes_aside_with_all_bodies(home: Path, cap
     shut_down(home)
     (home / "local/s3/index.sqlite").write_bytes(b"no database" * 1000)
     client = Client(ensure_running(home))
-    told = capfd.readouterr().err
-    assert f"warning: {home / 'local/s3/index.sqlite'} is damaged" in told
+    output = capfd.readouterr().err
+    assert f"warning: {home / 'local/s3/index.sqlite'} is damaged" in output
     aside = next((home / "local").glob("s3.damaged-*"))
-    assert str(aside) in told
+    assert str(aside) in output
     assert b"precious" in {blob.read_bytes() for blob in (aside / "blobs").rglob("*") if blob.is_file()}
     assert client.keys("") == []
     assert client.put("b/b", b"new")
@@ -115,12 +115,12 @@ def test_damaged_rows_are_left_out_and_all_others_are_there(home: Path, capfd: p
     database.close()
     capfd.readouterr()
     client = Client(ensure_running(home))
-    told = capfd.readouterr().err
-    assert told.count("cannot be brought back") == len(ROWS) + 1
+    output = capfd.readouterr().err
+    assert output.count("cannot be brought back") == len(ROWS) + 1
     with pytest.raises(client.s3.exceptions.NoSuchKey):  # the older one would be taken for it
         client.s3.get_object(Bucket="other", Key="v")
     assert client.s3.get_object(Bucket="other", Key="v", VersionId=old)["Body"].read() == b"old"
-    assert all(f"the record of bucket {name} is damaged" in told for name in ("numbered", "../up"))
+    assert all(f"the record of bucket {name} is damaged" in output for name in ("numbered", "../up"))
     assert client.keys("") == ["a/whole"]
     assert {bucket["Name"] for bucket in client.s3.list_buckets()["Buckets"]} == {client.bucket, "other"}
     assert client.get("a/whole") == b"a body"

@@ -130,8 +130,8 @@ def streams(client: Client, name: str) -> list[str]:
     return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
 
-def read(client: Client, stream: str, **asked: Any) -> list[str]:
-    return follow(partial(client.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, **asked))[0]
+def read(client: Client, stream: str, **params: Any) -> list[str]:
+    return follow(partial(client.logs.get_log_events, logGroupName=GROUP, logStreamName=stream, **params))[0]
 
 
 def test_a_synthetic_job_says_beforehand_what_its_hosts_write(plane: Plane, client: Client) -> None:

@@ -35,11 +35,11 @@ def locked(folder: Path) -> Iterator[None]:
         subprocess.run(["chattr", "-i", folder], check=True)
 
 
-def refused(call: Any, **asked: Any) -> tuple[str, str]:
+def refused(call: Any, **params: Any) -> tuple[str, str]:
     with pytest.raises(ClientError) as caught:
-        call(**asked)
-    told: Any = caught.value.response
-    return told["Error"]["Code"], told["Error"]["Message"]
+        call(**params)
+    response: Any = caught.value.response
+    return response["Error"]["Code"], response["Error"]["Message"]
 
 
 def test_what_may_not_be_written_is_named_in_each_service(start_server: StartServer) -> None:

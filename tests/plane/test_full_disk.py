@@ -96,9 +96,9 @@ def test_a_full_disk_is_named_by_all_and_freed_it_all_goes_on(disk: Disk, kind: 
     disk.fill()  # what the job had is gone, and so is the room it took
 
     assert sentence in refused(lambda: client.start("true"))
-    told = refused(lambda: client.put("bodies/d", MEGABYTE))
-    assert "InsufficientStorage" in told
-    assert sentence in told
+    message = refused(lambda: client.put("bodies/d", MEGABYTE))
+    assert "InsufficientStorage" in message
+    assert sentence in message
     assert len(client.keys("bodies/")) == 3
     assert len(client.sagemaker.list_training_jobs()["TrainingJobSummaries"]) == 1
     if disk.mounted:
@@ -129,8 +129,8 @@ def test_the_plane_starts_on_a_full_disk_and_says_why_where_it_cannot(disk: Disk
         (disk.home / "local/reserve").unlink(missing_ok=True)
         disk.fill()
     # If it is not a real disk, this process does not see that it is full.
-    told = r"no space left on .*set SMTRAIN_HOME to a folder" if disk.mounted else "look whether its disk takes writes"
-    with pytest.raises(LocalError, match=told):
+    why = r"no space left on .*set SMTRAIN_HOME to a folder" if disk.mounted else "look whether its disk takes writes"
+    with pytest.raises(LocalError, match=why):
         ensure_running(disk.home)
     disk.free()
     assert ensure_running(disk.home)

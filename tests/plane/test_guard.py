@@ -75,23 +75,24 @@ def raising(error: Exception) -> App:
     return app
 
 
-def answer(url: str, service: str, operation: str, **asked: Any) -> tuple[int, str, str]:
+def answer(url: str, service: str, operation: str, **params: Any) -> tuple[int, str, str]:
     """Status, code and message of the error that boto3 reads."""
     session: Any = session_of(url, REGION, "A" * 20, "x")
     client = session.client(service, config=Config(retries={"max_attempts": 0}))
     names = {known: name for name, known in client.meta.method_to_api_mapping.items()}
     with pytest.raises(ClientError) as caught:
-        getattr(client, names[operation])(**asked)
-    told: Any = caught.value.response
-    return told["ResponseMetadata"]["HTTPStatusCode"], told["Error"]["Code"], told["Error"].get("Message", "")
+        getattr(client, names[operation])(**params)
+    response: Any = caught.value.response
+    fault, status = response["Error"], response["ResponseMetadata"]["HTTPStatusCode"]
+    return status, fault["Code"], fault.get("Message", "")
 
 
 @pytest.mark.parametrize("service", CALLS)
 def test_an_exception_is_an_error_of_the_service(
     serve: Serve, service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    operation, asked, wanted = CALLS[service]
-    status, code, message = answer(serve(raising(KeyError("<a> & \0b"))), service, operation, **asked)
+    operation, params, wanted = CALLS[service]
+    status, code, message = answer(serve(raising(KeyError("<a> & \0b"))), service, operation, **params)
     assert (status, code) == (500, wanted)
     assert message.startswith(f"{operation} failed in smtrain's local control plane (KeyError: '<a> & \\x00b'); ")
     assert message.endswith(f"{tmp_path / 'local' / 'server.log'} has the traceback")
@@ -100,9 +101,9 @@ def test_an_exception_is_an_error_of_the_service(
 
 @pytest.mark.parametrize("service", CALLS)
 def test_what_is_not_implemented_and_a_page_are_a_refusal_by_name(serve: Serve, service: str) -> None:
-    operation, asked, _ = CALLS[service]
+    operation, params, _ = CALLS[service]
     for app in (raising(NotImplementedError("x")), NotFound()):
-        status, code, message = answer(serve(app), service, operation, **asked)
+        status, code, message = answer(serve(app), service, operation, **params)
         assert (status, code) == (501, "NotImplemented")
         assert f"{SIGNED_AS.get(service, service)}:{operation} cannot be called: " in message
 

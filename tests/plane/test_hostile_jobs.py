@@ -69,8 +69,8 @@ def test_an_expression_that_would_run_for_ever_is_given_up(client: Client, regex
     assert {m["MetricName"]: m["Value"] for m in job["FinalMetricDataList"]} == {"loss": 1.5}
     lines = client.lines(job)
     assert lines.count(line) == 4
-    (said,) = (line for line in lines if line.startswith("smtrain: "))
-    assert said == "smtrain: metric slow is not looked for any more: of its Regex, it takes too long for some lines"
+    (text,) = (line for line in lines if line.startswith("smtrain: "))
+    assert text == "smtrain: metric slow is not looked for any more: of its Regex, it takes too long for some lines"
 
 
 @pytest.mark.parametrize("regex", ["no group", "(optional)?x", "(a)(b)", "(?P<name>x=(.))"])
@@ -101,8 +101,8 @@ def test_a_tree_deeper_than_python_recurses_goes_up_and_away(client: Client) -> 
     found = unpacked(client.get(f"out/{name}/output/model.tar.gz"))
     assert found == {"good": b"good", "d/" * 1500 + "deep": b"deep"}
     assert client.keys("deep/") == ["deep/good"]
-    said = "smtrain: files whose keys would be longer than S3's 1,024 bytes are not uploaded from /opt/ml/checkpoints"
-    assert any(line.startswith(said) for line in client.lines(job))
+    text = "smtrain: files whose keys would be longer than S3's 1,024 bytes are not uploaded from /opt/ml/checkpoints"
+    assert any(line.startswith(text) for line in client.lines(job))
     folder = client.endpoint.home / "local/jobs" / name
     wait_for(lambda: not (folder / "hosts").exists())
     wait_for(lambda: client.sagemaker.delete_training_job(TrainingJobName=name))
@@ -130,9 +130,9 @@ def test_what_s3_cannot_have_is_named_and_all_else_goes_up(client: Client) -> No
     assert client.get("odd/caf\xe9") == b"caf\xc3\xa9"
     packed = unpacked(client.get(f"out/{job['TrainingJobName']}/output/model.tar.gz"))
     assert packed.keys() == kept | {"\udcff\udcfe"}, "an archive can have it"
-    said = [line for line in client.lines(job) if "/opt/ml/checkpoints" in line]
-    assert "smtrain: files whose names are not UTF-8 are not uploaded from /opt/ml/checkpoints: \\udcff\\udcfe" in said
-    assert any("(pipes, sockets, devices) are not uploaded" in line and "pipe, socket" in line for line in said)
+    text = [line for line in client.lines(job) if "/opt/ml/checkpoints" in line]
+    assert "smtrain: files whose names are not UTF-8 are not uploaded from /opt/ml/checkpoints: \\udcff\\udcfe" in text
+    assert any("(pipes, sockets, devices) are not uploaded" in line and "pipe, socket" in line for line in text)
 
 
 @pytest.mark.parametrize("target", ["/etc", "/", "code"])
@@ -144,8 +144,8 @@ def test_a_link_in_a_folders_place_leads_no_further_than_the_jobs_own(client: Cl
     )  # fmt: skip
     keys = client.keys(f"linked-root/{job['TrainingJobName']}/")
     assert [key.rpartition("/")[2] for key in keys] == (["mine"] if target == "code" else [])
-    said = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: ."
-    assert (client.lines(job) == [said]) == (target != "code")
+    text = "smtrain: links that lead to no file below /opt/ml are not uploaded from /opt/ml/model: ."
+    assert (client.lines(job) == [text]) == (target != "code")
 
 
 def test_a_file_larger_than_the_disk_fails_its_job_and_keeps_back_nothing_else(client: Client) -> None:
@@ -192,15 +192,15 @@ def test_one_line_of_many_megabytes_is_cut_and_said(client: Client) -> None:
         lines += [event["message"] for event in page["events"]]
         if token == (token := {"nextToken": page["nextForwardToken"]}):
             break
-    *pieces, said, last = lines
+    *pieces, text, last = lines
     assert ("".join(pieces), last) == ("x" * 5_000_000, "done")
     assert max(map(len, pieces)) == 262_118
-    assert said == "smtrain: the line above has 5,000,000 bytes; it was cut every 262,118, as CloudWatch does"
+    assert text == "smtrain: the line above has 5,000,000 bytes; it was cut every 262,118, as CloudWatch does"
     assert time.monotonic() > started
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "text"),
     [
         ("../up", "the key 'KEYS/../up' points outside of the checkpoints"),
         ("a/b", "'a/b' of the checkpoints is a file and a folder at once"),
@@ -208,15 +208,18 @@ def test_one_line_of_many_megabytes_is_cut_and_said(client: Client) -> None:
     ],
     ids=["up", "file and folder", "long"],
 )
-def test_keys_that_no_folder_can_have_are_the_requests_fault(client: Client, key: str, said: str) -> None:
+def test_keys_that_no_folder_can_have_are_the_requests_fault(client: Client, key: str, text: str) -> None:
     prefix = f"keys-{time.time_ns()}"
     client.put(f"{prefix}/a")
     client.put(f"{prefix}/{key}")
-    said = said.replace("KEYS", prefix)
+    text = text.replace("KEYS", prefix)
     job = client.run("true", CheckpointConfig={"S3Uri": f"s3://{client.bucket}/{prefix}"})
-    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", f"ClientError: Data download failed: {said}")
+    assert (job["TrainingJobStatus"], job["FailureReason"]) == (
+        "Failed",
+        f"ClientError: Data download failed: {text}",
+    )
     job = client.run("true", InputDataConfig=[channel("in", f"s3://{client.bucket}/{prefix}")])
-    assert job["FailureReason"].startswith("ClientError: Data download failed: the ") or "at once" in said
+    assert job["FailureReason"].startswith("ClientError: Data download failed: the ") or "at once" in text
     assert str(client.endpoint.home) not in job["FailureReason"]
 
 

@@ -15,8 +15,8 @@ LONGER = LONGEST + "y"
 
 
 def code_of(error: ClientError) -> tuple[str, int]:
-    told: Any = error.response
-    return told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"]
+    response: Any = error.response
+    return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 def test_1024_bytes_are_a_key(client: Client) -> None:

@@ -65,15 +65,15 @@ def test_rows_that_are_not_ours_are_left_out_and_said(tmp_path: Path, capsys: py
     assert [(line.stamp, line.text) for line in log.lines()] == [
         (1000, "one"), (2000, "lone ?"), (2000, "back"), (3000, "last"),
     ]  # fmt: skip
-    told = capsys.readouterr().out
-    assert [n for n in range(1, 12) if f"line {n} of {path} is damaged" in told] == [2, 3, 4, 5, 8]
+    output = capsys.readouterr().out
+    assert [n for n in range(1, 12) if f"line {n} of {path} is damaged" in output] == [2, 3, 4, 5, 8]
 
 
 def test_a_full_disk_is_told_once_and_its_lines_are_read_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[OSError] = []
-    log = LogFile(tmp_path / "a.jsonl", told.append)
+    errors: list[OSError] = []
+    log = LogFile(tmp_path / "a.jsonl", errors.append)
     log.append([(1, "on the disk")])
     real = os.write
 
@@ -85,7 +85,7 @@ def test_a_full_disk_is_told_once_and_its_lines_are_read_from_memory(
     monkeypatch.setattr(os, "write", full)
     log.append([(2, "half")])
     log.append([(3, "none")])
-    assert len(told) == 1
+    assert len(errors) == 1
     assert [line.text for line in log.lines()] == ["on the disk", "half", "none"]
     log.close()
     assert [line.text for line in log.lines()] == ["on the disk", "half", "none"]

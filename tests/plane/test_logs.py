@@ -36,8 +36,8 @@ os.write(1, b"no newline")
 """
     lines = client.lines(client.completed(["python", "-c", program]))
     long = ["L" * 262_118, "L" * 37_882]
-    said = "smtrain: the line above has 300,000 bytes; it was cut every 262,118, as CloudWatch does"
-    start = ["cut in two", "to stderr", *long, said, "", "bad � byte", "café"]
+    cut = "smtrain: the line above has 300,000 bytes; it was cut every 262,118, as CloudWatch does"
+    start = ["cut in two", "to stderr", *long, cut, "", "bad � byte", "café"]
     assert lines == [*start, *map(str, range(2000)), "no newline"]
 
 
@@ -87,8 +87,8 @@ def test_a_token_does_not_give_what_arrived_behind_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(logs_api, "delivery", Delivery(reorder=0.3, seed=1))
     stream = logs_api.stream_of("behind/algo-1-1000")
 
-    def page(**asked: Any) -> dict[str, Any]:
-        return stream.page(asked)
+    def page(**params: Any) -> dict[str, Any]:
+        return stream.page(params)
 
     lines = [f"line {number}" for number in range(400)]
     stream.append([(1_000_000, line) for line in lines])

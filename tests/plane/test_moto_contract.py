@@ -19,7 +19,7 @@ import pytest
 
 import smtrain.plane.server as package
 from smtrain.plane.client import ACCOUNT
-from smtrain.plane.server.serve import moto_fault
+from smtrain.plane.server.serve import MOTO_RELEASES, moto_fault
 from testing.moto_names import ADDED, CALLS, OBJECTS, REPLACED, USED
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

@@ -51,15 +51,16 @@ def test_every_other_operation_of_sagemaker_is_refused_by_name() -> None:
     others = [operation for operation in SAGEMAKER if operation not in OURS | PASSED_ON]
     assert len(others) > 300
     for operation in others:
-        told: list[str] = []
+        sent: list[str] = []
         body = b"".join(
-            Operations(below)(environ("sagemaker", operation), lambda status, _, told=told: told.append(status))
+            Operations(below)(environ("sagemaker", operation), lambda status, _, sent=sent: sent.append(status))
         )
-        assert told == ["501 Fault"], operation
-        said = json.loads(body)
-        assert said["__type"] == "NotImplemented"
+        assert sent == ["501 Fault"], operation
+        reply = json.loads(body)
+        assert reply["__type"] == "NotImplemented"
         assert (
-            f"sagemaker:{operation} cannot be called: smtrain's local control plane does not have it" in said["message"]
+            f"sagemaker:{operation} cannot be called: smtrain's local control plane does not have it"
+            in reply["message"]
         )
     assert seen == []
 
@@ -73,9 +74,9 @@ def test_a_client_reads_the_refusal(client: Client, operation: str) -> None:
 
 def test_what_is_passed_on_is_answered(client: Client) -> None:
     sagemaker: Any = client.endpoint.session().client("sagemaker", config=ONCE)
-    told = {operation: answer(sagemaker, operation) for operation in sorted(OURS | PASSED_ON)}
-    assert {o: t for o, t in told.items() if t[0] not in (200, 400)} == {}
-    assert {o: t for o, t in told.items() if t[0] == 400 and not (t[1] and t[2])} == {}
+    answers = {operation: answer(sagemaker, operation) for operation in sorted(OURS | PASSED_ON)}
+    assert {o: t for o, t in answers.items() if t[0] not in (200, 400)} == {}
+    assert {o: t for o, t in answers.items() if t[0] == 400 and not (t[1] and t[2])} == {}
 
 
 def test_what_the_model_forbids_is_refused_before_moto_sees_it(client: Client) -> None:
@@ -143,9 +144,9 @@ def test_a_bucket_policy_that_is_none_does_not_close_the_bucket(client: Client) 
 def test_a_body_that_is_no_json_object_is_refused(client: Client, target: str, body: bytes) -> None:
     from .test_auth import call
 
-    status, said = call(client.endpoint, "POST", "/", signed_for(client, target, body), body)
-    assert status == 400, said
-    assert json.loads(said)["__type"].rpartition("#")[2] in ("SerializationException", "ValidationException")
+    status, reply = call(client.endpoint, "POST", "/", signed_for(client, target, body), body)
+    assert status == 400, reply
+    assert json.loads(reply)["__type"].rpartition("#")[2] in ("SerializationException", "ValidationException")
 
 
 def signed_for(client: Client, target: str, body: bytes) -> dict[str, str]:

@@ -126,14 +126,14 @@ def test_a_plane_that_runs_can_be_ended_without_its_endpoint_file(home: Path, ki
 
 
 @pytest.mark.parametrize(
-    "said", [b"220 mail\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]", b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 50_000]
+    "reply", [b"220 mail\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]", b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 50_000]
 )
-def test_another_program_at_the_address_is_no_control_plane(said: bytes, tmp_path: Path) -> None:
+def test_another_program_at_the_address_is_no_control_plane(reply: bytes, tmp_path: Path) -> None:
     def answer() -> None:
         connection, _ = server.accept()
         with connection:
             connection.recv(4096)
-            connection.sendall(said)
+            connection.sendall(reply)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=answer)

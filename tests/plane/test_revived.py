@@ -41,10 +41,10 @@ def test_a_follow_starts_it_again_and_names_what_became_of_the_job(plane: Endpoi
     while "here" not in (line := follow.stdout.readline()):
         assert line, "the follow ended"
     killed(plane)
-    said, trouble = follow.communicate(timeout=120)
-    assert "smtrain: the local control plane had died; it was started again, its jobs have failed\n" in trouble
-    assert "the local control plane was restarted while the job ran" in said + trouble
-    assert "Traceback" not in trouble
+    output, errors = follow.communicate(timeout=120)
+    assert "smtrain: the local control plane had died; it was started again, its jobs have failed\n" in errors
+    assert "the local control plane was restarted while the job ran" in output + errors
+    assert "Traceback" not in errors
 
 
 def test_every_client_goes_on_where_it_died(plane: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:

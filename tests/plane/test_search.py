@@ -28,13 +28,13 @@ def jobs(client: Client) -> list[str]:
     return names
 
 
-def search(client: Client, *filters: tuple[str, str, str | None], **asked: Any) -> list[str]:
+def search(client: Client, *filters: tuple[str, str, str | None], **params: Any) -> list[str]:
     """Names of the jobs that match all filters (property, operator, value)."""
-    told = [
+    conditions = [
         {"Name": name, "Operator": operator, **({} if value is None else {"Value": value})}
         for name, operator, value in (*filters, ("TrainingJobName", "Contains", "searched-"))
     ]
-    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": told}, **asked)
+    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": conditions}, **params)
     return [result["TrainingJob"]["TrainingJobName"] for result in found["Results"]]
 
 
@@ -86,7 +86,7 @@ def test_order_and_pages(client: Client, jobs: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("params", "says"),
     [
         ({"Resource": "Experiment"}, "searches training jobs only; use TrainingJob"),
         ({"SortBy": "Nonsense"}, "Unknown property name: Nonsense"),
@@ -103,8 +103,8 @@ def test_order_and_pages(client: Client, jobs: list[str]) -> None:
     ],
 )
 def test_what_cannot_be_searched_is_a_sentence(
-    client: Client, jobs: list[str], asked: dict[str, Any], says: str
+    client: Client, jobs: list[str], params: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ClientError, match="ValidationException") as caught:
-        client.sagemaker.search(**{"Resource": "TrainingJob", **asked})
+        client.sagemaker.search(**{"Resource": "TrainingJob", **params})
     assert says in str(caught.value)

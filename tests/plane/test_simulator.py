@@ -45,10 +45,10 @@ def role_with(iam: Any) -> Iterator[Callable[..., str]]:
         iam.delete_role(RoleName=name)
 
 
-def decisions(iam: Any, arn: str, *actions: str, **asked: Any) -> list[str]:
+def decisions(iam: Any, arn: str, *actions: str, **params: Any) -> list[str]:
     """Decisions of all pages."""
     pages = iam.get_paginator("simulate_principal_policy").paginate(
-        PolicySourceArn=arn, ActionNames=list(actions or [GET]), **asked
+        PolicySourceArn=arn, ActionNames=list(actions or [GET]), **params
     )
     return [result["EvalDecision"] for page in pages for result in page["EvaluationResults"]]
 
@@ -139,7 +139,7 @@ def test_results_come_in_pages_and_say_what_was_asked(iam: Any, role_with: Calla
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "says"),
+    ("params", "code", "says"),
     [
         ({"PolicySourceArn": "arn:aws:iam::123456789012:role/nobody"}, "NoSuchEntity", "nobody"),
         ({"PolicySourceArn": "arn:aws:iam::123456789012:role/x/smtrain-local"}, "NoSuchEntity", "cannot be found"),
@@ -160,9 +160,9 @@ def test_results_come_in_pages_and_say_what_was_asked(iam: Any, role_with: Calla
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
-    client: Client, iam: Any, asked: dict[str, Any], code: str, says: str
+    client: Client, iam: Any, params: dict[str, Any], code: str, says: str
 ) -> None:
     with pytest.raises(ClientError) as caught:
-        iam.simulate_principal_policy(**{"PolicySourceArn": client.endpoint.role, "ActionNames": [GET], **asked})
+        iam.simulate_principal_policy(**{"PolicySourceArn": client.endpoint.role, "ActionNames": [GET], **params})
     assert caught.value.response["Error"]["Code"] == code
     assert says in caught.value.response["Error"]["Message"]

@@ -82,8 +82,8 @@ def plane_of(start_server: Any) -> Callable[[str], Client]:
 
 
 def path_with(folder: str) -> str:
-    told = connect().images.get(docker.IMAGE).attrs["Config"]["Env"]
-    path = next(item.partition("=")[2] for item in told if item.startswith("PATH="))
+    variables = connect().images.get(docker.IMAGE).attrs["Config"]["Env"]
+    path = next(item.partition("=")[2] for item in variables if item.startswith("PATH="))
     return f"ENV PATH={folder}:{path}"
 
 
@@ -120,16 +120,17 @@ def test_an_image_of_ones_own_is_run_as_image_train(
 
 SCRIPT = """
 import argparse, os, torch, torch.distributed as dist
-asked = argparse.ArgumentParser()
-asked.add_argument("--lr")
-given = asked.parse_args()
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr")
+options = parser.parse_args()
 dist.init_process_group("gloo")
 total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 open(os.environ["SM_MODEL_DIR"] + f"/rank-{dist.get_rank()}", "w").write(str(total.item()))
 data = open(os.environ["SM_CHANNEL_TRAIN"] + "/a").read()
-told = ["rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["SM_CURRENT_HOST"], given.lr, data]
-os.write(1, (" ".join(told) + "\\n").encode())  # the toolkit's log splits what is written in pieces
+env = os.environ
+words = ["rank", env["RANK"], "of", env["WORLD_SIZE"], "on", env["SM_CURRENT_HOST"], options.lr, data]
+os.write(1, (" ".join(words) + "\\n").encode())  # the toolkit's log splits what is written in pieces
 """
 
 
@@ -175,9 +176,9 @@ def test_the_real_toolkit_in_an_image_trains_on_two_hosts(
 V3_SCRIPT = """
 import json, os
 from pathlib import Path
-told = [os.environ["SM_CURRENT_HOST"], os.environ["SM_HP_LR"], Path(os.environ["SM_CHANNEL_TRAIN"], "a").read_text()]
-Path(os.environ["SM_MODEL_DIR"], told[0]).touch()
-print("I am " + " ".join(told), flush=True)
+words = [os.environ["SM_CURRENT_HOST"], os.environ["SM_HP_LR"], Path(os.environ["SM_CHANNEL_TRAIN"], "a").read_text()]
+Path(os.environ["SM_MODEL_DIR"], words[0]).touch()
+print("I am " + " ".join(words), flush=True)
 """
 
 

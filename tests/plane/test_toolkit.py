@@ -22,7 +22,7 @@ from .conftest import Client
 TOOLKIT = os.environ.get("SMTRAIN_TOOLKIT", "")
 
 
-def asked(client: Client, folder: Path, hosts: int = 1, **hyperparameters: str) -> dict[str, Any]:
+def sdk_request(client: Client, folder: Path, hosts: int = 1, **hyperparameters: str) -> dict[str, Any]:
     """A request without an entrypoint, with a folder on its PATH."""
     path = f"{folder}:/usr/local/bin:/usr/bin:/bin"
     request = client.request("true", hosts=hosts, Environment={"PATH": path}, HyperParameters=hyperparameters)
@@ -51,7 +51,7 @@ def installed(folder: Path, *modules: str) -> Path:
 
 
 def test_no_entrypoint_and_no_toolkit(client: Client, tmp_path: Path) -> None:
-    job = run(client, asked(client, tmp_path))
+    job = run(client, sdk_request(client, tmp_path))
     assert job["TrainingJobStatus"] == "Failed"
     assert "ContainerEntrypoint" in job["FailureReason"]
     assert f"on the job's PATH ({tmp_path}:" in job["FailureReason"]
@@ -59,10 +59,10 @@ def test_no_entrypoint_and_no_toolkit(client: Client, tmp_path: Path) -> None:
 
 def test_the_toolkit_is_found_on_the_jobs_path(client: Client, tmp_path: Path) -> None:
     """Its framework is that of the images."""
-    job = run(client, asked(client, installed(tmp_path, "sagemaker_pytorch_container")))
+    job = run(client, sdk_request(client, installed(tmp_path, "sagemaker_pytorch_container")))
     assert job["TrainingJobStatus"] == "Completed"
     assert client.lines(job) == ["module sagemaker_pytorch_container.training:main"]
-    request = asked(client, tmp_path)
+    request = sdk_request(client, tmp_path)
     request["Environment"]["SAGEMAKER_TRAINING_MODULE"] = "mine:main"
     assert client.lines(run(client, request)) == ["module mine:main"]
 
@@ -70,11 +70,11 @@ def test_the_toolkit_is_found_on_the_jobs_path(client: Client, tmp_path: Path) -
 def test_a_script_that_would_run_without_ranks_is_refused(client: Client, tmp_path: Path) -> None:
     """The toolkit without torch would train on each host separately and end as Completed."""
     folder = installed(tmp_path)
-    job = run(client, asked(client, folder, hosts=2, sagemaker_torch_distributed_enabled="true"))
+    job = run(client, sdk_request(client, folder, hosts=2, sagemaker_torch_distributed_enabled="true"))
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"].startswith("ClientError: the request asks for sagemaker_torch_distributed_enabled")
     assert "install sagemaker-pytorch-training next to it" in job["FailureReason"]
-    assert run(client, asked(client, folder, sagemaker_program="a"))["TrainingJobStatus"] == "Completed"
+    assert run(client, sdk_request(client, folder, sagemaker_program="a"))["TrainingJobStatus"] == "Completed"
 
 
 SCRIPT = """
@@ -91,7 +91,7 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.envir
 def test_the_real_toolkits_run_a_notebooks_job_distributed(client: Client) -> None:
     """The request of `PyTorch(..., distribution={"torch_distributed": {"enabled": True}}).fit()` of SDK v2."""
     source = client.put_source("toolkit", SCRIPT)
-    request = asked(
+    request = sdk_request(
         client, Path(TOOLKIT) / "bin", hosts=2,
         sagemaker_submit_directory=f'"{source}"', sagemaker_program='"train.py"',
         sagemaker_container_log_level="20", sagemaker_region='"us-east-1"', sagemaker_job_name='"job"',

@@ -169,12 +169,12 @@ def test_every_fault_is_named(careless: Any) -> None:
     _, message = refused(careless.create_training_job, TrainingJobName="-")
     assert message.startswith("3 validation errors detected: ")
     assert all(f"at '{name}'" in message for name in ("trainingJobName", "roleArn", "outputDataConfig"))
-    said = validation.fault_of("sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True})
-    assert 'Unknown parameter in input: "Force"' in (said or "")
+    fault = validation.fault_of("sagemaker", "StopTrainingJob", {"TrainingJobName": "a", "Force": True})
+    assert 'Unknown parameter in input: "Force"' in (fault or "")
 
 
 @pytest.mark.parametrize(
-    ("operation", "asked"),
+    ("operation", "params"),
     [
         ("list_training_jobs", {"MaxResults": 101}),
         ("list_training_jobs", {"MaxResults": 0}),
@@ -186,8 +186,8 @@ def test_every_fault_is_named(careless: Any) -> None:
         ("delete_training_job", {"TrainingJobName": "a" * 64}),
     ],
 )
-def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, asked: dict[str, Any]) -> None:
-    code, message = refused(getattr(careless, operation), **asked)
+def test_the_other_calls_keep_to_it_too(careless: Any, operation: str, params: dict[str, Any]) -> None:
+    code, message = refused(getattr(careless, operation), **params)
     assert (code, message[:27]) == ("ValidationException", "1 validation error detected")
 
 
@@ -211,8 +211,8 @@ def test_list_filters_sorts_and_pages(client: Client) -> None:
     for name in names:
         client.wait(name)
 
-    def listed(**asked: Any) -> list[str]:
-        reply = client.sagemaker.list_training_jobs(NameContains=mark, **asked)
+    def listed(**params: Any) -> list[str]:
+        reply = client.sagemaker.list_training_jobs(NameContains=mark, **params)
         return [summary["TrainingJobName"] for summary in reply["TrainingJobSummaries"]]
 
     assert listed() == names[::-1]
@@ -322,11 +322,11 @@ def test_no_call_of_ours_ends_in_an_internal_error(client: Client, service: str)
     refusals = []
     for operation in CALLS[service]:
         known = caller.meta.service_model.operation_model(operation).input_shape.members
-        for asked in ODD[service]:
+        for params in ODD[service]:
             try:
-                getattr(caller, names[operation])(**{key: value for key, value in asked.items() if key in known})
+                getattr(caller, names[operation])(**{key: value for key, value in params.items() if key in known})
             except ClientError as error:
-                refusals.append((operation, asked, error.response["ResponseMetadata"]["HTTPStatusCode"]))
+                refusals.append((operation, params, error.response["ResponseMetadata"]["HTTPStatusCode"]))
     assert refusals
     assert [refusal for refusal in refusals if refusal[-1] != 400] == []
 
