@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from smtrain.client.preflight import Finding, Report, check
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
-    from smtrain.tools.chat.batch import generate
     from smtrain.tools.chat.chat import chat
     from smtrain.tools.chat.conversation import Chat
+    from smtrain.tools.chat.generate import generate
     from smtrain.tools.compare.compare import Comparison, compare
     from smtrain.tools.publish.push import push
     from smtrain.tools.publish.register import register
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Chat": "smtrain.tools.chat.conversation",
     "chat": "smtrain.tools.chat.chat",
-    "generate": "smtrain.tools.chat.batch",
+    "generate": "smtrain.tools.chat.generate",
     "convert": "smtrain.worker.checkpoint.convert",
     "ReadOptions": "smtrain.worker.checkpoint.convert",
     "HuggingFace": "smtrain.worker.checkpoint.targets",

@@ -11,7 +11,7 @@ import json
 import random
 from pathlib import Path
 
-from smtrain.cli.demo_answers import records
+from smtrain.cli.demo_show import records
 from smtrain.client.planner.resolve import load_config
 
 HERE = Path(__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""The command line: one module a command, loaded when it is called.
+"""The command line: one module for each command, loaded when it is called.
 
 `smtrain --help` reads the table below and imports nothing else, so it answers at once.
 """
@@ -28,10 +28,10 @@ COMMANDS = {
     "compare": ("smtrain.cli.compare", "Do trainings learn alike? Runs, jobs and other tools' logs, with a verdict."),
     "report": ("smtrain.cli.report", "Write a run as one HTML page: curves, validation, cost and waste, how to rerun."),
     "tensorboard": ("smtrain.cli.tensorboard", "Open TensorBoard on a run, with every new step while it trains."),
-    "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow goes on until it ends."),
+    "logs": ("smtrain.cli.logs", "Print what a job's hosts wrote; --follow continues until it ends."),
     "stop": ("smtrain.cli.stop", "Ask a job to save and stop."),
     "download": ("smtrain.cli.download", "Copy what a job produced into a folder."),
-    "chat": ("smtrain.cli.chat", "Talk to a model on this machine, alone or beside another one."),
+    "chat": ("smtrain.cli.chat", "Talk to a model on this machine, or compare the answers of two."),
     "generate": ("smtrain.cli.generate", "Let a model continue or answer prompts from files, to a file or the screen."),
     "serve": ("smtrain.cli.serve", "Serve a model on this machine by OpenAI's API (vLLM or transformers' server)."),
     "push": ("smtrain.cli.push", "Upload an exported model to the Hugging Face hub."),

@@ -36,11 +36,11 @@ System = Annotated[
 ]
 Stop = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option(metavar="TEXT", help="End an answer where this comes; repeatable.", show_default=False),
+    typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.", show_default=False),
 ]
 Where = Annotated[
     Optional[options.TargetOption],  # noqa: UP045
-    typer.Option("--target", help="Where MODEL is; default: here if it is known here, else AWS.", show_default=False),
+    typer.Option("--target", help="Target of MODEL; default: here if it is known here, else AWS.", show_default=False),
 ]
 
 
@@ -58,7 +58,7 @@ def chat(
     ] = None,
     compare: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="BASE", help="A second model, which answers beside it.", show_default=False),
+        typer.Option(metavar="BASE", help="A second model, which answers the same questions.", show_default=False),
     ] = None,
     adapter: Adapter = None,
     system: System = None,
@@ -81,7 +81,7 @@ def chat(
     seed: Annotated[int, typer.Option(help="The same seed draws the same answers.")] = 0,
     target: Where = None,
 ) -> None:
-    """Talk to a model, which is loaded here, or to an endpoint. /help lists what can be typed besides questions."""
+    """Talk to a model, which is loaded here, or to an endpoint. /help lists the commands."""
     from smtrain.tools.chat.chat import chat as begin
     from smtrain.tools.chat.terminal import Terminal
 

@@ -15,7 +15,7 @@ app = options.app("Look into checkpoints of any kind, here or on S3.")
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
 Config = Annotated[
     Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
-    typer.Option(help="The model's folder or config.json, if there is none."),
+    typer.Option(help="The model's folder or config.json, if the checkpoint has no config."),
 ]
 
 
@@ -25,13 +25,13 @@ def inspect(path: Path, config: Config = None) -> None:
     _named(path)
     from smtrain.worker.checkpoint import summary
 
-    found = summary.inspect(options.materialised(path), _read(config))
-    say(json.dumps(found.to_dict(), indent=2), whole=True)
+    description = summary.inspect(options.materialised(path), _read(config))
+    say(json.dumps(description.to_dict(), indent=2), whole=True)
 
 
 @app.command()
 def diff(a: Path, b: Path, config: Config = None) -> None:
-    """Compare two checkpoints of any kind tensor by tensor; status 1 where they differ."""
+    """Compare two checkpoints of any kind tensor by tensor; status 1 if they differ."""
     _named(a, b)
     count, most = 0, 0.0
     from smtrain.worker.checkpoint import summary

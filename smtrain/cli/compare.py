@@ -1,4 +1,4 @@
-"""`smtrain compare A B [C...]`: whether trainings learn alike."""
+"""`smtrain compare A B [C...]`: compare the curves of trainings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = options.app()
 
 
 class ByOption(str, Enum):
-    """What trainings are laid over each other by."""
+    """The x axis of a comparison."""
 
     step = "step"
     tokens = "tokens"
@@ -49,32 +49,33 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
     target: options.Where = None,
 ) -> None:
-    """Compare trainings with the first: loss and gradient norm, where they part, tokens per second and per dollar."""
+    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and per
+    dollar."""
     import json as encoder
 
     from smtrain.client.follow.curve import sparkline
     from smtrain.tools.compare.compare import compare as compared
 
-    found = compared(
+    comparison = compared(
         *trainings, by=by.value, window=window, tolerance=tolerance, tokens_per_step=tokens_per_step,
         target=options.name_of(target),
     )  # fmt: skip
-    told = found.to_dict()
+    summary = comparison.to_dict()
     if json:
-        say(encoder.dumps(told), whole=True)
+        say(encoder.dumps(summary), whole=True)
     else:
-        for one, row in zip(found.series, (told["baseline"], *told["compared"]), strict=True):
+        for one, row in zip(comparison.series, (summary["baseline"], *summary["compared"]), strict=True):
             losses = [record["loss"] for record in one.records]
             rate = f"{row['tokens_per_s']:,.0f} tokens/s" if row["tokens_per_s"] else ""
             paid = f"{row['tokens_per_dollar']:,.0f} tokens/$" if row["tokens_per_dollar"] else ""
             numbers = "  ".join(filter(None, (f"loss {losses[-1]:.4f} at step {row['last_step']}", rate, paid)))
             say(f"{one.name}: {numbers}  {sparkline(losses, 40)}")
-        say(found.verdict)
+        say(comparison.verdict)
     options.folder_of("--out", out)
     if out is not None:
         from smtrain.tools.compare.picture import save
 
-        for path in save(found, Path(out)):
+        for path in save(comparison, Path(out)):
             say(path, error=json)
-    if tolerance is not None and not found.within:
+    if tolerance is not None and not comparison.within:
         raise typer.Exit(1)

@@ -62,11 +62,11 @@ def convert(
     vpp: Annotated[int, typer.Option(min=1, help="megatron, torch: virtual stages of a pipeline stage.")] = 1,
     first_stage_layers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="megatron: layers of the first pipeline stage, where they are not even."),
+        typer.Option(min=1, help="megatron: layers of the first pipeline stage, if they are not even."),
     ] = None,
     last_stage_layers: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="megatron: layers of the last pipeline stage, where they are not even."),
+        typer.Option(min=1, help="megatron: layers of the last pipeline stage, if they are not even."),
     ] = None,
     layers_per_stage: Annotated[
         Optional[str],  # noqa: UP045
@@ -96,7 +96,7 @@ def convert(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Convert weights; run it again after an interruption and it resumes."""
+    """Convert weights; run it again to resume after an interruption."""
     import smtrain
     from smtrain.worker.checkpoint.targets import make_target
 

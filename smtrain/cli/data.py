@@ -83,7 +83,7 @@ def prepare(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Tokenize text; run it again after an interruption and it goes on where it was."""
+    """Tokenize text; run it again to resume after an interruption."""
     choices = (("--objective", objective, ("pretrain", "sft")), ("--overlong", overlong, ("truncate", "drop")))
     if wrong := [(option, given, known) for option, given, known in choices if given not in known]:
         values = table("word_names")["values"]

@@ -1,4 +1,4 @@
-"""What `smtrain data` is given on the command line, checked before anything is read."""
+"""Options of `smtrain data`, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PhoneRegion = Annotated[
 
 
 def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
-    """What to hold out; None for nothing. Raises `ConfigError` where that is said twice, or is no share."""
+    """The held-out part; None for nothing. Raises `ConfigError` if two options name one, or for an invalid share."""
     from smtrain.core.config.training import parts
 
-    given = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
-    told = [flag for flag, value in given.items() if value is not None]
-    if len(told) > 1:
-        raise ConfigError([f"{told[0]}, {told[1]}: both say what is held out; leave one of them out"])
+    flags = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
+    used = [flag for flag, value in flags.items() if value is not None]
+    if len(used) > 1:
+        raise ConfigError([f"{used[0]}, {used[1]}: both say what is held out; leave one of them out"])
     if fraction is not None and not 0 < fraction < 1:
         raise ConfigError([f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01"])
     if path is not None:
@@ -60,14 +60,14 @@ def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
         raise ConfigError([f"--validation-split {split}: {error}"]) from None
     from smtrain.worker.data.clean.holdout import HoldOut
 
-    return HoldOut(fraction, shares, path) if told else None
+    return HoldOut(fraction, shares, path) if used else None
 
 
 def cleaning(
     unicode: str, strip_control: bool, min_characters: int, deduplicate: bool, filters: list[str] | None,
     near_duplicates: float | None, pii: str | None, phone_region: str | None,
 ) -> Any:  # fmt: skip
-    """What is done to documents. Raises `ConfigError` for what the config would refuse in section data."""
+    """The cleaning of documents. Raises `ConfigError` for values that the config's section data would refuse."""
     from smtrain.core.config.data import Data
     from smtrain.core.config.error_messages import key_of, sentence_of
     from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
@@ -90,7 +90,7 @@ def cleaning(
 
 
 def unescaped(separator: str | None) -> str | None:
-    """`\\n` as one types it becomes the line end."""
+    """The separator with escapes such as `\\n` resolved."""
     try:
         return separator.encode().decode("unicode_escape") if separator else None
     except UnicodeDecodeError as error:
@@ -100,8 +100,8 @@ def unescaped(separator: str | None) -> str | None:
 
 
 def named(word: str, text: str) -> None:
-    """Raises `ConfigError` where what should name a file or folder is empty (it would mean the working directory), or
-    where tokens are not on this machine."""
+    """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens that are not
+    here."""
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
     if text.startswith("demo://") and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):

@@ -1,4 +1,4 @@
-"""The columns of a data set as Megatron's and MindSpeed's tools name them: --json-keys, --map-keys."""
+"""Options --json-keys and --map-keys: columns under the names of Megatron and MindSpeed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from smtrain.core.errors import ConfigError
 
 _THEIRS = {"prompt": "instruction", "query": "input", "response": "output"}
-"""MindSpeed's words for ours."""
+"""MindSpeed's names of our columns."""
 _TAGS = {
     "role_tag": ("role", "from"), "content_tag": ("content", "value"), "user_tag": ("user", "human"),
     "assistant_tag": ("assistant", "gpt", "chatgpt", "model"), "system_tag": ("system",),
     "observation_tag": ("observation", "tool", "function"), "function_tag": ("function_call",),
 }  # fmt: skip
-"""Names of fields and roles of a turn that MindSpeed's `tags` may give: each of them is read."""
+"""Names of a turn's fields and roles that MindSpeed's `tags` may choose; all of them are read."""
 
 JsonKeys = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -33,7 +33,7 @@ MapKeys = Annotated[
 
 
 def one_key(keys: list[str] | None, text_column: str) -> str:
-    """The field of the text. Raises `ConfigError` where several are named, or one in two ways."""
+    """The field of the text. Raises `ConfigError` for several fields, or for one that two options name."""
     if not keys:
         return text_column
     if len(keys) > 1:
@@ -47,7 +47,7 @@ def one_key(keys: list[str] | None, text_column: str) -> str:
 
 
 def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
-    """Our columns by those of the data set, {ours: theirs}. Raises `ConfigError` where it is not that."""
+    """The data set's columns by ours, {ours: theirs}. Raises `ConfigError` for other JSON."""
     if map_keys is None:
         return {}
     if objective != "sft":
@@ -78,7 +78,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
 
 
 def _refuse_tags(tags: object) -> None:
-    """Raises `ConfigError` for a name of a field or role of a turn that is not read."""
+    """Raise `ConfigError` for a field or role of a turn that is not read."""
     for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
         if value not in _TAGS.get(name, ()):
             known = f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"

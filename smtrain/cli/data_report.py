@@ -1,4 +1,4 @@
-"""`smtrain data report`: what text is made of, before it is prepared."""
+"""`smtrain data report`: a page about text, before it is prepared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write an HTML page on text: lengths, duplicates, scripts, repeated lines, what filters would take."""
+    """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove."""
     typed(FLAGS)
     asked = cleaning("none", False, 0, False, filters, near_duplicates, pii, phone_region)
     for given in [*inputs, *(against or [])]:

@@ -1,4 +1,4 @@
-"""`smtrain demo`: the whole path on this machine, with a real model where one can be had."""
+"""`smtrain demo`: the whole path on this machine, with a real model if it can be downloaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def demo(
         Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
         typer.Option(
             metavar="FOLDER",
-            help="Where the model and the loss curve go; default: runs/smollm2, or runs/demo of the tiny model.",
+            help="Folder for the model and the loss curve; default: runs/smollm2, or runs/demo of the tiny model.",
             show_default=False,
         ),
     ] = None,
@@ -33,19 +33,17 @@ def demo(
     docker: options.Docker = False,
 ) -> None:
     """SmolLM2-135M learns this machine's Python documentation, and answers before and after; a second call skips what
-    is done. Where the model cannot be had, a tiny one is trained from scratch."""
+    is done. If the model cannot be downloaded, a tiny one is trained from scratch."""
     from rich.console import Console
 
-    from smtrain.cli.demo_show import show
+    from smtrain.cli.demo_show import run_and_show, show
     from smtrain.tools.run import run
 
     folder, console = options.folder_of("--out", out), Console()
     keys = options.keys_of(set_, docker=docker)
     if docker and not any(key.startswith("local.image=") for key in keys):
         keys.append(f"local.image={_image()}")
-    if not tiny and _can_be_had(keys):
-        from smtrain.cli.demo_answers import run_and_show
-
+    if not tiny and _available(keys):
         run_and_show(REAL, Path(folder or "runs/smollm2"), console, set_=keys, again=again, overwrite=overwrite)
         return
     done = run(TINY, target="local", again=again, set_=keys)
@@ -53,15 +51,15 @@ def demo(
 
 
 def _image() -> str:
-    """An image for the demo's containers: the one that its jobs have on AWS is for Neuron, and of 10 GB."""
+    """A small image for the demo's containers: that of AWS is for Neuron, and has 10 GB."""
     from smtrain.plane.docker import connect
     from smtrain.plane.server.containers import scratch_image
 
     return scratch_image.usable_here(connect())
 
 
-def _can_be_had(set_: list[str]) -> bool:
-    """Whether the real model is here now; what is wrong with `--set` is told before anything is fetched."""
+def _available(set_: list[str]) -> bool:
+    """True if the real model is here or was fetched. Faults of `--set` are reported first."""
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.demo.inputs import materialise
     from smtrain.core.demo.smollm2 import UnavailableError
@@ -73,6 +71,6 @@ def _can_be_had(set_: list[str]) -> bool:
     try:
         materialise(config.model.path, say)
     except UnavailableError as error:
-        say(f"{error}; the demo goes on with a tiny model from scratch, as with --tiny")
+        say(f"{error}; the demo continues with a tiny model from scratch, as with --tiny")
         return False
     return True

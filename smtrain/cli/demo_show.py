@@ -1,9 +1,14 @@
-"""What the demo ends with: a table of the stages, the loss curve, and what the model writes."""
+"""Output of the demo: its stages, its loss curve, and the model's answers before and after training."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
@@ -11,10 +16,16 @@ from rich.text import Text
 
 from smtrain.client.follow.curve import save_curve, sparkline
 from smtrain.client.launch.run import Run
+from smtrain.client.planner.resolve import load_config
+from smtrain.core.config import JobConfig
+from smtrain.core.config.load import Source
 from smtrain.core.config.units import spell
+from smtrain.core.demo.inputs import HELP, materialise
 from smtrain.core.errors import JobError
+from smtrain.core.files import home
 from smtrain.core.text import clean
 from smtrain.stages.base import run_uri
+from smtrain.tools.run import run
 
 
 def show(
@@ -22,7 +33,7 @@ def show(
 ) -> None:
     """Print the run's table, sparkline and texts, and leave model and picture in `folder`.
 
-    `texts` prints them in place of this. Raises `JobError`, after everything else is told, where it would replace other
+    `texts` prints the texts instead. Raises `JobError`, after everything else is printed, if it would replace other
     files there, unless `overwrite`.
     """
     model, refused = folder / "model", None
@@ -47,8 +58,8 @@ def show(
         console.print(f"loss {losses[0]:.3f} {sparkline(losses)} {losses[-1]:.3f} over {len(losses)} steps")
         last = steps[-1]
         console.print(f"last step: {last['tokens_per_s']:.0f} tokens/s, grad norm {last['grad_norm']:.3f}")
-    if told := held_out(metrics):
-        console.print(told)
+    if line := held_out(metrics):
+        console.print(line)
     if texts is not None:
         texts()
     else:
@@ -61,12 +72,12 @@ def show(
         curve = str(save_curve(metrics, folder / "loss.png", f"{run.config.name}: loss by step"))
     except JobError as error:  # without matplotlib
         curve = f"not drawn: {error}"
-    said = f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
-    console.print(said, markup=False)
+    files = f"loss curve: {curve}\nmodel:      {model}  (AutoModelForCausalLM.from_pretrained reads it)"
+    console.print(files, markup=False)
 
 
 def held_out(records: Sequence[dict[str, float]]) -> str:
-    """The losses on held-out text as a line with a curve; empty where there were no validations."""
+    """The losses on held-out text as a line with a curve; empty without validations."""
     judged = [record for record in records if "val_loss" in record]
     if not judged:
         return ""
@@ -75,3 +86,106 @@ def held_out(records: Sequence[dict[str, float]]) -> str:
         f"loss {first['val_loss']:.3f} {sparkline([record['val_loss'] for record in judged])} {last['val_loss']:.3f} "
         f"on what is held out: perplexity {first['val_ppl']:.1f} before, {last['val_ppl']:.1f} after"
     )
+
+
+ASKED = 3
+_FUNCTION = re.compile(r"What is [a-z_]+\.[a-z_0-9]+ in")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of the documentation with its answer; `held_out` if the training never sees it."""
+
+    question: str
+    answer: str
+    held_out: bool
+
+
+def run_and_show(
+    source: Source, folder: Path, console: Console, *, set_: Sequence[str] = (), again: bool = False,
+    overwrite: bool = False,
+) -> None:  # fmt: skip
+    """Ask the model, run all stages, and show its answers to the same questions before and after."""
+    known = records(load_config(source, set_=set_, target="local"))
+    asked = {"prompts": [record.question for record in chosen(known)]} if known else {}
+    config = load_config(source, set_=set_, target="local", generate=asked)
+    console.print(f"what {config.model.path} answers before it is trained:", markup=False)
+    before = answers(config)
+    for question, answer in before.items():
+        _say(console, question, [("", answer)])
+    done = run(source, target="local", set_=set_, again=again, generate=asked)
+    documented = {record.question: record for record in known}
+
+    def compare() -> None:
+        for text in done.texts:
+            question = text["prompt"]
+            rows = [("before", before.get(question, "")), ("after", text["completion"])]
+            record = documented.get(question)
+            if record is not None:
+                rows.append(("help()", record.answer))
+            seen = "" if record is None else "  (held out)" if record.held_out else "  (trained on)"
+            _say(console, question, rows, seen)
+
+    show(done, folder, console, overwrite=overwrite, texts=compare)
+
+
+def answers(config: JobConfig) -> dict[str, str]:
+    """The answers of the untrained model to the prompts of stage generate, sampled with its settings.
+
+    They are kept in $SMTRAIN_HOME/demo, so that a second call generates only the missing ones.
+    """
+    from smtrain.tools.chat.generate import generate
+
+    asked, chat = config.generate, config.train.objective == "sft"
+    key = json.dumps([config.model.path, asked.prompts, chat, asked.max_new_tokens, asked.temperature])
+    kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
+    if kept.is_file():
+        texts = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
+    else:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        texts = generate(
+            config.model.path, list(asked.prompts), out=kept, chat=chat, max_new_tokens=asked.max_new_tokens,
+            temperature=asked.temperature,
+        )  # fmt: skip
+    return {record["prompt"]: record["completion"] for record in texts}
+
+
+def records(config: JobConfig) -> list[Question]:
+    """The questions of the demo's data, split as stage prepare splits them; none if the config has other data."""
+    held_out = config.train.validation
+    if config.data.path != HELP:
+        return []
+    import numpy as np
+
+    from smtrain.worker.data.clean.holdout import HELD, HoldOut, conversation_hash
+    from smtrain.worker.data.tokenize.chat import conversation
+
+    with (materialise(HELP) / "help.jsonl").open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    hashes = np.array([conversation_hash(conversation(row).messages) for row in rows], np.uint64)
+    sides = HoldOut(fraction=held_out.fraction if held_out else None).by_hash(hashes)
+    apart = np.zeros(len(rows), bool) if sides is None else sides == HELD
+    return [Question(row["instruction"], row["output"], bool(side)) for row, side in zip(rows, apart, strict=True)]
+
+
+def chosen(known: Sequence[Question], count: int = ASKED) -> list[Question]:
+    """Questions to ask: functions with short answers from all over the alphabet, held-out ones if possible."""
+    kept = [one for one in known if one.held_out] or list(known)
+    functions = [one for one in kept if len(one.answer) < 160 and _FUNCTION.match(one.question)] or kept
+    return [functions[len(functions) * i // count] for i in range(min(count, len(functions)))]
+
+
+def _say(console: Console, question: str, rows: Sequence[tuple[str, str]], note: str = "") -> None:
+    """Print a question, and below it each answer, indented behind its name."""
+    console.print(Text(f"\n{clean(question)}", style="bold"), Text(note, style="dim"), sep="")
+    width = max(len(name) for name, _ in rows) + 2
+    for name, answer in rows:
+        lines = [part for line in clean(answer).strip().splitlines() for part in _wrapped(line, console.width - width)]
+        for number, line in enumerate(lines or [""]):
+            console.print(Text(f"  {name if number == 0 else '':{width}}{line}"), soft_wrap=True)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in parts that fit, each indented as it is."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return wrap(line, max(20, width - 2), subsequent_indent=indent) or [""]

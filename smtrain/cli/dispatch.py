@@ -1,4 +1,4 @@
-"""Run one command's module: errors a user can mend become sentences on stderr and status 2, never a traceback."""
+"""Run one command's module; errors that a user can correct become sentences on stderr and status 2, not tracebacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(name: str, module: str, argv: list[str]) -> int:
     """Call a command's typer app with its arguments; returns the exit status."""
 
     def command() -> object:
-        # what is asked for as JSON a program reads, also through a terminal
+        # a program reads JSON, even through a terminal
         waiting = nullcontext() if "--json" in argv else doing(f"smtrain {name}: one moment", once=True)
         with waiting:
             return _parsed(import_module(module).app, f"smtrain {name}", argv)
@@ -33,7 +33,7 @@ def call(name: str, module: str, argv: list[str]) -> int:
 
 
 def _parsed(app: Any, name: str, argv: list[str]) -> object:
-    """Run a command; what is wrong with the words it was called with is one sentence, like any other error."""
+    """Run a command; a wrong command line becomes one sentence, like any other error."""
     try:
         return app(args=argv, prog_name=name, standalone_mode=False)
     except Exception as error:  # newer typers have a click of their own, so no class is named here
@@ -47,13 +47,13 @@ def _parsed(app: Any, name: str, argv: list[str]) -> object:
 
 
 def guarded(command: Callable[[], object]) -> int:
-    """The exit status of a command. Its errors are told here, and so is a reader of its output that has gone."""
+    """The exit status of a command, with its errors printed; a reader that is gone is no error."""
     forget()
     plainly(sys.stdout)
     plainly(sys.stderr)
     try:
         status = _ended(command)
-        sys.stdout.flush()  # what is left in it is refused here, not while the interpreter ends
+        sys.stdout.flush()  # an error of the last write must come here, not at interpreter exit
     except ConfigError as error:
         for fault in error.faults:
             say(f"smtrain: {in_flags(fault)}", error=True)
@@ -72,18 +72,18 @@ def guarded(command: Callable[[], object]) -> int:
         _close()
         return 0
     except Exception as error:
-        told = sentence(error)
-        if told is None:
+        text = sentence(error)
+        if text is None:
             raise
         if isinstance(error, OSError):
             _close()
-        say(f"smtrain: {told}", error=True)
+        say(f"smtrain: {text}", error=True)
         return 2
     return status if isinstance(status, int) else 0
 
 
 def _ended(command: Callable[[], object]) -> object:
-    """What a command gives back, or leaves with: click's own way is to exit."""
+    """The result of a command, or its exit status: click exits by itself."""
     try:
         return command()
     except SystemExit as leaving:
@@ -91,7 +91,7 @@ def _ended(command: Callable[[], object]) -> object:
 
 
 def _close() -> None:
-    """Where nobody takes our output any more, what is left of it goes nowhere: the interpreter would complain."""
+    """Discard the rest of the output if its reader is gone: the interpreter would complain about it."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -14,7 +14,7 @@ app = options.app()
 
 
 class WhatOption(str, Enum):
-    """What of a job to copy."""
+    """The part of a job's output to copy."""
 
     model = "model"
     checkpoints = "checkpoints"
@@ -35,7 +35,7 @@ def download(
 ) -> None:
     """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
 
-    Files that are there and the same are left; others are replaced only if asked for.
+    Identical files are kept; others are replaced only with --overwrite.
     """
     options.folder_of("FOLDER", folder)
     stages = ("export", "train") if what is WhatOption.model else ("train",)

@@ -73,7 +73,7 @@ def evaluate(
     if out is not None and not overwrite and (Path(out) / "evaluation.json").exists():
         raise ConfigError([f"{Path(out) / 'evaluation.json'} would be replaced; give another --out, or --overwrite"])
 
-    def told(text: str) -> None:
+    def progress(text: str) -> None:
         say(text, error=True)
 
     asked = EvaluationRequest(
@@ -84,21 +84,21 @@ def evaluate(
     here = {given: _found(given, target) for given in models if Path(given).is_dir() or not_here(given)}
     for given in models:
         if given not in here and "/" not in given:
-            place_of(given, options.name_of(target))  # refused if no place can be asked
-    refuse_unreachable(asked)  # before anything far is asked for, or fetched for nothing
-    folder, *bases = ((here.get(given) or _found(given, target)).fetch(told) for given in models)
+            place_of(given, options.name_of(target))  # raises if there is no target to ask
+    refuse_unreachable(asked)  # before anything is fetched
+    folder, *bases = ((here.get(given) or _found(given, target)).fetch(progress) for given in models)
     under = bases[0] if bases else None
-    made = evaluate.evaluate(folder, under, asked, told, under)
+    made = evaluate.evaluate(folder, under, asked, progress, under)
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
         say(evaluate.save(made, Path(out)), error=as_json)
 
 
 def _found(given: str, target: options.TargetOption | None) -> FoundModel:
-    """A model where it lies. Raises `CheckpointError` if this machine's memory does not hold it."""
+    """Find a model. Raises `CheckpointError` if this machine's memory does not hold it."""
     from smtrain.tools.chat.resolve_model import find
     from smtrain.worker.generation.memory_fit import refuse_too_large
 
-    found = find(given, options.name_of(target))
-    refuse_too_large([found.need], stage="evaluate")  # one model after the other
-    return found
+    model = find(given, options.name_of(target))
+    refuse_too_large([model.need], stage="evaluate")  # one model after the other
+    return model

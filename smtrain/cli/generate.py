@@ -27,7 +27,7 @@ def generate(
     ] = None,
     out: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write JSON lines there; goes on if interrupted.", show_default=False),
+        typer.Option(metavar="FILE", help="Write JSON lines there; resumes if interrupted.", show_default=False),
     ] = None,
     overwrite: options.Overwrite = False,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")] = False,
@@ -53,9 +53,8 @@ def generate(
     import json as encoder
 
     from smtrain.core.errors import ConfigError
-    from smtrain.tools.chat.batch import generate as generated
-    from smtrain.tools.chat.batch import one_by_one
-    from smtrain.tools.chat.prompts import read_prompts
+    from smtrain.tools.chat.generate import generate as generated
+    from smtrain.tools.chat.generate import one_by_one, read_prompts
     from smtrain.worker.generation.sampling import Sampling
 
     typed({**FLAGS, "batch": "--batch"})
@@ -68,15 +67,15 @@ def generate(
     def tell(text: str) -> None:
         say(text, error=True)
 
-    asked = read_prompts(files or (), prompt or ())
+    queue = read_prompts(files or (), prompt or ())
     if stream:
         before = -1
         for number, piece in one_by_one(
-            model, asked, chat=chat, system=system, adapter=adapter, template=template, sampling=sampling,
+            model, queue, chat=chat, system=system, adapter=adapter, template=template, sampling=sampling,
             target=options.name_of(target), say=tell,
         ):  # fmt: skip
             if number != before:
-                say(("" if before < 0 else "\n") + f"> {asked[number].shown(chat)}", end="")
+                say(("" if before < 0 else "\n") + f"> {queue[number].shown(chat)}", end="")
                 before = number
             say(piece, end="")
             typer.get_text_stream("stdout").flush()
@@ -89,7 +88,7 @@ def generate(
     if out is not None:
         say(out)
         return
-    for asking, record in zip(asked, records, strict=True):
+    for asking, record in zip(queue, records, strict=True):
         if json:
             say(encoder.dumps(record, ensure_ascii=False), whole=True)
         else:

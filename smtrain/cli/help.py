@@ -1,4 +1,4 @@
-"""Help of every command: examples, options in groups when there are many, and lines that fit the terminal.
+"""Help of the commands: examples, options in groups, and lines that fit the terminal.
 
 The two tables are keyed by the words after `smtrain`. `options.app` makes commands of the classes below.
 """
@@ -177,7 +177,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("smtrain local clean --run my-run --yes", "one run with all that it left, unasked"),
     ),
 }
-"""Command lines that a user would type, each with what it is for."""
+"""Example command lines, each with its purpose."""
 
 _CONFIG = ("--set", "--target")
 _START = (
@@ -289,14 +289,14 @@ _WORD = r"(?:'[^']*'|\S)+"
 _HYPHEN = "\u2011"  # click breaks a line after any other, also inside `max-model-len`
 
 MANY = 8
-"""Options that a list may have before it is cut into groups."""
+"""Longest list of options without groups."""
 
 
 class Helped(TyperCommand):
     """A command whose help has examples and groups."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the usage line, without the brackets that say again what is required or repeatable."""
+        """The words of the usage line, without redundant brackets."""
         return [_plain_word(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -324,13 +324,13 @@ class Helped(TyperCommand):
 
 
 class HelpedGroup(TyperGroup):
-    """A command with commands of its own; each is told by its whole first sentence."""
+    """A command with subcommands, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a row a command; the text is wrapped, not cut."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        """Write a row for each command; the text is wrapped, not cut."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            shown = [(name, command) for name, command in found if command and not command.hidden]
+            shown = [(name, command) for name, command in commands if command and not command.hidden]
             formatter.write_dl([(name, command.get_short_help_str(_WHOLE)) for name, command in shown])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -339,7 +339,7 @@ class HelpedGroup(TyperGroup):
 
 
 def path_of(ctx: Any) -> str:
-    """The words of a command as they are typed, without `smtrain`."""
+    """The words of a command, without `smtrain`."""
     return str(ctx.command_path).removeprefix("smtrain ")
 
 

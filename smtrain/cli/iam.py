@@ -1,4 +1,4 @@
-"""`smtrain iam policy CONFIG`: the least that the execution role and the caller must be allowed, as IAM's JSON."""
+"""`smtrain iam policy CONFIG`: minimal policies of the execution role and the caller, as IAM's JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def iam() -> None:
 def policy(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
-    caller: Annotated[bool, typer.Option("--caller", help="Only the policy of whoever runs smtrain.")] = False,
+    caller: Annotated[bool, typer.Option("--caller", help="Only the policy of the user who runs smtrain.")] = False,
     role: Annotated[bool, typer.Option("--role", help="Only the policy of the execution role.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Only the role's trust policy.")] = False,
 ) -> None:

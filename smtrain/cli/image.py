@@ -26,7 +26,8 @@ ForConfig = Annotated[
 
 @app.callback()
 def image() -> None:
-    """The image of your jobs: built so that they install nothing, verified before it costs, or a tiny one for tests."""
+    """The image of your jobs: build one that installs nothing, verify it before it costs, or make a tiny one for
+    tests."""
 
 
 @app.command()
@@ -50,9 +51,9 @@ def build(
     ] = None,
     set_: options.Set = None,
 ) -> None:
-    """Build an image with all that the config's stages import, pinned by hash: its jobs install nothing at start.
+    """Build an image with all packages of the config's stages, pinned by hash: its jobs install nothing at start.
 
-    What the base image has is never replaced. Without Docker, --context writes what any builder takes.
+    Packages of the base image are never replaced. Without Docker, --context writes the input of any builder.
     """
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import connect, present_image
@@ -179,8 +180,8 @@ def tiny(
 ) -> None:
     """Make a small image for the CPU, without a registry, for tests of jobs in containers.
 
-    It borrows this machine's Python, read-only, and so works on this machine alone; without --from it borrows the
-    programs in /usr as well, and is made in a second.
+    It uses this machine's Python, read-only, and so works only on this machine; without --from it uses the programs
+    in /usr as well, and is made in a second.
     """
     from smtrain.core.errors import LocalError
     from smtrain.plane.docker import connect
@@ -196,8 +197,8 @@ def _say_unpatched(image: str) -> None:
     """Say on stderr that AWS no longer patches an image."""
     from smtrain.core.facts.images import unpatched
 
-    if told := unpatched(image):
-        say(told, error=True)
+    if warning := unpatched(image):
+        say(warning, error=True)
 
 
 def _load(config: str, set_: list[str] | None) -> JobConfig:
@@ -223,14 +224,14 @@ def _stages(job: JobConfig) -> list[Stage]:
 
 
 def _needs(job: JobConfig, stages: Sequence[Stage]) -> list[str]:
-    """What the packages depend on beside the stages."""
+    """Options in `data` that need more packages."""
     from smtrain.core.protocol.entrypoints import data_needs
 
     return data_needs(job.data.model_dump()) if "prepare" in stages else []
 
 
 def _seen(client: Any, image: Any, engine: str) -> tuple[Contents | None, str]:
-    """What is in a base that is here, and its user; nothing of one that is not."""
+    """Contents and user of a base image; None and empty if it is not on this machine."""
     if image is None:
         return None, ""
     from smtrain.client.launch.image_inspect import look

@@ -1,4 +1,4 @@
-"""`smtrain images`: the training images that are known, and which one a region's jobs get."""
+"""`smtrain images`: known training images, and the one that a region's jobs get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = options.app()
 
 
 class EngineOption(str, Enum):
-    """What an image is for."""
+    """The engine of an image."""
 
     native = "native"
     nxd = "nxd"
@@ -35,8 +35,8 @@ def images(
     uri = image_uri(region, engine.value) if known else None
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
-        told = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
-        say(json.dumps({**told, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2), whole=True)
+        summary = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
+        say(json.dumps({**summary, "gpu_uri": gpu_image_uri(region), "gpu_images": gpu_rows()}, indent=2), whole=True)
         return
     say(f"{'TAG':46} {'NEURON SDK':10} {'NXD':11} ENGINES")
     for row in rows:
@@ -51,7 +51,7 @@ def images(
         name = f"{row['repository']}:{row['tag']}"
         say(f"{name:94} {row['cuda']:5} {row['patched_until']}{' (ended)' if unpatched(name) else ''}")
         say(f"    {row['note']}")
-    told_uri = uri or "no image is known; set compute.image"
-    say(f"\n{region}, engine {engine.value} on Neuron cores: {told_uri}")
+    default = uri or "no image is known; set compute.image"
+    say(f"\n{region}, engine {engine.value} on Neuron cores: {default}")
     say(f"{region}, engine native on GPUs: {gpu_image_uri(region)}")
     say(f"(known {facts['date']}; a whole URI in compute.image always wins)")

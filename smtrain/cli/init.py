@@ -22,7 +22,7 @@ _QUESTIONS = {
                 "demo://tiny-llama"),
     "--data": ("The text: a file or folder (jsonl, parquet, plain text), s3://..., hf://NAME or demo://python-stdlib",
                "demo://python-stdlib"),
-    "--machines": ("Where: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
+    "--machines": ("The machines: `here`, or an instance type and how many, such as ml.trn1.32xlarge:2", "here"),
 }  # fmt: skip
 _BYTES_PER_TOKEN = 4  # of English text, with a vocabulary of 32,000 to 150,000
 _REGION = "us-west-2"
@@ -40,7 +40,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
-    """Write a commented config; asks for what no option says: the model, the text, and where to train."""
+    """Write a commented config; asks for missing options: the model, the text, and the machines."""
     from smtrain.client.launch.inputs import type_faults
     from smtrain.core.config.sample import Machines, values
     from smtrain.core.errors import ConfigError
@@ -67,8 +67,8 @@ def init(
     if adapted:
         machines = f"{config.compute.instance_count} x {config.compute.instance_type}"
         say(f"to train all weights of this model does not fit on {machines}; train.adapter, with LoRA, does")
-    for told in _known_to_fail(config, known):
-        say(f"! {told}")
+    for cause in _known_to_fail(config, known):
+        say(f"! {cause}")
     say(f"wrote {file}; next:")
     for command in ("plan", "check", "run"):
         say(f"  smtrain {command} {file}")
@@ -77,7 +77,7 @@ def init(
 def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[JobConfig, str]:
     """The config of these keys and its YAML; with LoRA in `content` if only that fits the machines.
 
-    Raises `ConfigError` for what cannot run: it is said now, and nothing is written.
+    Raises `ConfigError` for a config that cannot run, before anything is written.
     """
     from smtrain.client.planner.resolve_mesh import LORA_FITS
     from smtrain.client.planner.search import RANK
@@ -97,7 +97,7 @@ def _written(content: dict[str, Any], file: Path, *, open_keys: bool) -> tuple[J
 
 
 def _loaded(text: str, folder: Path) -> JobConfig:
-    """The config of a text, with its paths as they are seen from here."""
+    """The config of a text, with paths relative to the working directory."""
     from smtrain.client.planner.resolve import load_config
     from smtrain.core.yaml_text import parse
 
@@ -108,7 +108,7 @@ def _loaded(text: str, folder: Path) -> JobConfig:
 
 
 def _say_size(config: JobConfig, known: bool) -> None:
-    """Say how large the text is, how many steps read it, and how long a run of a known model takes here."""
+    """Say the size of the text, the steps that read it, and the time of a run of a known model here."""
     from smtrain.client.planner.this_machine import is_here, plan_here
     from smtrain.client.planner.workload import text_bytes
     from smtrain.core.config.units import spell, spell_bytes
@@ -125,12 +125,12 @@ def _say_size(config: JobConfig, known: bool) -> None:
         plan = plan_here(config)
         if plan.hours is not None:
             say(f"{config.train.steps} steps take about {spell(plan.hours * 3600)} on {plan.machines}")
-        for told in plan.faults:
-            say(f"! {told}")
+        for fault in plan.faults:
+            say(f"! {fault}")
 
 
 def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
-    """Name what is known to stop this config later, or to end soon, each with its remedy."""
+    """Known causes that would stop this config later, each with a remedy."""
     from smtrain.core.config.checks.weights import gated_faults
     from smtrain.core.demo.inputs import SMOLLM2
     from smtrain.core.errors import ConfigError
@@ -146,8 +146,8 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
             training_image(config.compute.region or _REGION, config.train.engine, config.compute.instance_type)
         except ConfigError as error:
             yield str(error)
-        if told := end_of_life(config.train.engine):
-            yield f"{told}; nothing needs to be done today, and trn2 with engine native is what follows"
+        if end := end_of_life(config.train.engine):
+            yield f"{end}; nothing needs to be done today, and trn2 with engine native is what follows"
     if not known:
         yield (
             f"model.path: the shape of {config.model.path} is not known here, so memory, time and cost are not either; "
@@ -156,7 +156,7 @@ def _known_to_fail(config: JobConfig, known: bool) -> Iterator[str]:
 
 
 def _shape_known(model: str) -> bool:
-    """Whether the planner knows the model's shape, by its folder or its name, and so can choose a mesh."""
+    """True if the planner knows the model's shape from its folder or name, and so can choose a mesh."""
     from smtrain.client.planner.workload import shape_of
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import ConfigError
@@ -169,7 +169,7 @@ def _shape_known(model: str) -> bool:
 
 
 def _asked(option: str, given: str | None) -> str:
-    """The option, else the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
+    """The option, or the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
     from smtrain.core.errors import ConfigError
 
     if given is not None:
@@ -183,7 +183,7 @@ def _asked(option: str, given: str | None) -> str:
 
 
 def _from(folder: Path, path: str) -> str:
-    """A path of this machine as it is written in a file of `folder`."""
+    """A path of this machine, relative to `folder`."""
     if "://" in path or Path(path).expanduser().is_absolute():
         return path
     relative = os.path.relpath(path, folder)
@@ -191,5 +191,5 @@ def _from(folder: Path, path: str) -> str:
 
 
 def _seen_from_here(folder: Path, path: str) -> str:
-    """The same path seen from where the command runs."""
+    """A path in a file of `folder`, relative to the working directory."""
     return path if "://" in path else str(folder / Path(path).expanduser())

@@ -23,7 +23,7 @@ NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
 def status(
     secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False,
 ) -> None:
-    """Show whether the control plane runs, where, what it keeps on disk, and how to point other tools at it."""
+    """Show the control plane's state, address and disk use, and how to point other tools at it."""
     from smtrain.plane.client import home_folder, running, server_pid
     from smtrain.plane.server.clean import aside, usage
 
@@ -99,23 +99,23 @@ def clean(
     if not options.is_named(jobs, age, everything, run or None):
         return
     endpoint = ensure_running()
-    found = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
-    _show(found)
-    if found.empty:
+    removal = plan(endpoint, jobs=jobs or age is not None, older_than=age, everything=everything, run=run)
+    _show(removal)
+    if removal.empty:
         say("nothing to remove")
         return
     if options.may_remove(yes):
-        say(f"{spell_bytes(max(0, remove(endpoint, found, everything=everything)))} freed")
+        say(f"{spell_bytes(max(0, remove(endpoint, removal, everything=everything)))} freed")
 
 
-def _show(found: Removal) -> None:
+def _show(removal: Removal) -> None:
     from smtrain.core.config.units import spell_bytes
 
-    if found.jobs:
-        names = ", ".join(sorted({record.run for record in found.jobs}))
-        say(f"to go: {len(found.jobs)} jobs of {names}")
-    if found.objects:
-        say(f"to go: {len(found.objects)} objects in S3, {spell_bytes(sum(found.objects.values()))}")
-    for path in found.folders:
+    if removal.jobs:
+        names = ", ".join(sorted({record.run for record in removal.jobs}))
+        say(f"to go: {len(removal.jobs)} jobs of {names}")
+    if removal.objects:
+        say(f"to go: {len(removal.objects)} objects in S3, {spell_bytes(sum(removal.objects.values()))}")
+    for path in removal.folders:
         say(f"to go: {path}")
-    options.say_kept(found.kept)
+    options.say_kept(removal.kept)

@@ -1,4 +1,4 @@
-"""`smtrain logs JOB`: what the hosts wrote."""
+"""`smtrain logs JOB`: the log lines of its hosts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def logs(
         typer.Option(min=0, help="Show only this many of the lines that are there already.", show_default=False),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue where the last --follow of this job stopped.")
+        bool, typer.Option("--resume", help="Continue after the last line of the last --follow.")
     ] = False,
     plain: options.Plain = False,
     every: options.Every = None,

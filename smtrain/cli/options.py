@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from smtrain.core.config import JobConfig, Stage
 
 NARROW = 54
-"""Columns below which click would print help as if there were so many."""
+"""Below this many columns click would print help for a wider terminal."""
 
 
 class TargetOption(str, Enum):
-    """Where jobs go."""
+    """Targets of jobs."""
 
     local = "local"
     aws = "aws"
@@ -64,10 +64,10 @@ To = Annotated[
     typer.Option("--target", help="Overrides the config's target.", show_default=False),
 ]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
-At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="Where the job is.")]
+At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")]
 Where = Annotated[
     Optional[TargetOption],  # noqa: UP045
-    typer.Option("--target", help="Where the job is; default: here if it is known here, else AWS.", show_default=False),
+    typer.Option("--target", help="The job's target; default: here if it is known here, else AWS.", show_default=False),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")]
 Every = Annotated[
@@ -166,7 +166,7 @@ class StartOptions(ConfigOptions):
 
     @property
     def view(self) -> View:
-        """How the jobs are shown."""
+        """The view of the running jobs."""
         from smtrain.client.follow.show import View
 
         return View(panel=False if self.plain else None, every=seconds_of("--every", self.every))
@@ -178,7 +178,7 @@ class StartOptions(ConfigOptions):
         if self.upload and not self.dry_run:
             raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
         config = super().load()
-        if self.docker and (self.target_name or config.target) == "aws":  # where every host is a container
+        if self.docker and (self.target_name or config.target) == "aws":  # every host is a container there
             raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
         return config
 
@@ -229,7 +229,7 @@ class ServiceOptions:
 
 
 def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool = False) -> list[str]:
-    """The keys that options of a command override, as --set has them."""
+    """KEY=VALUE of every key that options of a command set, as for --set."""
     if docker:
         typed({"local.run_in": "--docker"})
     if from_step is not None:
@@ -242,12 +242,12 @@ def keys_of(set_: list[str] | None, from_step: int | None = None, docker: bool =
 
 
 def name_of(target: TargetOption | None) -> TargetName | None:
-    """The option as the library's own word."""
+    """The option as the library's `TargetName`."""
     return None if target is None else target.value
 
 
 def job_named(name: str, target: TargetOption | None, stages: tuple[str, ...] = ()) -> Job:
-    """The job of a name; of a run's name, the one that `job_of` takes, which is said."""
+    """The job of a name; for a run's name, `job_of` chooses the job, which is then printed."""
     from smtrain.client.jobs.listing import job_of
 
     job = job_of(name, name_of(target), stages)
@@ -257,7 +257,7 @@ def job_named(name: str, target: TargetOption | None, stages: tuple[str, ...] = 
 
 
 def seconds_of(option: str, text: str | None) -> float | None:
-    """A duration option in seconds; raises `JobError` where it is none."""
+    """A duration option in seconds; raises `JobError` for an invalid one."""
     if text is None:
         return None
     from smtrain.core.config.units import seconds
@@ -284,7 +284,7 @@ Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confi
 
 
 def age_of(text: str | None) -> float | None:
-    """`--older-than` in seconds; raises `ConfigError` if it is no duration."""
+    """`--older-than` in seconds; raises `ConfigError` for an invalid one."""
     from smtrain.core.config.units import seconds
     from smtrain.core.errors import ConfigError
 
@@ -295,7 +295,7 @@ def age_of(text: str | None) -> float | None:
 
 
 def is_named(*given: object) -> bool:
-    """True if an option of `clean` names something to remove; else the options that do are said."""
+    """True if an option of `clean` names something to remove; otherwise print those options."""
     if any(one is not None and one is not False for one in given):
         return True
     say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
@@ -303,7 +303,7 @@ def is_named(*given: object) -> bool:
 
 
 def may_remove(yes: bool) -> bool:
-    """True if the user agrees to remove what was shown. Raises `LocalError` if there is no terminal to ask on."""
+    """True if the user agrees to the removal. Raises `LocalError` if there is no terminal to ask on."""
     import sys
 
     from smtrain.core.errors import LocalError
@@ -328,7 +328,7 @@ def say_kept(kept: dict[str, str]) -> None:
 
 
 def folder_of(option: str, text: str | None) -> str | None:
-    """A folder that will be written into, as it was typed; raises `JobError` where it cannot be one."""
+    """An output folder as it was typed; raises `JobError` for an empty name or a file."""
     from pathlib import Path
 
     from smtrain.core.errors import JobError
@@ -410,8 +410,10 @@ def _narrow_help() -> None:
 
 
 def materialised(model: str) -> str:
-    """A model or text of the demo as the folder that it is made into; anything else as it is. Every command takes what
-    a user names by this or by `tools.chat.resolve_model.find`."""
+    """The folder of a demo:// model or text, which is made if needed; anything else unchanged.
+
+    Every command resolves names with this or with `tools.chat.resolve_model.find`.
+    """
     if not model.startswith("demo://"):
         return model
     from smtrain.core.demo import materialise
@@ -420,7 +422,7 @@ def materialised(model: str) -> str:
 
 
 def model_folder(model: str) -> str:
-    """The folder of a model, which may be named by one of its files, or as one of the demo's."""
+    """The folder of a model, given as a folder, one of its files, or a demo:// URI."""
     from smtrain.core.errors import CheckpointError
     from smtrain.core.protocol.uris import not_here
 

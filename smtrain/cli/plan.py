@@ -1,4 +1,4 @@
-"""`smtrain plan CONFIG`: what a run needs, takes and costs, before anything is paid for."""
+"""`smtrain plan CONFIG`: needs, time and cost of a run, before anything is paid for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = options.app()
 
 
 class Rank(str, Enum):
-    """What the table of choices is ordered by."""
+    """Order of the table of choices."""
 
     time = "time"
     cost = "cost"
@@ -121,14 +121,14 @@ def plan(
         )
         for config in configs
     ]  # fmt: skip
-    shown = made[0] if len(made) == 1 else _beside(configs, made, tokens, set_ or [])
+    shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
     say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
     if not all(one.fits for one in made):
         raise typer.Exit(1)
 
 
-def _beside(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
-    """The plans by their files' names; without --tokens, to those of the first config's run."""
+def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
+    """The plans by file name; without --tokens, for the tokens of the first config."""
     from smtrain.client.planner.compare_plans import beside
     from smtrain.client.planner.resolve import load_config, planned_for
 
@@ -159,7 +159,7 @@ def _probed(name: str, as_json: bool) -> str:
 
 
 def _rate(run: str) -> float:
-    """Tokens a second of a run: itself a number, or read from a job or a file of metrics."""
+    """Tokens a second of a run: a number, or read from a job or a file of metrics."""
     try:
         return float(run)
     except ValueError:

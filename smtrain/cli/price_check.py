@@ -1,4 +1,4 @@
-"""Before a job is paid for: its plan on one screen, a question above the price limit, and the plan as the job's tag."""
+"""Show a job's plan before it is paid for, ask above the price limit, and tag the job with the plan."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.text import say
 
 _OF_LIMITS = ("compute.max_run:", "a step of ")
-"""How a plan's warnings of limits of time begin (client/planner/warnings.py): the job's, and the one after a stop."""
+"""Prefixes of a plan's warnings about time limits (client/planner/warnings.py): of the job, and after a stop."""
 
 
 def say_unpatched(config: JobConfig, target: TargetName | None = None) -> None:
-    """Say on stderr that the image of a run on AWS gets no more patches, if a plan does not say it."""
-    told = unpatched(config.compute.image) if (target or config.target) == "aws" else None
-    if told:
-        say(f"compute.image: {told}", error=True)
+    """Say on stderr that the image of a run on AWS gets no more patches, if no plan says it."""
+    end = unpatched(config.compute.image) if (target or config.target) == "aws" else None
+    if end:
+        say(f"compute.image: {end}", error=True)
 
 
 def planned(
     config: JobConfig, target: TargetName | None, *, ask: bool, show: bool = True, warn: bool = False
 ) -> JobConfig:
-    """The config with its plan among the tags, for jobs that AWS would bill; any other comes back as it is.
+    """The config with its plan among the tags, for jobs that AWS would bill; any other config unchanged.
 
-    `show` prints the plan; `warn` says on stderr what it warns of limits of time, for a dry run, which shows no plan.
-    With `ask`, raises `JobError` where the plan passes `compute.price_limit`, or a limit is set and no price can be
-    told, and nobody at the terminal agrees.
+    `show` prints the plan; `warn` prints its warnings about time limits on stderr, for a dry run, which shows no plan.
+    With `ask`, raises `JobError` if the plan exceeds `compute.price_limit`, or a limit is set and the price is
+    unknown, and the user does not agree on a terminal.
     """
     if (target or config.target) != "aws":
         return config

@@ -24,7 +24,7 @@ def run(
         Optional[bool],  # noqa: UP045
         typer.Option(
             "--wait/--detach",
-            help="Follow to the end; on Slurm a run can go on alone.",
+            help="Follow to the end; on Slurm a run can continue alone.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def run(
     done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
     if not waits:
         last = done.results[-1].job.name
-        say(f"queued; the cluster goes on by itself. Follow it:  smtrain run {start.config} --target slurm --wait")
+        say(f"queued; the cluster continues by itself. Follow it:  smtrain run {start.config} --target slurm --wait")
         say(f"one stage:  smtrain logs {last} --follow --target slurm")
         return
     folder = done.download(download, overwrite=overwrite) if download else None

@@ -15,7 +15,7 @@ app = options.app()
 
 
 class ServerOption(str, Enum):
-    """What serves."""
+    """Servers of models."""
 
     vllm = "vllm"
     transformers = "transformers"

@@ -1,4 +1,4 @@
-"""`smtrain status JOB`: where a job stands."""
+"""`smtrain status JOB`: state, progress and results of a job."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def status(job: options.JobName, target: options.Where = None) -> None:
     from smtrain.core.config.units import spell
 
     handle = options.job_named(job, target)
-    told, now = handle.describe(), datetime.now(timezone.utc)
-    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=told)
+    described, now = handle.describe(), datetime.now(timezone.utc)
+    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=described)
     cost = progress.cost(now)
     say(f"job:         {handle.name}")
-    say(f"status:      {told['TrainingJobStatus']} ({told['SecondaryStatus']})")
+    say(f"status:      {described['TrainingJobStatus']} ({described['SecondaryStatus']})")
     if cost:
         say(f"machines:    {cost.machines}")
-    for change in told.get("SecondaryStatusTransitions", []):
+    for change in described.get("SecondaryStatusTransitions", []):
         took = f"{spell((change['EndTime'] - change['StartTime']).total_seconds())}" if change.get("EndTime") else "..."
         say(f"             {change['StartTime'].astimezone():%H:%M:%S} {change['Status']:12} {took}")
-    changes = told.get("SecondaryStatusTransitions", [])
+    changes = described.get("SecondaryStatusTransitions", [])
     if changes and not changes[-1].get("EndTime") and (message := changes[-1].get("StatusMessage")):
         say(f"             {message}")
     if cost:
@@ -45,41 +45,41 @@ def status(job: options.JobName, target: options.Where = None) -> None:
         losses = [r["loss"] for r in records if "loss" in r]
         numbers = "  ".join(f"{name} {value}" for name, value in progress.numbers()[1:])
         say(f"step:        {progress.last['step']:.0f}  {numbers}  {sparkline(losses, 40)}")
-    if planned := plan_tag.read(handle.target.tags(told)):
+    if planned := plan_tag.read(handle.target.tags(described)):
         rates = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
         say(f"plan:        {plan_tag.compare(planned, median(rates) if rates else None)}")
-    for line in left_behind(handle, told):
+    for line in left_behind(handle, described):
         say(line)
     if (why := handle.explain()).failed:
         say(why)
 
 
-def left_behind(job: Job, told: dict[str, Any]) -> list[str]:
-    """What the job has left so far, where it lies, and the command that copies it or goes on from it."""
+def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
+    """The outputs of the job so far, their URIs, and the command that copies or continues each."""
     from smtrain.client.jobs.results import exported, parts
     from smtrain.core.facts.sagemaker import ENDED
     from smtrain.core.protocol.requests import stage_of
 
-    ended, copy = told["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
+    ended, copy = described["TrainingJobStatus"] in ENDED, f"smtrain download {job.name} FOLDER"
     stage = (stage_of(job.name) or ("", ""))[1]
-    saved = parts(job, "checkpoints", told)
+    saved = parts(job, "checkpoints", described)
     lines = [f"checkpoint:  step {int(part.folder.rpartition('_')[2])}, {part.uri}" for part in saved]
     if saved:
         lines.append(f"             {copy} --what checkpoints")
     elif stage == "train":
         none = "none: it saved none, or a later job of the run pruned them" if ended else "none yet"
         lines.append(f"checkpoint:  {none}")
-    for part in parts(job, "metrics", told):
+    for part in parts(job, "metrics", described):
         lines += [f"metrics:     {part.uri}", f"             {copy} --what metrics"]
-    for part in parts(job, "model", told):
+    for part in parts(job, "model", described):
         heading = "model:" if stage == "export" else "output:"
         lines += [f"{heading:12} {part.uri}", f"             {copy}"]
     if stage == "train" and ended:
-        if export := exported(job, told):
+        if export := exported(job, described):
             model = Job(export, job.target).output
             lines += [f"model:       {model}", f"             smtrain download {export} FOLDER"]
-        elif told["TrainingJobStatus"] == "Completed":
+        elif described["TrainingJobStatus"] == "Completed":
             lines.append("next:        `smtrain run CONFIG`, with the config of this job, exports the model")
         elif saved:
-            lines.append("next:        the command that started this job goes on from the last checkpoint")
+            lines.append("next:        the command that started this job resumes from the last checkpoint")
     return lines

@@ -29,8 +29,8 @@ def stop(
     handle.stop()
     if wait:
         say(f"{handle.name}: asked to save a checkpoint and stop, for which it has 120 s")
-        told = handle.known_status or ""
-        with doing(lambda: f"waiting for {handle.name} ({told})"):
+        state = handle.known_status or ""
+        with doing(lambda: f"waiting for {handle.name} ({state})"):
             for event in handle.events():
-                told = event if isinstance(event, str) else told
+                state = event if isinstance(event, str) else state
     say(f"{handle.name}: {handle.status}")

@@ -1,4 +1,4 @@
-"""Errors in the words that the user typed: the library names keys, a command line has flags."""
+"""Show errors with the flags of the command line: the library names keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _ALWAYS = {" (overwrite=True)": ""}
 
 
 def forget() -> None:
-    """A command begins: nothing is known of its flags."""
+    """Forget the flags of an earlier command."""
     _flags.clear()
 
 
 def typed(flags: dict[str, str]) -> None:
-    """From here on, errors name these keys by the flags that stand for them on this command line."""
+    """Name these keys in later errors by their flags."""
     _flags.update(flags)
 
 
 def in_flags(text: str) -> str:
-    """The sentence with flags in place of keys: of dotted ones anywhere, of plain words where the sentence begins."""
+    """The sentence with flags in place of keys: dotted keys anywhere, plain words only at its beginning."""
     for key, flag in _flags.items():
         if re.search(r"[. ]", key):
             text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", flag, text)

@@ -1,4 +1,4 @@
-"""Sentences for a command line that a command does not take: the word, and the nearest one that it does take."""
+"""Explain a wrong command line: the unknown word, and the nearest known one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NUMBERS = re.compile(r"unable to parse|is not a valid (int|float|integer)")
 
 
 def unknown_command(argv: list[str], commands: Iterable[str]) -> str:
-    """Say that a first word is no command, with the command that was meant."""
+    """Say that a first word is no command, with the likely one."""
     word, names = argv[0], table("word_names")["commands"]
     if word.lower().endswith((".yaml", ".yml")):
         return f"no command {word!r}; did you mean `smtrain run {word}`?"
     meant = nearest(word, commands, cutoff=1) or nearest(word, names, names, cutoff=1)
     meant = meant or nearest(word, commands, cutoff=0.75) or nearest(word, names, names, cutoff=0.75)
     meant = meant or nearest(word, commands)
-    told = f"did you mean `smtrain {meant}`?" if meant else "`smtrain --help` lists the commands"
-    return f"no command {word!r}; {told}"
+    hint_ = f"did you mean `smtrain {meant}`?" if meant else "`smtrain --help` lists the commands"
+    return f"no command {word!r}; {hint_}"
 
 
 def sentence_of(error: Any, name: str, argv: list[str]) -> str:
@@ -42,13 +42,13 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
     path = getattr(context, "command_path", None) or name
     text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
     text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
-    told = hide(_better(error, context, path, text, argv) or text)
-    end = "" if told.endswith("?") else ";"
-    return f"{path}: {told[0].lower()}{told[1:]}{end} `{path} --help` shows what it takes"
+    said = hide(_better(error, context, path, text, argv) or text)
+    end = "" if said.endswith("?") else ";"
+    return f"{path}: {said[0].lower()}{said[1:]}{end} `{path} --help` shows what it takes"
 
 
 def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:
-    """The parser's sentence with the word that was meant; None if there is nothing to add."""
+    """The parser's sentence with the likely word; None if there is nothing to add."""
     if (option := getattr(error, "option_name", None)) and type(error).__name__ == "NoSuchOption":
         return f"no such option: {option}{_option_meant(str(option), context, path, argv)}"
     if found := re.fullmatch(r"No such command '(.*?)'\.?.*", text):
@@ -93,7 +93,7 @@ def _holding(word: str, options: list[str]) -> str | None:
 
 
 def _key_meant(word: str) -> str | None:
-    """The key of a config that an option was taken for: `train.lr`, `lr`, `learning-rate`."""
+    """The config key that an option was meant to set: `train.lr`, `lr`, `learning-rate`."""
     from smtrain.core.config import JobConfig
     from smtrain.core.config.error_messages import every_key, key_meant
 
@@ -112,7 +112,7 @@ def _subcommand_meant(word: str, known: list[str], path: str) -> str:
 
 
 def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
-    """The --set that an extra word was meant for: `train.lr=1e-4`, or the value behind `--set train.lr`."""
+    """The likely --set of an extra word: `train.lr=1e-4`, or the value after `--set train.lr`."""
     options = [one for param in context.command.get_params(context) for one in param.opts] if context else []
     first = extra.split()[0] if extra.split() else ""
     for param in context.command.get_params(context) if context and first else ():
@@ -130,14 +130,14 @@ def _extra_meant(extra: str, context: Any, argv: list[str]) -> str:
 
 
 def _choices_of(param: Any) -> list[str]:
-    """The words that an option takes, where its default is one of them or its type lists them."""
+    """The values of an option, if its default is an enum or its type lists them."""
     if isinstance(param.default, Enum):
         return [str(one.value) for one in type(param.default)]
     return [str(one) for one in getattr(getattr(param, "type", None), "choices", None) or ()]
 
 
 def _given(option: str, argv: list[str]) -> str:
-    """The value that was typed for an option; empty if there is none."""
+    """The value that was typed for an option; empty if it has no value."""
     for at, word in enumerate(argv):
         if word == option and at + 1 < len(argv):
             return argv[at + 1]

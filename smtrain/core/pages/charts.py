@@ -99,7 +99,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], words: str) -> str:
-    """Bars below each other, each with the names of the parts that have room for one; empty if there is none."""
+    """Bars below each other, each with the names of the parts that have room for one; empty without bars."""
     if not rows:
         return ""
     drawn = []

@@ -1,1 +1,1 @@
-"""Talking to a model: where it is, a conversation with it or with two side by side, files of prompts, a widget."""
+"""Talk to a model: find it, hold a conversation with it or with two side by side, answer files of prompts."""

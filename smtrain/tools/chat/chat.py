@@ -13,8 +13,7 @@ from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
-from smtrain.tools.chat.conversation import Chat, Speaker
-from smtrain.tools.chat.endpoint import EndpointChat
+from smtrain.tools.chat.conversation import Chat, EndpointChat, Speaker
 from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.worker.generation.memory_fit import refuse_too_large
 from smtrain.worker.generation.sampling import Sampling
@@ -44,18 +43,18 @@ def chat(
         sampling: How answers are drawn. Default: at temperature 0.7, among the 50 likeliest and 0.95 of probability;
             with `temperature=0` the likeliest token each time.
         endpoint: A SageMaker endpoint, such as `smtrain.deploy` makes, in place of `model`.
-        target: `local` or `aws`: where a run, job or s3:// prefix is. Default: here if it is known here, else AWS.
-        say: Takes what is told meanwhile.
+        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
+        say: Called with each line about progress.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
             stop, seed.
 
     Returns:
-        The conversation: `ask`, `stream`, `retry`, `clear`; a box to type in where a notebook shows it.
+        The conversation: `ask`, `stream`, `retry`, `clear`; in a notebook it shows a box to type in.
 
     Raises:
         CheckpointError: There is no model or chat template, the adapter is for another model, or the memory of this
             machine does not hold it.
-        ConfigError: A setting has no meaning, or neither or both of model and endpoint are given.
+        ConfigError: A setting has no meaning, or not exactly one of model and endpoint is given.
         JobError: No run or job of that name has a model.
 
     Examples:
@@ -68,9 +67,7 @@ def chat(
     if turns is not None and turns < 0:
         raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
     if endpoint is not None:
-        _refuse_beside_endpoint(
-            endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template}
-        )
+        _refuse_with_endpoint(endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template})
         return EndpointChat(endpoint, drawn, system, turns, target)
     if model is None:
         raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
@@ -80,20 +77,20 @@ def chat(
     return _loaded(found, other, on_top, compare is not None, drawn, system, template, turns, say)
 
 
-def _refuse_beside_endpoint(endpoint: str, given: dict[str, Any]) -> None:
-    """Raise `ConfigError` for what an endpoint has decided already, and for what cannot be its name."""
-    if beside := next((key for key, value in given.items() if value is not None), None):
-        raise ConfigError([f"{beside}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
+def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
+    """Raise `ConfigError` for an option that the endpoint has fixed, and for an invalid name."""
+    if option := next((key for key, value in options.items() if value is not None), None):
+        raise ConfigError([f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
     checked("endpoint", endpoint)
 
 
 def _usual(settings: dict[str, Any]) -> Sampling:
-    """A conversation's defaults; at temperature 0, which draws nothing, those without top_k and top_p."""
+    """Defaults of a conversation; without top_k and top_p at temperature 0, which draws nothing."""
     return replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
 
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
-    """`sampling` with single settings replaced. Raises `ConfigError` for one that there is not."""
+    """`sampling` with some settings replaced. Raises `ConfigError` for an unknown one."""
     if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
         raise ConfigError([f"{unknown[0]}: is not a generation setting; the settings are {names}"])
@@ -105,7 +102,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
 def chosen(
     model: Any, compare: Any, adapter: Any, target: TargetName | None
 ) -> tuple[FoundModel, FoundModel | None, FoundModel | None]:
-    """The model, what it is compared with if that is another one, and the adapter on it."""
+    """The model, the model to compare with if it is another one, and the adapter on the first."""
     found, on_top = find(model, target), None if adapter is None else find(adapter, target)
     other = None if compare is None else find(compare, target)
     if found.is_adapter:

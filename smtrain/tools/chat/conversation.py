@@ -1,12 +1,16 @@
-"""A conversation with one or two loaded models: questions, answers as they come, retries."""
+"""Conversations: with one or two loaded models, or with a SageMaker endpoint; answers come piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smtrain.core.errors import CheckpointError
+from smtrain.client.backends.sagemaker.calls import unnamed
+from smtrain.client.backends.sagemaker.target import Target
+from smtrain.core.errors import CheckpointError, ConfigError, JobError
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public_class
 from smtrain.core.text import clean
 from smtrain.worker.generation.sampling import Sampling
@@ -15,12 +19,12 @@ from smtrain.worker.generation.turns import Conversation
 
 @dataclass
 class Speaker:
-    """Who answers: a model, with its own half of the conversation."""
+    """A model that answers, with its own conversation."""
 
     name: str
-    """What its answers are headed with; empty if it is alone."""
+    """Heading of its answers; empty if only one model answers."""
     loaded: Any
-    """`smtrain.worker.generation.load.Loaded`; None where the model is elsewhere."""
+    """`smtrain.worker.generation.load.Loaded`; None for an endpoint."""
     plain: bool
     """Without the model's adapter."""
     conversation: Conversation
@@ -36,16 +40,16 @@ class Chat:
 
     @property
     def names(self) -> list[str]:
-        """Of those who answer, in the order in which they do."""
+        """Names of the models, in the order of their answers."""
         return [speaker.name for speaker in self._speakers]
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What was said, as {role, content}; with two models, the trained one's."""
+        """The conversation as {role, content}; with two models, that of the trained one."""
         return [*self._speakers[-1].conversation.messages]
 
     def by_name(self) -> dict[str, list[dict[str, str]]]:
-        """What was said to each who answers."""
+        """The messages of each model."""
         return {one.name: [*one.conversation.messages] for one in self._speakers}
 
     @property
@@ -66,17 +70,19 @@ class Chat:
         return answers if len(answers) > 1 else next(iter(answers.values()))
 
     def stream(self, text: str) -> Iterator[tuple[str, str]]:
-        """(who answers, piece of the answer), as it comes; what was answered until then is kept if it is left early."""
+        """(name of the model, piece of its answer), as it comes; a partial answer is kept if the caller stops early."""
         from smtrain.worker.generation.conversation import spelled
         from smtrain.worker.generation.generating import stream
 
         if not text.strip():
             raise CheckpointError("the question is empty; ask something")
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
-        told = [spelled(one.loaded, one.conversation.asked(text), sampling.max_new_tokens)[0] for one in self._speakers]
-        answers = [""] * len(told)
+        prompts = [
+            spelled(one.loaded, one.conversation.asked(text), sampling.max_new_tokens)[0] for one in self._speakers
+        ]
+        answers = [""] * len(prompts)
         try:
-            for number, (speaker, ids) in enumerate(zip(self._speakers, told, strict=True)):
+            for number, (speaker, ids) in enumerate(zip(self._speakers, prompts, strict=True)):
                 most = (speaker.loaded.positions or 1 << 30) - ids.shape[1]
                 short = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, most))
                 pieces = stream(speaker.loaded, ids, short, plain=speaker.plain)
@@ -92,7 +98,7 @@ class Chat:
                 speaker.conversation.add(text, answer)
 
     def retry(self) -> Iterator[tuple[str, str]]:
-        """The last question once more, with another seed, in place of its answer."""
+        """Ask the last question again with another seed, and replace its answer."""
         question = None
         for speaker in self._speakers:
             question = speaker.conversation.take_back()
@@ -102,7 +108,7 @@ class Chat:
         yield from self.stream(question)
 
     def clear(self) -> None:
-        """Forget what was said; the system prompt stays."""
+        """Forget the messages; the system prompt stays."""
         self._tries = 0
         for speaker in self._speakers:
             speaker.conversation.messages.clear()
@@ -117,3 +123,105 @@ class Chat:
         from smtrain.tools.chat.widget import show
 
         show(self)
+
+
+class EndpointChat(Chat):
+    """A conversation with an endpoint; `smtrain.chat(endpoint=...)` makes it."""
+
+    def __init__(
+        self, endpoint: str, sampling: Sampling, system: str | None, turns: int | None, target: TargetName | None
+    ) -> None:
+        super().__init__([Speaker("", None, False, Conversation(system, turns))], sampling)
+        self.endpoint = endpoint
+        self._place = Target(target if target == "local" else "aws")
+
+    def stream(self, text: str) -> Iterator[tuple[str, str]]:
+        """(name, piece of the answer), as it comes; a partial answer is kept if the caller stops early.
+
+        Raises `JobError` if the endpoint cannot be reached, or its model does not answer.
+        """
+        if not text.strip():
+            raise ConfigError(["the question is empty; ask something"])
+        (speaker,) = self._speakers
+        sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
+        body = chat_request(self.endpoint, speaker.conversation.asked(text), sampling)
+        answer = ""
+        stream = self._asked(body)
+        try:
+            for piece in pieces(stream, self.endpoint):
+                shown = clean(piece)
+                answer += shown
+                yield speaker.name, shown
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+            if answer:
+                speaker.conversation.add(text, answer)
+
+    def _asked(self, body: dict[str, Any]) -> Any:
+        from botocore.exceptions import ClientError
+
+        try:
+            return self._place.client("sagemaker-runtime").invoke_endpoint_with_response_stream(
+                EndpointName=self.endpoint, ContentType="application/json", Accept="text/event-stream",
+                Body=json.dumps(body).encode(),
+            )["Body"]  # fmt: skip
+        except ClientError as error:
+            code = error.response.get("Error", {}).get("Code")
+            if code == "ModelError":
+                raise JobError(_refused(self.endpoint, str(error.response.get("OriginalMessage") or error))) from None
+            if unnamed(error) or code == "ValidationError":
+                region = self._place.region_name()
+                raise JobError(
+                    f"there is no endpoint {self.endpoint} in {region}, or it is not in service yet; `smtrain deploy` "
+                    "makes one"
+                ) from None
+            raise
+
+
+def chat_request(endpoint: str, messages: list[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
+    """OpenAI's chat completion, with vLLM's `top_k`; `smtrain deploy` serves the model by the endpoint's name."""
+    drawn: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    if sampling.temperature:
+        drawn |= {"top_p": sampling.top_p, "seed": sampling.seed}
+        drawn |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    if sampling.stop:
+        drawn["stop"] = list(sampling.stop)
+    return {"model": endpoint, "messages": messages, "stream": True, **drawn}
+
+
+def pieces(stream: Iterable[dict[str, Any]], endpoint: str) -> Iterator[str]:
+    """The text in the events of a response stream; raises `JobError` for an error among them."""
+    held = b""
+    for event in stream:
+        if part := event.get("PayloadPart"):
+            held += part["Bytes"]
+            *lines, held = held.split(b"\n")
+            for line in lines:
+                yield from _text(line, endpoint)
+        else:
+            ((kind, details),) = event.items()
+            raise JobError(_refused(endpoint, f"{kind}: {details.get('Message', '')}"))
+    yield from _text(held, endpoint)
+
+
+def _text(line: bytes, endpoint: str) -> Iterator[str]:
+    """The text of one line: an event, or the whole answer of a server that does not stream."""
+    text = line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
+    if not text.startswith("{"):  # [DONE], a comment, the end of an event
+        return
+    try:
+        event = json.loads(text)
+    except ValueError:
+        raise JobError(_refused(endpoint, f"its answer is not JSON: {text[:200]}")) from None
+    if error := event.get("error"):
+        raise JobError(_refused(endpoint, str(error.get("message", error) if isinstance(error, dict) else error)))
+    for choice in event.get("choices") or ():
+        message = choice.get("delta") or choice.get("message") or {}
+        if content := message.get("content"):
+            yield str(content)
+
+
+def _refused(endpoint: str, why: str) -> str:
+    return f"the model of endpoint {endpoint} did not answer: {' '.join(why.split())}"

@@ -1,4 +1,4 @@
-"""The model that a word stands for: a folder, a run or job, an s3:// prefix or demo:// URI; fetched where it is far."""
+"""Find the model that a word names: a folder, run, job, s3:// prefix or demo:// URI; fetch it if it is not here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A Hugging Face folder or an adapter that was found, here or in S3."""
+    """A Hugging Face folder or an adapter, here or in S3."""
 
     name: str
     described: dict[str, Any]
@@ -37,19 +37,19 @@ class FoundModel:
     """Bytes of its weights."""
     is_adapter: bool
     folder: Path
-    """Where it lies on this machine, or will."""
+    """Its folder on this machine, which `fetch` fills."""
     far: tuple[JobPlace, str] | None = None
-    """Target and s3:// prefix of what is not here yet."""
+    """Target and s3:// prefix of a model that is not here yet."""
     size: float = 0.0
     """Bytes to fetch."""
 
     @property
     def need(self) -> Need:
-        """Memory that it takes."""
+        """Memory to hold it."""
         return need_of(self.name, self.weights, {} if self.is_adapter else self.described)
 
     def fetch(self, say: Say) -> Path:
-        """The folder, with everything in it; what is there from before is not fetched again."""
+        """The complete folder; files from an earlier call are not fetched again."""
         if self.far is None:
             return self.folder
         from smtrain.client.jobs.results import download
@@ -70,7 +70,7 @@ class FoundModel:
 def find(what: Any, target: TargetName | None = None) -> FoundModel:
     """The model of a folder, a `Run`, a `Job`, the name of one, an s3:// prefix or a demo:// URI. Loads nothing.
 
-    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is neither a folder nor a run
+    Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is no folder, and no run
     or job with an exported model.
     """
     if hasattr(what, "config") and hasattr(what, "results"):
@@ -80,8 +80,8 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     text = folder_of(str(what))
     if far := not_here(text):
         raise CheckpointError(far)
-    if told := respelled(text, ("s3://", "demo://")):
-        raise CheckpointError(told)
+    if hint := respelled(text, ("s3://", "demo://")):
+        raise CheckpointError(hint)
     if text.startswith("demo://"):
         from smtrain.core.demo import materialise
 
@@ -101,7 +101,7 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
 
 
 def _hub_too(text: str) -> str:
-    """The folder or the model of the hub that a name may mean: one like it here, or `organization/name`."""
+    """A hint: a folder with a similar name, or the model `organization/name` of the hub."""
     if near := near_path(Path(text).expanduser()):
         return f"; {near.rstrip()}"
     far = not_here(f"hf://{text}") if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text) else None
@@ -136,20 +136,20 @@ def _here(path: Path, name: str) -> FoundModel:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether files of weights have the names by which they are read."""
+    """True if weights have the file names by which they are read."""
     names = [path.name for path in folder.iterdir()]
     return first_of_weights(names) is not None or bool(missing_shards(names)[0])
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(file.read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
         raise CheckpointError(why) from None
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{file} is not a JSON object; copy it again")
-    return told
+    return content
 
 
 def _of_name(name: str, target: TargetName | None) -> FoundModel:
@@ -161,7 +161,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from smtrain.client.jobs.listing import jobs_of
 
     job, place = place_of(name, target)
-    where = "here" if place.name == "local" else "on AWS"
+    side = "here" if place.name == "local" else "on AWS"
     try:
         exports = jobs_of(place, job, "export")
         done = next((one for one in exports if one.known_done), None)
@@ -176,7 +176,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
             raise
         near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
-            f"{name}: there is no such folder, and no run or job of this name {where}; {near}`smtrain list` lists "
+            f"{name}: there is no such folder, and no run or job of this name {side}; {near}`smtrain list` lists "
             "the existing ones"
         ) from None
     return _of_job(found, name)

@@ -1,4 +1,4 @@
-"""The conversation on a terminal or a pipe: questions, answers as they come, and the commands that begin with /."""
+"""The conversation on a terminal or a pipe: questions, answers as they come, and commands that begin with /."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ HELP = """/clear          forget what was said
 /save FILE      write the conversation as JSON; FILE is not replaced
 /help           this list
 /quit           leave; so does the end of input (Ctrl-D)
-Ctrl-C stops an answer; pressed twice at the prompt it leaves. A line that ends in \\ goes on in the next one."""
+Ctrl-C stops an answer; pressed twice at the prompt it leaves. A line that ends in \\ continues on the next."""
 PROMPT, MORE = "> ", ". "
 
 
 class Terminal:
-    """Reads questions until there are no more."""
+    """Read questions and print answers until the input ends."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._talks = sys.stdin.isatty()  # else there is nobody to prompt
+        self._talks = sys.stdin.isatty()  # else a pipe, which needs no prompt
         self._commands: dict[str, Callable[[str], None]] = {
             "/clear": self._clear, "/retry": self._retry, "/system": self._system, "/save": self._save,
             "/help": lambda _: say(HELP),
         }  # fmt: skip
 
     def run(self) -> None:
-        """Until /quit, the end of input, or Ctrl-C twice."""
+        """Talk until /quit, the end of input, or Ctrl-C twice."""
         if self._talks:
             _editing()
             say("/help lists the commands, /quit leaves")
@@ -93,7 +93,7 @@ class Terminal:
             say(error, error=True)
 
     def _answer(self, pieces: Iterator[tuple[str, str]]) -> None:
-        """Show an answer as it comes; Ctrl-C stops it, and what there is of it is kept."""
+        """Show an answer as it comes; Ctrl-C stops it and keeps what has come."""
         before, ended = "", True
         try:
             for name, piece in pieces:
@@ -144,7 +144,7 @@ class Terminal:
 
 
 def _editing() -> None:
-    """Arrow keys and earlier lines in `input`, where Python has readline."""
+    """Turn on arrow keys and history in `input`, if Python has readline."""
     try:
         import readline  # noqa: F401
     except ImportError:

@@ -18,14 +18,14 @@ HOW = "a conversation: <code>talk.ask(TEXT)</code> answers; with the package ipy
 
 
 def show(chat: Chat) -> None:
-    """Display the conversation; without ipywidgets, what was said and how to ask."""
+    """Display the conversation; without ipywidgets, only its messages and how to ask."""
     from IPython.display import HTML, display
 
-    here: Any = display
+    untyped: Any = display
     if not present("ipywidgets"):
-        here(HTML(f"{said(chat)}<p>{HOW}</p>"))  # type: ignore[no-untyped-call]
+        untyped(HTML(f"{said(chat)}<p>{HOW}</p>"))  # type: ignore[no-untyped-call]
         return
-    here(Widget(chat).box)
+    untyped(Widget(chat).box)
 
 
 def said(chat: Chat, running: dict[str, str] | None = None, question: str = "") -> str:
@@ -39,38 +39,38 @@ def said(chat: Chat, running: dict[str, str] | None = None, question: str = "") 
 
 
 class Widget:
-    """What is shown, with ipywidgets; `box` holds it."""
+    """The conversation with ipywidgets; `box` is what a notebook displays."""
 
     def __init__(self, chat: Chat) -> None:
         import ipywidgets
 
-        made: Any = ipywidgets
+        widgets: Any = ipywidgets
         self._chat = chat
         self._answering = threading.Lock()
         self._stop = threading.Event()
-        self.shown = made.HTML(said(chat))
-        self.note = made.HTML()
-        self.entry = made.Text(placeholder="ask, and press Enter", layout=made.Layout(width="auto"))
-        self.buttons = {name: made.Button(description=name) for name in ("Stop", "Retry", "Clear")}
+        self.shown = widgets.HTML(said(chat))
+        self.note = widgets.HTML()
+        self.entry = widgets.Text(placeholder="ask, and press Enter", layout=widgets.Layout(width="auto"))
+        self.buttons = {name: widgets.Button(description=name) for name in ("Stop", "Retry", "Clear")}
         self.entry.on_msg(self._typed)
         self.buttons["Stop"].on_click(lambda _: self._stop.set())
         self.buttons["Retry"].on_click(lambda _: self._begin("", retry=True))
         self.buttons["Clear"].on_click(lambda _: self.clear())
-        self.box = made.VBox([self.shown, self.note, self.entry, made.HBox(list(self.buttons.values()))])
+        self.box = widgets.VBox([self.shown, self.note, self.entry, widgets.HBox(list(self.buttons.values()))])
 
     def ask(self, text: str) -> threading.Thread | None:
-        """Answer in a thread, so that the notebook stays free; None while another answer is given."""
+        """Answer in a thread, so that the notebook stays free; None while another answer is running."""
         if not text.strip():
             return None
         return self._begin(text)
 
     def _typed(self, _: Any, content: dict[str, Any], __: Any) -> None:
-        """What the browser tells of the box: Enter was pressed in it."""
+        """Handle Enter in the entry box."""
         if content.get("event") == "submit":
             self.ask(self.entry.value)
 
     def clear(self) -> None:
-        """Forget what was said, unless an answer is given."""
+        """Clear the conversation, unless an answer is running."""
         if self._answering.acquire(blocking=False):
             self._chat.clear()
             self.shown.value = said(self._chat)

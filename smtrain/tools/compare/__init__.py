@@ -1,1 +1,1 @@
-"""Whether two trainings learn alike: curves of runs, jobs and other tools' logs, side by side."""
+"""Compare trainings: curves of runs, jobs and other tools' logs, side by side."""

@@ -1,4 +1,4 @@
-"""Two or more trainings against the first of them: differences over windows, where one leaves, a verdict."""
+"""Compare trainings with the first one: differences over windows, the point of divergence, a verdict."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from smtrain.tools.compare.sources import read
 
 By = Literal["step", "tokens", "time"]
 USUAL = 0.02
-"""Windowed losses of two seeds of one training differ less where a step has many tokens: with 4,096 of them they were
+"""Windowed losses of two seeds of one training differ less if a step has many tokens: with 4,096 of them they were
 up to 3.1 % apart in windows of 20 steps, 1 % in the mean (a 2-layer Llama, 400 steps, `smtrain compare`)."""
 _SPELLED = {"step": "step", "tokens": "tokens", "time": "s"}
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One number of one training where both have it: `x`, its values there and the baseline's, raw and smoothed.
+    """A metric at the points that a training shares with the baseline: `x`, and both values, raw and smoothed.
 
     `difference` is (smoothed - baseline's smoothed) / |baseline's smoothed| at each `x`.
     """
@@ -37,19 +37,19 @@ class Curve:
     difference: tuple[float, ...]
 
     def mean(self) -> float:
-        """Of the differences' sizes, over all windows that are full."""
+        """Mean size of the differences over all full windows."""
         sizes = [abs(d) for d in self.difference if isfinite(d)]
         return sum(sizes) / len(sizes) if sizes else nan
 
     def largest(self) -> tuple[float, float]:
-        """(difference, where) of the greatest size."""
-        found = [(d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d)]
-        return max(found, key=lambda pair: abs(pair[0])) if found else (nan, nan)
+        """The difference of the greatest size, and its x."""
+        pairs = [(d, x) for d, x in zip(self.difference, self.x, strict=True) if isfinite(d)]
+        return max(pairs, key=lambda pair: abs(pair[0]), default=(nan, nan))
 
     def leaves(self, tolerance: float, window: int) -> float | None:
-        """Where the difference, smoothed over `window` points, goes beyond `tolerance`; None where it never does.
+        """The x at which the difference, smoothed over `window` points, exceeds `tolerance`; None if it never does.
 
-        The first window that is beyond it reaches over the place itself: there the unsmoothed differences turn.
+        The window that first exceeds it spans the place itself, which is where the unsmoothed differences jump.
         """
         pairs = enumerate(zip(self.difference, self.values, self.baseline, strict=True))
         at = next((i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)
@@ -65,19 +65,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class Pair:
-    """A training beside the baseline; `grad_norm` is None where one of them does not log it."""
+    """A training and the baseline; `grad_norm` is None if one of them does not log it."""
 
     name: str
     loss: Curve
     grad_norm: Curve | None
     left_at: float | None
-    """Where the loss is first beyond the tolerance."""
+    """The x at which the loss first exceeds the tolerance."""
     verdict: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. `within` is False where a loss left the tolerance that was given, or is usual."""
+    """The result of `compare`. `within` is False if a loss exceeds the tolerance."""
 
     by: By
     window: int
@@ -104,7 +104,7 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: numbers of both, where they part, no curves."""
+        """Plain values for JSON: numbers of both and the point of divergence, without the curves."""
         first = self.series[0]
         return {
             "by": self.by,
@@ -144,25 +144,25 @@ def compare(
     *trainings: Any, by: By = "step", window: int = 20, tolerance: float | None = None,
     tokens_per_step: float | None = None, target: TargetName | None = None,
 ) -> Comparison:  # fmt: skip
-    """Whether trainings learn alike: each against the first.
+    """Compare each training with the first one: do they learn alike?
 
     Args:
         *trainings: Two or more, each a `Run`, a `Job`, the name of either, a `metrics.jsonl`, a folder of TensorBoard's
             files, a CSV file, a log of Megatron-LM, GPT-NeoX or NeMo (neuronx-nemo-megatron), a DataFrame or a list of
             records; `NAME=PATH` gives a file a name.
-        by: What they are laid over each other by: `step`, `tokens` or `time` (seconds since the first step).
-        window: Points around each place, of whose mean the smoothed curves are made.
-        tolerance: Share of the first one's smoothed loss by which another's may differ; None: 0.02.
-        tokens_per_step: Global batch size times sequence length, for logs that do not tell.
-        target: Where named jobs are: `local` or `aws`.
+        by: The x axis: `step`, `tokens` or `time` (seconds since the first step).
+        window: Points in the moving mean of the smoothed curves.
+        tolerance: Allowed difference of the smoothed loss, as a share of the first one's; None: 0.02.
+        tokens_per_step: Global batch size times sequence length, for logs that do not say.
+        target: The target of named jobs: `local` or `aws`.
 
     Returns:
-        What was found; a notebook shows it, `verdict` says it, `plot()` draws it.
+        The comparison; a notebook shows it, `verdict` says it, `plot()` draws it.
 
     Raises:
         ConfigError: The arguments are wrong.
         DataError: A file has no steps, or two trainings have none in common.
-        JobError: A name is neither a file nor a run or job.
+        JobError: A name is no file, run or job.
 
     Examples:
         >>> falling = [{"step": step, "loss": 8 - step / 50} for step in range(1, 101)]
@@ -175,9 +175,9 @@ def compare(
         raise ConfigError([f"by: got {by!r}; {hint(str(by), get_args(By))}"])
     if window < 1 or (tolerance is not None and not 0 < tolerance < float("inf")):
         raise ConfigError([f"window and tolerance must be above 0; they are {window} and {tolerance}"])
-    found = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
+    every = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
     limit = USUAL if tolerance is None else tolerance
-    return Comparison(by, window, limit, found, tuple(_pair(found[0], one, by, window, limit) for one in found[1:]))
+    return Comparison(by, window, limit, every, tuple(_pair(every[0], one, by, window, limit) for one in every[1:]))
 
 
 def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> Pair:
@@ -196,7 +196,7 @@ def _pair(base: Series, one: Series, by: By, window: int, tolerance: float) -> P
 
 
 def _curve(base: Series, one: Series, what: str, by: By, window: int) -> Curve | None:
-    """Both where both are: at the steps that both have, else at the other's places within the baseline's range."""
+    """Both at common points: at the steps that both have, else at the other's x within the baseline's range."""
     ours, theirs = _points(base, what, by), _points(one, what, by)
     if by == "step":
         held = dict(theirs)
@@ -220,7 +220,7 @@ def _points(one: Series, what: str, by: By) -> list[tuple[float, float]]:
 
 
 def _between(points: list[tuple[float, float]], x: float) -> float | None:
-    """The value at `x` on the line between its neighbours; None outside of them."""
+    """The value at `x`, interpolated linearly; None outside the points."""
     if not points or not points[0][0] <= x <= points[-1][0]:
         return None
     i = bisect_left(points, x, key=lambda point: point[0])
@@ -229,8 +229,8 @@ def _between(points: list[tuple[float, float]], x: float) -> float | None:
 
 
 def _turn(values: Sequence[float], tolerance: float) -> int | None:
-    """Where the values after differ most from those before (the split with the largest sum of squares between its two
-    parts); None where those before are beyond the tolerance as well."""
+    """The index at which the values change most (the split with the largest sum of squares between its two parts); None
+    if the values before it exceed the tolerance as well."""
     best, at, total, before = 0.0, None, sum(values), 0.0
     for k in range(1, len(values)):
         before += values[k - 1]
@@ -242,18 +242,18 @@ def _turn(values: Sequence[float], tolerance: float) -> int | None:
 
 
 def _smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
-    """The mean of the `window` values around each place; at the ends, of those that are there."""
+    """The mean of the `window` values around each point; of fewer at the ends."""
     before, after = (window - 1) // 2, window // 2
     parts = (values[max(0, i - before) : i + after + 1] for i in range(len(values)))
     return tuple(sum(part) / len(part) for part in parts)
 
 
 def _verdict(base: str, one: str, loss: Curve, left: float | None, by: By, window: int, tolerance: float) -> str:
-    largest, where = loss.largest()
+    largest, at_x = loss.largest()
     over = f"{_place(loss.x[0], by)} to {_place(loss.x[-1], by)}"
     seen = (
         f"the loss differs by {loss.mean():.2%} in the mean over windows of {window} points from {over}, at most by "
-        f"{largest:+.2%} at {_place(where, by)}"
+        f"{largest:+.2%} at {_place(at_x, by)}"
     )
     if not isfinite(largest):
         at = f" from {_place(left, by)}" if left is not None else ""
@@ -282,5 +282,5 @@ def _summary(one: Series) -> dict[str, Any]:
 
 
 def _plain(value: float | None) -> float | None:
-    """JSON has neither nan nor infinity."""
+    """The value; None for NaN and infinity, which JSON does not have."""
     return value if value is not None and isfinite(value) else None

@@ -1,4 +1,4 @@
-"""A comparison to look at: one figure, and one page without anything outside of it."""
+"""A comparison as a figure, and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
 _WIDTH = 9.0
 _SHOWN = {"broad": _WIDTH, "narrow": 4.6}
-"""Widths of the pictures of a page in inches; the page shows the one that its reader's screen has room for."""
+"""Widths of the pictures of a page in inches; the page shows the one that fits the reader's screen."""
 _AXES = {"step": "step", "tokens": "tokens", "time": "seconds"}
 
 
@@ -29,7 +29,7 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
 
     `width` is in inches.
 
-    Raises DataError where matplotlib is not installed.
+    Raises DataError if matplotlib is not installed.
     """
     try:
         from smtrain.client.follow.curve import figure_class
@@ -55,7 +55,7 @@ def draw(comparison: Comparison, width: float = _WIDTH) -> Figure:
 def _rows(comparison: Comparison, above: Any, below: Any, what: str, label: str) -> None:
     base = max((getattr(pair, what) for pair in comparison.pairs), key=lambda curve: len(curve.x))
     above.plot(base.x, base.baseline, color=_COLOURS[0], linewidth=0.7, alpha=0.3)
-    # dashed and above the others, so that both are seen where one lies on the other
+    # dashed and on top, so that a curve below it can be seen
     above.plot(
         base.x, base.smooth_baseline, color=_COLOURS[0], linewidth=1.6, linestyle=(0, (4, 3)), zorder=3,
         label=clean(comparison.series[0].name),

@@ -1,4 +1,4 @@
-"""A training as numbers by step, whatever wrote them."""
+"""A training's numbers by step, under common names."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ NAMES = {
     ),
     "time": ("time", "wall_time", "timestamp"),
 }  # fmt: skip
-"""Our name of a number, and the names that other tools give it."""
+"""Our names of the numbers, and those of other tools."""
 _OURS = {name: ours for ours, names in NAMES.items() for name in names}
 _IN_MILLISECONDS = {"elapsed time per iteration (ms)"}
 
 
 @dataclass(frozen=True)
 class Series:
-    """A training: `records` hold a step each, in order, by our names; `of` says where they come from.
+    """A training: `records` hold a step each, in order, by our names; `of` names their source.
 
-    `tokens_per_step` and `dollars_per_hour` are None where nothing tells.
+    `tokens_per_step` and `dollars_per_hour` are None if unknown.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Series:
     """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
 
     def tokens_per_s(self) -> float | None:
-        """The median over all steps; from step times where the log has no rates."""
+        """The median over all steps; computed from step times if the log has no rates."""
         rates = [record["tokens_per_s"] for record in self.records if "tokens_per_s" in record]
         if not rates and self.tokens_per_step:
             rates = [self.tokens_per_step / record["step_s"] for record in self.records if record.get("step_s")]
@@ -59,9 +59,9 @@ class Series:
         return rate * 3600 / self.dollars_per_hour if rate and self.dollars_per_hour else None
 
     def along(self, by: str) -> list[float]:
-        """Where each record lies: its step, its tokens so far, or its seconds since the first.
+        """The x of each record: its step, its tokens so far, or its seconds since the first.
 
-        Raises DataError where the log does not tell.
+        Raises DataError if the log does not say.
         """
         if by == "step":
             return [record["step"] for record in self.records]
@@ -81,7 +81,7 @@ class Series:
                 took = self.tokens_per_step / record["tokens_per_s"]
             if took is None:
                 raise DataError(
-                    f"{self.name}: nothing says how long a step took; give --tokens-per-step where it logs tokens a "
+                    f"{self.name}: nothing says how long a step took; give --tokens-per-step if it logs tokens a "
                     "second, or compare by step"
                 )
             total += took * (record["step"] - before)
@@ -94,9 +94,9 @@ def series(
     name: str, of: str, rows: Iterable[Mapping[str, Any]], tokens_per_step: float | None = None,
     dollars_per_hour: float | None = None, rate_changes: Iterable[tuple[float, str, str]] = (),
 ) -> Series:  # fmt: skip
-    """A series out of rows with anyone's names. A step logged twice counts last, rows without a step or loss not.
+    """A series of rows with any tool's names. The last row of a step counts; rows without a step or loss are skipped.
 
-    Raises DataError where no row has both.
+    Raises DataError if no row has both.
     """
     by_step: dict[int, dict[str, float]] = {}
     seen: set[str] = set()
@@ -121,7 +121,7 @@ def series(
 
 
 def with_tokens(found: Series, tokens_per_step: float | None) -> Series:
-    """The same with the tokens of a step, where it does not know them itself."""
+    """The series with the tokens of a step, unless it has them already."""
     return replace(found, tokens_per_step=found.tokens_per_step or tokens_per_step)
 
 

@@ -1,10 +1,11 @@
-"""Where a training's numbers come from: a run, a job, files of ours or of other tools, a table in memory."""
+"""Read a training's numbers: from a run, a job, files of ours or of other tools, or a table in memory."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +14,74 @@ from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.near import near_path
+from smtrain.core.protocol.log_lines import step_record
 from smtrain.core.protocol.requests import rate_changes
-from smtrain.tools.compare.loglines import steps
 from smtrain.tools.compare.series import Series, series
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
+_ITERATION = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|")
+_FIELD = re.compile(rf"([A-Za-z][\w ()/-]*?)\s*:\s*({_NUMBER})(?=[A-Z|\s]|$)")
+_EPOCH = re.compile(r"Epoch\s+(\d+):.*?(\d+)/(\d+|\?)\s*\[")
+_PAIR = re.compile(rf"([A-Za-z_][\w /]*)=({_NUMBER})")
+_OURS = re.compile(r"\bstep=\d{1,15} .*")
+
+
+def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
+    """The numbers of every line about a step, by the tool's own names and `step`; other lines are skipped.
+
+    Progress bars overwrite themselves with carriage returns: each state counts as a line.
+    """
+    for line in lines:
+        for state in line.replace("\n", "").split("\r"):
+            found = _ours(state) or _megatron(state) or _nemo(state)
+            if found:
+                yield found
+
+
+def _ours(line: str) -> dict[str, float] | None:
+    match = _OURS.search(line)
+    return step_record(match[0]) if match else None
+
+
+def _megatron(line: str) -> dict[str, float] | None:
+    match = _ITERATION.search(line)
+    if match is None:
+        return None
+    fields = (_FIELD.search(part) for part in line[match.end() :].split("|"))
+    return {"step": float(match[1])} | {found[1].strip(): float(found[2]) for found in fields if found}
+
+
+def _nemo(line: str) -> dict[str, float] | None:
+    """Lightning's bar. It prints global_step with few digits and from 0, so the bar's own count is used."""
+    match = _EPOCH.search(line)
+    pairs = {name.strip(): float(value) for name, value in _PAIR.findall(line)} if match else {}
+    if match is None or "reduced_train_loss" not in pairs:
+        return None
+    pairs.pop("loss", None)  # the bar's running mean
+    step = pairs.pop("global_step", None)
+    done = float(match[2])
+    exact = match[1] == "0" or step is None
+    return pairs | {"step": done if exact else (step or 0.0) + 1}
+
 
 _EVENTS = "events.out.tfevents"
 _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
 
 
 def read(what: Any, target: TargetName | None = None) -> Series:
-    """The series of a `Run`, a `Job`, a DataFrame or list of records, a path, or the name of a job or run.
+    """Read a `Run`, a `Job`, a DataFrame or list of records, a path, or the name of a job or run.
 
     A string may carry a name of its own, `gpu=logs/a100.txt`. Raises DataError for files without steps, JobError for
-    a name that is neither a file nor a job or run.
+    a name that is no file, job or run.
     """
     if isinstance(what, (str, Path)):
-        label, where = _label(str(what))
-        path = Path(where).expanduser()
+        label, source = _label(str(what))
+        path = Path(source).expanduser()
         if path.exists():
             return _of_path(path, label or path.name)
-        if "/" in where or where.endswith((".jsonl", ".csv", ".txt", ".log")):
-            raise DataError(f"{where}: there is no such file or folder", code="data.not_found")
-        return _of_name(where, label or where, target)
+        if "/" in source or source.endswith((".jsonl", ".csv", ".txt", ".log")):
+            raise DataError(f"{source}: there is no such file or folder", code="data.not_found")
+        return _of_name(source, label or source, target)
     if hasattr(what, "reset_index"):  # a pandas DataFrame, ours has steps as its index
         return series("table", "the table", what.reset_index().to_dict("records"))
     if isinstance(what, (list, tuple)):
@@ -60,7 +107,7 @@ def _of_path(path: Path, name: str) -> Series:
             return _of_path(found, name)
         if any(path.rglob(f"{_EVENTS}*")):
             return series(name, str(path), _events(path))
-        raise DataError(f"{path} holds neither metrics.jsonl nor TensorBoard event files; name a folder that does")
+        raise DataError(f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that does")
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:
@@ -132,41 +179,41 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     except (ClientError, JobError) as error:
         if unasked(error):
             raise
-        where = "here" if place.name == "local" else "on AWS"
+        side = "here" if place.name == "local" else "on AWS"
         near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
-            f"{name}: there is no such file, and no run or job of this name {where}; {near}`smtrain list` lists "
+            f"{name}: there is no such file, and no run or job of this name {side}; {near}`smtrain list` lists "
             "the existing ones"
         ) from None
     return _of_attempts(attempts, label)
 
 
 def _of_attempts(attempts: list[Any], name: str) -> Series:
-    """The steps of all attempts (newest first); a step done twice counts last."""
+    """The steps of all attempts (newest first); the last record of a step counts."""
     by_job = [(job, job.records) for job in reversed(attempts)]
     rows = [record for _, records in by_job for record in records]
-    told = attempts[0].describe()
-    given = told.get("HyperParameters", {})
+    description = attempts[0].describe()
+    parameters = description.get("HyperParameters", {})
     try:
-        tokens = float(given["global_batch_size"]) * float(given["seq_len"])
+        tokens = float(parameters["global_batch_size"]) * float(parameters["seq_len"])
     except (KeyError, ValueError):
         tokens = None
     changes: list[tuple[float, str, str]] = []
     if len(by_job) > 1:
-        described = [*(job.describe() for job, _ in by_job[:-1]), told]
+        described = [*(job.describe() for job, _ in by_job[:-1]), description]
         firsts = [records[0]["step"] if records else None for _, records in by_job]
         changes = rate_changes(zip(described, firsts, strict=True))
-    return series(name, name, rows, tokens, _dollars_per_hour(told, attempts[0].target), changes)
+    return series(name, name, rows, tokens, _dollars_per_hour(description, attempts[0].target), changes)
 
 
-def _dollars_per_hour(told: dict[str, Any], target: Any) -> float | None:
-    """Of all machines; None if no price is known, or the rate is this machine's."""
+def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
+    """The price of all machines; None if it is unknown, or the machine is the user's own."""
     from smtrain.client.follow.money import known_prices
     from smtrain.core.protocol.requests import groups_of
 
     if target.name == "local":
         return None
-    option = "spot" if told.get("EnableManagedSpotTraining") else "on_demand"
+    option = "spot" if description.get("EnableManagedSpotTraining") else "on_demand"
     prices = known_prices(target.name)
-    found = [(prices.find(kind, option, target.region_name()), count) for kind, count in groups_of(told)]
-    return sum(p.dollars_per_hour * count for p, count in found if p) if all(p for p, _ in found) else None
+    priced = [(prices.find(kind, option, target.region_name()), count) for kind, count in groups_of(description)]
+    return sum(p.dollars_per_hour * count for p, count in priced if p) if all(p for p, _ in priced) else None

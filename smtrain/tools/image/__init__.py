@@ -1,1 +1,1 @@
-"""The image as a thing one owns: looked into, built on, verified, pulled and pushed."""
+"""Images of jobs: build, verify, pull and push."""

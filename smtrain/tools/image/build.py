@@ -1,4 +1,4 @@
-"""An image that has all that the stages import, on a base that has most of it: jobs from it install nothing."""
+"""Build an image with every package that the stages import, so that its jobs install nothing."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LABEL = "smtrain.lock"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is built: a base and what is added to it."""
+    """A base image and the packages that are added to it."""
 
     base: str
     user: str
-    """The user of the base's containers; empty: root, or not known."""
+    """The user of the base's containers; empty for root or unknown."""
     interpreter: Interpreter
     pins: tuple[Pin, ...]
-    """What the base lacks of what every image must have."""
+    """Packages that every image needs and the base lacks."""
     extras: str
-    """The part of wheels.txt that it lacks, as pip reads it."""
+    """Entries of wheels.txt that it lacks, as pip reads them."""
 
     @property
     def lock(self) -> str:
@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def dockerfile(self) -> str:
-        """The Dockerfile; beside it lie the lock file and the folder wheels."""
+        """The Dockerfile; its context also holds the lock file and the folder wheels."""
         as_root, back = ("USER root\n", f"USER {self.user}\n") if self.user not in ("", "root", "0") else ("", "")
         install = (
             f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-pip-version-check \\\n"
@@ -63,7 +63,7 @@ class Recipe:
         )
 
     def write(self, folder: Path, say: Say) -> None:
-        """Write the build context: Dockerfile, lock file, wheels. Raises `LocalError` where a wheel cannot be had."""
+        """Write the build context: Dockerfile, lock file, wheels. Raises `LocalError` if a wheel is missing."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "Dockerfile").write_text(self.dockerfile, "utf-8")
         (folder / LOCK).write_text(self.lock, "utf-8")
@@ -73,17 +73,17 @@ class Recipe:
 
     @property
     def count(self) -> int:
-        """How many packages are added."""
+        """Number of packages to add."""
         return len(self.pins) + self.extras.count("==")
 
 
 def recipe(
     base: str, stages: Sequence[Stage], contents: Contents | None, user: str = "", needs: Sequence[str] = ()
 ) -> Recipe:
-    """What to add to a base for these stages, and for what their data needs (core/protocol/entrypoints.py).
+    """The packages to add to a base for these stages and for their data (core/protocol/data_packages.py).
 
-    Without `contents` the base could not be looked into, and has what the table of AWS's images says: all but the
-    wheels and what is for `needs`. Raises `LocalError` where the base cannot be made whole.
+    Without `contents` the base is not here; the table of AWS's images says that it lacks the wheels and the packages of
+    `needs`. Raises `LocalError` if the base cannot be completed.
     """
     if contents is None:
         python = wheels.pythons(base)
@@ -101,15 +101,15 @@ def recipe(
     lacking = {line.partition("#")[0].strip() for word in words for line in contents.lacking["requirements"][word]}
     extras = _extras(stages, contents)
     travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
-    # What travels is locked already, by the hashes of every Python's wheel; what it needs in turn is not.
+    # Wheels of wheels.txt are locked already, by the hashes for every Python; their own requirements are not.
     pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
     locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
     return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras)
 
 
 def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:
-    """The pins of what needs nothing else. The rest depends on the base's packages, none of which is to be moved, and
-    they are not known."""
+    """The pins of packages without requirements of their own: those would depend on the base's packages, which are not
+    known and must not change."""
     lines = [line for need in needs for line in requirements(entrypoints_folder() / "requirements.txt", WORDS[need])]
     pins = resolve(lines, {}, interpreter)
     if len(pins) > len(lines):
@@ -121,18 +121,18 @@ def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[P
 
 
 def _extras(stages: Sequence[Stage], contents: Contents | None) -> str:
-    """The entries of wheels.txt for these stages that the image does not have."""
+    """The entries of wheels.txt for these stages that the image lacks."""
     entries = []
     for entry in wheels.lock_file().read_text("utf-8").replace("\\\n", "\\\0").splitlines():
-        head, _, told = entry.partition("#")
+        head, _, comment = entry.partition("#")
         name = head.partition("==")[0].strip()
-        if "==" in head and set(told.split()) & set(stages) and not (contents and name in contents.packages):
+        if "==" in head and set(comment.split()) & set(stages) and not (contents and name in contents.packages):
             entries.append(head.rstrip().replace("\\\0", "\\\n") + "\n")
     return "".join(entries)
 
 
 def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
-    """Build the image and give it a name. Raises `LocalError` with the step that failed."""
+    """Build the image and tag it. Raises `LocalError` with the step that failed."""
     with tempfile.TemporaryDirectory(prefix="smtrain-image-") as context:
         recipe.write(Path(context), say)
         last = ""
@@ -152,5 +152,5 @@ def build(client: Any, recipe: Recipe, tag: str, say: Say) -> Any:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """What tells two recipes on one base apart."""
+    """A digest of the packages that are added."""
     return hashlib.sha256(recipe.lock.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""What an image lacks, as exact releases with the hashes of their wheels; nothing that it has is ever moved.
+"""Pin the packages that an image lacks to exact releases and hashes of their wheels.
 
-pip names the newest release of each that fits the image's Python; what those need in turn is asked the same way, unless
-the image has it. So the packages of the image, which were made for each other, stay as they are.
+pip names the newest release of each that fits the image's Python; their own requirements are resolved the same way,
+unless the image has them. The image's packages, which were made for each other, are never replaced.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ROUNDS = 30
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of an image, as pip is told of it."""
+    """The Python of an image, in pip's terms."""
 
     python: str
     """Its version, 3.12.3."""
     machine: str
 
     def options(self) -> list[str]:
-        """Options of pip that choose wheels for it."""
+        """Options with which pip chooses wheels for it."""
         return pip.options(".".join(self.python.split(".")[:2]), self.machine)
 
     def environment(self) -> dict[str, str]:
-        """What markers of requirements ask for."""
+        """Variables for the markers of requirements."""
         return {
             **{key: str(value) for key, value in default_environment().items()},
             "python_version": ".".join(self.python.split(".")[:2]), "python_full_version": self.python,
@@ -49,7 +49,7 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class Pin:
-    """One release of a package, and the wheel that was chosen."""
+    """A release of a package and the chosen wheel."""
 
     name: str
     version: str
@@ -60,43 +60,43 @@ class Pin:
 
 
 def resolve(lacking: list[str], has: dict[str, str], interpreter: Interpreter) -> list[Pin]:
-    """The pins that make an image whole.
+    """Pin everything that an image lacks.
 
-    `lacking` are requirements, `has` the image's packages and versions. Raises `LocalError` where pip finds no release
-    that fits, or one needs another release of what the image has.
+    `lacking` are requirements, `has` the image's packages and versions. Raises `LocalError` if pip finds no release
+    that fits, or one conflicts with a package of the image.
     """
-    asked: dict[str, Requirement] = {}
+    wanted: dict[str, Requirement] = {}
     for line in lacking:
-        _add(asked, Requirement(line.partition("#")[0].strip()), has, "smtrain", interpreter, told_to_be_lacking=True)
-    for _ in range(ROUNDS if asked else 0):
-        before = {name: str(requirement) for name, requirement in asked.items()}
-        found = _report(list(before.values()), interpreter)
-        for entry in found:
-            told = entry["metadata"]
-            extras = asked[canonicalize_name(told["name"])].extras or {""}
-            for text in told.get("requires_dist") or []:
+        _add(wanted, Requirement(line.partition("#")[0].strip()), has, "smtrain", interpreter, lacking=True)
+    for _ in range(ROUNDS if wanted else 0):
+        before = {name: str(requirement) for name, requirement in wanted.items()}
+        report = _report(list(before.values()), interpreter)
+        for entry in report:
+            metadata = entry["metadata"]
+            extras = wanted[canonicalize_name(metadata["name"])].extras or {""}
+            for text in metadata.get("requires_dist") or []:
                 try:
                     need = Requirement(text)
                 except InvalidRequirement:
                     continue
                 environment = interpreter.environment()
                 if need.marker is None or any(need.marker.evaluate({**environment, "extra": e}) for e in extras):
-                    _add(asked, need, has, f"{told['name']} {told['version']}", interpreter)
-        if {name: str(requirement) for name, requirement in asked.items()} == before:
-            return sorted((_pin(entry) for entry in found), key=lambda pin: pin.name)
-    if asked:
+                    _add(wanted, need, has, f"{metadata['name']} {metadata['version']}", interpreter)
+        if {name: str(requirement) for name, requirement in wanted.items()} == before:
+            return sorted((_pin(entry) for entry in report), key=lambda pin: pin.name)
+    if wanted:
         raise LocalError(f"what {', '.join(lacking)} need was not settled in {ROUNDS} rounds")
     return []
 
 
 def _add(
-    asked: dict[str, Requirement], need: Requirement, has: dict[str, str], by: str, interpreter: Interpreter, *,
-    told_to_be_lacking: bool = False,
+    wanted: dict[str, Requirement], need: Requirement, has: dict[str, str], by: str, interpreter: Interpreter, *,
+    lacking: bool = False,
 ) -> None:  # fmt: skip
-    """Ask for a package too, unless the image has it."""
+    """Want a package too, unless the image has it."""
     name = canonicalize_name(need.name)
     need.marker = None
-    if name in has and not told_to_be_lacking:
+    if name in has and not lacking:
         if not need.specifier.contains(has[name], prereleases=True):
             raise LocalError(
                 f"{by} needs {need}, and the image has {name} {has[name]}, which belongs to what it was made for; "
@@ -108,17 +108,17 @@ def _add(
             f"the image has {name} {has[name]}, and the stages need {need}; choose a newer base image, as what it has "
             "is never replaced"
         )
-    old = asked.get(name)
+    old = wanted.get(name)
     if old is not None:
         need.extras = need.extras | old.extras
         need.specifier = SpecifierSet(",".join(sorted({*map(str, need.specifier), *map(str, old.specifier)})))
-    asked[name] = need
+    wanted[name] = need
 
 
 def _pin(entry: dict[str, Any]) -> Pin:
-    told = entry["metadata"]
+    metadata = entry["metadata"]
     return Pin(
-        canonicalize_name(str(told["name"])), str(told["version"]),
+        canonicalize_name(str(metadata["name"])), str(metadata["version"]),
         entry["download_info"]["archive_info"]["hashes"]["sha256"],
     )  # fmt: skip
 
@@ -129,12 +129,12 @@ def _report(requirements: list[str], interpreter: Interpreter) -> list[dict[str,
             "install", "--dry-run", "--ignore-installed", "--no-deps", "--report=-", f"--target={folder}",
             *interpreter.options(), *requirements,
         )  # fmt: skip
-    found: list[dict[str, Any]] = json.loads(text)["install"]
-    return found
+    report: list[dict[str, Any]] = json.loads(text)["install"]
+    return report
 
 
 def download(lock: Path, interpreter: Interpreter, folder: Path) -> list[Path]:
-    """The wheels of a lock file, fetched by pip and compared with their hashes. Raises `LocalError`."""
+    """Download the wheels of a lock file with pip, which checks their hashes. Raises `LocalError`."""
     folder.mkdir(parents=True, exist_ok=True)
     _pip(
         "download", "--no-deps", "--require-hashes", f"--dest={folder}", f"--requirement={lock}",

@@ -1,9 +1,13 @@
-"""Images in a registry: how large, pulled and pushed, with a login at Amazon ECR by the caller's own credentials."""
+"""Images in a registry: size, pull and push, with a login at Amazon ECR by the caller's own credentials."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
 from typing import Any
 
 from smtrain.core.config.units import spell_bytes
@@ -11,14 +15,81 @@ from smtrain.core.errors import LocalError
 from smtrain.core.facts.images import ecr_image
 from smtrain.core.text import Say
 from smtrain.plane.docker import architecture, plainly, program, room, sentence
-from smtrain.tools.image.manifest import layers_size
+
+SECONDS = 20
+MOST = 4 << 20
+"""Bytes of an answer that are read: manifests are kilobytes."""
+_KINDS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in (
+        "docker.distribution.manifest.v2", "docker.distribution.manifest.list.v2",
+        "oci.image.manifest.v1", "oci.image.index.v1",
+    )
+)  # fmt: skip
+_HUB = "registry-1.docker.io"
+
+
+def layers_size(name: str, architecture: str) -> int | None:
+    """Bytes of the compressed layers of `name` for a processor (`amd64`).
+
+    None if the registry does not say: it wants a login, does not have the image, or does not answer.
+    """
+    registry, repository, tag = parts(name)
+    try:
+        manifest = _manifest(registry, repository, tag)
+        for entry in manifest.get("manifests") or []:
+            if (entry.get("platform") or {}).get("architecture") == architecture:
+                manifest = _manifest(registry, repository, entry["digest"])
+                break
+        return sum(int(layer["size"]) for layer in manifest.get("layers") or []) or None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def parts(name: str) -> tuple[str, str, str]:
+    """Registry, repository and tag or digest, as Docker understands an image's name."""
+    name, _, digest = name.partition("@")
+    head, _, rest = name.partition("/")
+    if not rest or not ("." in head or ":" in head or head == "localhost"):
+        head, rest = "docker.io", name if "/" in name else f"library/{name}"
+    repository, _, tag = rest.partition(":")
+    return (_HUB if head in ("docker.io", "index.docker.io") else head), repository, digest or tag or "latest"
+
+
+def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
+    # As Docker does: plain HTTP only on this machine.
+    here = registry.partition(":")[0] in ("localhost", "127.0.0.1")
+    url = f"http{'' if here else 's'}://{registry}/v2/{repository}/manifests/{reference}"
+    try:
+        return _json(url, {"Accept": _KINDS})
+    except urllib.error.HTTPError as error:
+        with error:
+            challenge = error.headers.get("WWW-Authenticate", "")
+        if error.code != 401 or not challenge.lower().startswith("bearer "):
+            raise
+    challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    query = urllib.parse.urlencode({key: challenged[key] for key in ("service", "scope") if key in challenged})
+    if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
+        raise OSError("a token that is sent unencrypted")
+    answer = _json(f"{challenged['realm']}?{query}", {})
+    token = answer.get("token") or answer["access_token"]
+    return _json(url, {"Accept": _KINDS, "Authorization": f"Bearer {token}"})
+
+
+def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """A registry's JSON answer. Raises OSError or ValueError."""
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the registry that the user named
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
+        answer: dict[str, Any] = json.loads(response.read(MOST))
+    return answer
+
 
 UNPACKED = 2.5
 """Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
 
 
 def ecr_of(name: str) -> Any:
-    """A client of the registry that an image's name points at; None where it is not Amazon ECR."""
+    """A client of the registry in an image's name; None if it is not Amazon ECR."""
     named = ecr_image(name)
     if named is None:
         return None
@@ -28,44 +99,44 @@ def ecr_of(name: str) -> Any:
 
 
 def size_of(client: Any, ecr: Any, name: str) -> int | None:
-    """Bytes of an image's compressed layers, as its registry has them; None where it does not say.
+    """Bytes of an image's compressed layers in its registry; None if the registry does not say.
 
-    Raises `LocalError` where Amazon ECR does not have it.
+    Raises `LocalError` if Amazon ECR does not have it.
     """
     named = ecr_image(name)
     if named is None or ecr is None:
         return layers_size(name, architecture(client))
-    asked = named.asked
-    manifest = _in_ecr(ecr, asked, name)
+    query = named.asked
+    manifest = _in_ecr(ecr, query, name)
     for entry in manifest.get("manifests", []):
         if entry.get("platform", {}).get("architecture") == architecture(client):
-            manifest = _in_ecr(ecr, {**asked, "imageIds": [{"imageDigest": entry["digest"]}]}, name)
+            manifest = _in_ecr(ecr, {**query, "imageIds": [{"imageDigest": entry["digest"]}]}, name)
             break
     return sum(layer["size"] for layer in manifest.get("layers", [])) or None
 
 
-def _in_ecr(ecr: Any, asked: dict[str, Any], name: str) -> dict[str, Any]:
-    """A manifest. Raises `LocalError` where there is none."""
-    told = ecr.batch_get_image(**asked)
-    if told.get("failures") or not told.get("images"):
-        code = (told.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
+def _in_ecr(ecr: Any, query: dict[str, Any], name: str) -> dict[str, Any]:
+    """A manifest. Raises `LocalError` if it does not exist."""
+    answer = ecr.batch_get_image(**query)
+    if answer.get("failures") or not answer.get("images"):
+        code = (answer.get("failures") or [{}])[0].get("failureCode", "ImageNotFound")
         raise LocalError(f"{name} is not in its registry ({code}); `smtrain images` lists those of AWS")
-    manifest: dict[str, Any] = json.loads(told["images"][0]["imageManifest"])
+    manifest: dict[str, Any] = json.loads(answer["images"][0]["imageManifest"])
     return manifest
 
 
 def login(ecr: Any, name: str) -> dict[str, str] | None:
-    """What Docker needs to reach Amazon ECR, for twelve hours; it is given to Docker with the call and kept nowhere."""
+    """Credentials for Amazon ECR, valid for twelve hours; they go to Docker with the call and are not stored."""
     named = ecr_image(name)
     if named is None or ecr is None:
         return None
-    told = ecr.get_authorization_token(registryIds=[named.account])
-    user, _, password = base64.b64decode(told["authorizationData"][0]["authorizationToken"]).decode().partition(":")
+    answer = ecr.get_authorization_token(registryIds=[named.account])
+    user, _, password = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode().partition(":")
     return {"username": user, "password": password}
 
 
 def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
-    """Fetch an image. Raises `LocalError`: no room, no rights, not there."""
+    """Pull an image. Raises `LocalError` if there is no room, no permission or no such image."""
     size, free = size_of(client, ecr, name), room(client)
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
@@ -74,11 +145,11 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
         )
     repository, tag = _split(name)
     with plainly(f"pulling {name}"):
-        _told(client.api.pull(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+        _progress(client.api.pull(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
 
 
 def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
-    """Give an image a name and send it to that name's registry. Raises `LocalError`."""
+    """Tag an image and push it to the registry in its name. Raises `LocalError`."""
     repository, tag = _split(name)
     named = ecr_image(name)
     if named and ecr is not None:
@@ -91,7 +162,7 @@ def push(client: Any, ecr: Any, image: Any, name: str, say: Say) -> None:
             ) from None
     with plainly(f"pushing {name}"):
         image.tag(repository, tag)
-        _told(client.api.push(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
+        _progress(client.api.push(repository, tag, stream=True, decode=True, auth_config=login(ecr, name)), name, say)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -102,7 +173,7 @@ def _split(name: str) -> tuple[str, str]:
     return repository, tag or "latest"
 
 
-def _told(steps: Any, name: str, say: Say) -> None:
+def _progress(steps: Any, name: str, say: Say) -> None:
     done = 0
     for step in steps:
         if "error" in step:

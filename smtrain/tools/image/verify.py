@@ -1,4 +1,4 @@
-"""Would the jobs of a config run in an image? Looked at from inside, and tried once with the launcher."""
+"""Check whether jobs can run in an image: look inside it, and start the launcher once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LARGE = 30 * 10**9
 def verify(
     client: Any, image: Any, stages: Sequence[Stage], engine: str, instance_type: str | None, needs: Sequence[str] = ()
 ) -> Report:
-    """Every finding on an image that is on this machine.
+    """Every finding about an image on this machine.
 
-    `instance_type` None: what accelerators need is not looked for. `needs`: what the data needs
-    (core/protocol/entrypoints.py). Raises `LocalError` where no container of it runs.
+    `instance_type` None: accelerators are not checked. `needs`: the packages of the data
+    (core/protocol/data_packages.py). Raises `LocalError` if no container of it runs.
     """
     contents = look(client, image, engine)
     return Report(
@@ -80,9 +80,9 @@ def _accelerator(contents: Contents, instance_type: str | None) -> Iterator[Find
 
 def _user(contents: Contents) -> Iterator[Finding]:
     if contents.uid or contents.unwritable:
-        where = f", who may not write to {', '.join(contents.unwritable)}" if contents.unwritable else ""
+        limits = f", who may not write to {', '.join(contents.unwritable)}" if contents.unwritable else ""
         yield Finding(
-            "user", "warning", f"its containers run as user {contents.uid}{where}; SageMaker's folders belong to root",
+            "user", "warning", f"its containers run as user {contents.uid}{limits}; SageMaker's folders belong to root",
             "end its Dockerfile with USER root",
         )  # fmt: skip
     else:
@@ -90,7 +90,7 @@ def _user(contents: Contents) -> Iterator[Finding]:
 
 
 def _contract(client: Any, image: Any) -> Iterator[Finding]:
-    """The launcher without its inputs: it is to fail, and to say why where SageMaker looks."""
+    """Start the launcher without inputs: it must fail, and say why in the file that SageMaker reads."""
     command = ["python3", f"{FOLDER}/entrypoints/launch.py", "convert"]
     status, said, failure = run(client, image, command, read="/opt/ml/output/failure")
     if status and failure:

@@ -1,1 +1,1 @@
-"""A finished model goes to others: the Hugging Face hub, the SageMaker Model Registry."""
+"""Publish a model: on the Hugging Face hub, in the SageMaker Model Registry."""

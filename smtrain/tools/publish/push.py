@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _NOT_PUSHED = (".*", "**/.*", SOURCE, "*.part", "training_args.bin", "optimizer.pt")
-"""What is of this machine, or says nothing to others."""
+"""Files that only matter on this machine."""
 _OF_THE_HUB = {".gitattributes"}
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
@@ -32,26 +32,26 @@ def push(
     model: str, repository: str, *, private: bool = True, update: bool = False, revision: str | None = None,
     message: str | None = None, target: TargetName | None = None, say: Say = text.say,
 ) -> str:  # fmt: skip
-    """Upload an exported model to a repository of the Hugging Face hub; the same call goes on after an interruption.
+    """Upload an exported model to a repository of the Hugging Face hub; the same call resumes after an interruption.
 
     The token is the one that `hf auth login` keeps or HF_TOKEN holds; HF_ENDPOINT names another hub. The model card
-    goes along, and where the folder has none a short one is made.
+    is uploaded too; if the folder has none, a short one is written.
 
     Args:
-        model: A folder, a run, a job that exported, or an s3:// prefix; what is in S3 is fetched first.
-        repository: `organization/name`; it is made where it does not exist.
-        private: Whether a repository that is made is private. One that exists stays as it is.
+        model: A folder, a run, a job that exported, or an s3:// prefix; a model in S3 is fetched first.
+        repository: `organization/name`; created if it does not exist.
+        private: Make a new repository private. An existing one stays as it is.
         update: Add to a repository that holds another model.
         revision: The branch. Default: the main one.
-        message: Of the commit. Default: names the run.
-        target: `local` or `aws`, where the run is.
+        message: The commit message. Default: names the run.
+        target: `local` or `aws`, the target of the run.
         say: Called with each line.
 
     Returns:
         The address of the repository.
 
     Raises:
-        ConfigError: The name cannot be one of a repository.
+        ConfigError: The name is no repository name.
         CheckpointError: The folder holds no model.
         JobError: There is no such run, the hub refuses, or the repository holds another model.
 
@@ -62,7 +62,7 @@ def push(
     """
     if not _REPO.fullmatch(repository):
         raise ConfigError([f"repository: got {repository!r}; it is organization/name, as in my-org/llama-medical"])
-    found = find(model, target)
+    source = find(model, target)
     try:
         from huggingface_hub import HfApi
     except ImportError:
@@ -70,7 +70,7 @@ def push(
     api = HfApi(library_name="smtrain")
     mine = _may_write(api)
     held = _held(api, repository, revision)
-    folder = found.fetch(say)
+    folder = source.fetch(say)
     files = _files(folder)
     size = sum(path.stat().st_size for path in files.values())
     if held and not update and (others := _others(held, files)):
@@ -88,34 +88,34 @@ def push(
         if revision is not None:
             api.create_branch(repository, branch=revision, exist_ok=True)
         if README not in files:
-            body = _card(found, folder, repository).encode()
+            body = _card(source, folder, repository).encode()
             api.upload_file(path_or_fileobj=body, path_in_repo=README, repo_id=repository, revision=revision)
         api.upload_folder(
             repo_id=repository, folder_path=folder, revision=revision, ignore_patterns=list(_NOT_PUSHED),
-            commit_message=message or f"{found.name} by smtrain",
+            commit_message=message or f"{source.name} by smtrain",
         )  # fmt: skip
     except Exception as error:  # its own, httpx's and the disk's have no common class
-        raise JobError(f"{_why(error, api.endpoint, repository)}; the same command goes on from there") from None
+        raise JobError(f"{_why(error, api.endpoint, repository)}; the same command resumes from there") from None
     address = f"{api.endpoint}/{repository}"
     say(f"pushed: {address}")
     return address
 
 
 def _may_write(api: HfApi) -> str:
-    """Whose token it is."""
+    """The user of the token."""
     try:
-        told: dict[str, Any] = api.whoami()
+        user: dict[str, Any] = api.whoami()
     except Exception as error:
         raise JobError(_why(error, api.endpoint)) from None
-    return str(told.get("name", "?"))
+    return str(user.get("name", "?"))
 
 
 def _held(api: HfApi, repository: str, revision: str | None) -> dict[str, tuple[int | None, str | None]] | None:
-    """Size and sha256, where the hub tells them, of the files of a repository; None where there is none."""
+    """Size and sha256 of the files of a repository, if the hub knows them; None if it does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        told = api.model_info(repository, revision=revision, files_metadata=True)
+        info = api.model_info(repository, revision=revision, files_metadata=True)
     except RevisionNotFoundError:
         return {}
     except RepositoryNotFoundError:
@@ -124,13 +124,13 @@ def _held(api: HfApi, repository: str, revision: str | None) -> dict[str, tuple[
         raise JobError(_why(error, api.endpoint, repository)) from None
     return {
         item.rfilename: (item.size, item.lfs.sha256 if item.lfs else None)
-        for item in told.siblings or []
+        for item in info.siblings or []
         if item.rfilename not in _OF_THE_HUB
     }
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """What is pushed, by its name in the repository."""
+    """The files to push, by their names in the repository."""
     return {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
@@ -141,7 +141,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Path]) -> str:
-    """A file by which a repository shows that it holds another model than what an interrupted push left; or nothing."""
+    """A file that shows that a repository holds another model, not the rest of an interrupted push; else empty."""
     weights = {name for pair in WEIGHTS for name in pair}
     for name, (size, sha256) in sorted(held.items()):
         ours = files.get(name)
@@ -161,15 +161,15 @@ def _card(found: FoundModel, folder: Path, repository: str) -> str:
 
 
 def _why(error: Exception, hub: str, repository: str | None = None) -> str:
-    """What an answer of the hub means, and what helps."""
+    """Explain an error of the hub, with a remedy."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    where = f"{hub}/{repository}" if repository else hub
+    place = f"{hub}/{repository}" if repository else hub
     if type(error).__name__ == "LocalTokenNotFoundError":
         return f"there is no token for {hub}; {_LOGIN}"
     if status == 401:
         return f"{hub} does not take the token; {_LOGIN}"
     if status == 403:
-        return f"the token may not write to {where}; take one with the right to write there, or another organization"
+        return f"the token may not write to {place}; take one with the right to write there, or another organization"
     if status is not None:
-        return f"{where} answered {status} ({text.clean(first_line(error))})"
-    return f"{where} could not be reached ({text.clean(first_line(error))})"
+        return f"{place} answered {status} ({text.clean(first_line(error))})"
+    return f"{place} could not be reached ({text.clean(first_line(error))})"

@@ -20,7 +20,7 @@ from smtrain.tools.serve.requests import EndpointSpec, create_model
 from smtrain.worker.evaluation.report import main_rows
 
 _VALUE = re.compile(r"[^\w\s.:/=+\-@]")
-"""What a value of CustomerMetadataProperties may not hold (the service's model)."""
+"""Characters that CustomerMetadataProperties does not allow (the service's model)."""
 _JSON = "application/json"
 
 
@@ -31,15 +31,15 @@ def register(
 ) -> str:  # fmt: skip
     """Make a run's exported model a version of a model package group, as `smtrain deploy` would serve it.
 
-    The version carries where it comes from (the train job, the config's numbers, the base model), the last loss and
-    validation loss, and the evaluation's file. A run that is a version already is not registered again.
+    The version records its origin (the train job, the config's numbers, the base model), the last loss and validation
+    loss, and the evaluation's file. A run that is a version already is not registered again.
 
     Args:
         run: The run.
-        instance_type: The type that is to serve it, such as ml.g6e.xlarge; whether it holds the model is checked.
-        group: The model package group, made where it does not exist. Default: the run's name.
-        approve: Whether the version is approved at once; else it waits for somebody's approval.
-        role: The container's role, to be found in the version's description. Default: that of the run's jobs.
+        instance_type: The type to serve it, such as ml.g6e.xlarge; whether it holds the model is checked.
+        group: The model package group, created if it does not exist. Default: the run's name.
+        approve: Approve the version at once; otherwise it waits for approval.
+        role: The container's role, recorded in the version's description. Default: that of the run's jobs.
         image: The container image. Default: the newest known vLLM image of the region.
         target: `local` or `aws`.
         say: Called with each line.
@@ -59,27 +59,27 @@ def register(
     account = gather(run, target)
     group = account.name if group is None else group
     names.checked("group", group)
-    found = find(account.name, account.target.name)
-    if found.far is None:
+    model = find(account.name, account.target.name)
+    if model.far is None:
         raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one")
-    spec = spec_of(found, account.target, found.far[1], account.name, instance_type, 1, role, image, None)
-    asked = create_model_package(account, spec, group, approve=approve)
+    spec = spec_of(model, account.target, model.far[1], account.name, instance_type, 1, role, image, None)
+    request = create_model_package(account, spec, group, approve=approve)
     client = account.target.sagemaker
-    if held := _held(client, group, asked):
+    if held := _held(client, group, request):
         say(f"{account.name} is {held} already")
         return held
     _make_group(client, group, account.name)
-    arn: str = client.create_model_package(**asked)["ModelPackageArn"]
+    arn: str = client.create_model_package(**request)["ModelPackageArn"]
     state = "approved" if approve else "waiting for approval"
     say(f"registered {account.name} as {arn}, {state}")
     return arn
 
 
 def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *, approve: bool) -> dict[str, Any]:
-    """CreateModelPackage; a pure function of the run and of how it would be served."""
+    """The CreateModelPackage request: a pure function of the run and its endpoint."""
     container = create_model(spec)["PrimaryContainer"]
     trained, evaluated = account.last("train"), account.last("evaluate")
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "ModelPackageGroupName": group,
         "ModelPackageDescription": f"run {account.name}, exported by smtrain",
         "InferenceSpecification": {
@@ -94,37 +94,37 @@ def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *,
         "CustomerMetadataProperties": _properties(account),
     }
     if trained:
-        asked["MetadataProperties"] = {"GeneratedBy": trained.told["TrainingJobArn"]}
-        asked["SourceUri"] = trained.told["TrainingJobArn"]
+        request["MetadataProperties"] = {"GeneratedBy": trained.told["TrainingJobArn"]}
+        request["SourceUri"] = trained.told["TrainingJobArn"]
     if evaluated and account.evaluation is not None:
         uri = f"{Job(evaluated.name, account.target).output}evaluation.json"
-        asked["ModelMetrics"] = {"ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}}
-    return asked
+        request["ModelMetrics"] = {"ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}}
+    return request
 
 
 def _properties(account: RunAccount) -> dict[str, str]:
-    """What a list of versions is read by; the evaluation's accuracies among them."""
+    """The properties of a version: the run's key numbers, among them the accuracies."""
     train, model = account.config.get("train", {}), account.config.get("model", {})
     records = account.records
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "smtrain:run": account.name, "smtrain:base": model.get("path"), "smtrain:steps": train.get("steps"),
         "smtrain:lr": train.get("lr"), "smtrain:seq_len": train.get("seq_len"),
         "smtrain:objective": train.get("objective", "pretrain"),
     }  # fmt: skip
     for name in ("loss", "val_loss"):
-        if said := [record[name] for record in records if name in record]:
-            found[f"smtrain:{name}"] = f"{said[-1]:.6g}"
+        if series := [record[name] for record in records if name in record]:
+            values[f"smtrain:{name}"] = f"{series[-1]:.6g}"
     for task, row in main_rows(account.evaluation).items() if account.evaluation else ():
-        found[f"smtrain:{task}"] = f"{row['after']['value']:.6g}"
-    kept = {key: _VALUE.sub("-", str(value))[:256] for key, value in found.items() if value is not None}
+        values[f"smtrain:{task}"] = f"{row['after']['value']:.6g}"
+    kept = {key: _VALUE.sub("-", str(value))[:256] for key, value in values.items() if value is not None}
     return dict(list(kept.items())[:50])
 
 
-def _held(client: Any, group: str, asked: dict[str, Any]) -> str | None:
-    """The version of the group that is the same model, if there is one."""
+def _held(client: Any, group: str, request: dict[str, Any]) -> str | None:
+    """The version of the group with the same model, if it exists."""
     from botocore.exceptions import ClientError
 
-    data = _data_of(asked)
+    data = _data_of(request)
     try:
         pages = client.get_paginator("list_model_packages").paginate(ModelPackageGroupName=group)
         arns = [item["ModelPackageArn"] for page in pages for item in page["ModelPackageSummaryList"]]
@@ -136,7 +136,7 @@ def _held(client: Any, group: str, asked: dict[str, Any]) -> str | None:
 
 
 def _data_of(package: dict[str, Any]) -> list[Any]:
-    """Where the weights of a version lie."""
+    """The sources of a version's weights."""
     containers = package.get("InferenceSpecification", {}).get("Containers", [])
     return [(one.get("ModelDataSource"), one.get("AdditionalModelDataSources")) for one in containers]
 

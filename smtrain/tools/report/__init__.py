@@ -1,1 +1,1 @@
-"""A run on one page: what ran, how it learned, what it cost and what of that was wasted."""
+"""A run on one page: its jobs, curves, costs and waste."""

@@ -1,4 +1,4 @@
-"""Everything about a run that its target still knows: its jobs, their steps with times, its config, its results."""
+"""Gather what a target knows about a run: its jobs, their steps with times, its config, its results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")
 
 @dataclass(frozen=True)
 class JobAccount:
-    """One job of a run, as it is told now."""
+    """One job of a run, at this moment."""
 
     stage: str
     name: str
@@ -44,7 +44,7 @@ class JobAccount:
     """DescribeTrainingJob's answer."""
     cost: Spent
     steps: tuple[Line, ...] = ()
-    """Its lines of steps, in the order of time; of train jobs alone."""
+    """Its log lines about steps, in the order of time; only of train jobs."""
 
     @property
     def status(self) -> str:
@@ -57,7 +57,7 @@ class JobAccount:
 
     @property
     def seconds(self) -> float:
-        """From its creation to its end, or to now."""
+        """Time from its creation to its end, or to now."""
         now = datetime.datetime.now(datetime.timezone.utc)
         end = self.told.get("TrainingEndTime") or (self.told["LastModifiedTime"] if self.status in ENDED else now)
         return max(0.0, float((end - self.created).total_seconds()))
@@ -65,23 +65,23 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class RunAccount:
-    """A run: every attempt at every stage, oldest first, and what they left."""
+    """A run: every attempt of every stage, oldest first, and their results."""
 
     name: str
     target: Target
     jobs: tuple[JobAccount, ...]
     config: dict[str, Any] = field(default_factory=dict)
-    """What the newest job of each stage was told, put together."""
+    """The configs of the newest job of each stage, merged."""
     evaluation: dict[str, Any] | None = None
     texts: tuple[dict[str, str], ...] = ()
     software: str | None = None
-    """Which versions the newest train job runs with, as its log says."""
+    """Versions in the log of the newest train job."""
     profile: str | None = None
-    """Which part of a step takes how long, if its log says."""
+    """Time of each part of a step, if its log says."""
     machines: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    """By host, what of its machine it used in the newest train job, minute by minute."""
+    """By host, the use of its machine in the newest train job, minute by minute."""
     commit: str | None = None
-    """The git commit of the folder that the newest train job was started from, if its tags say."""
+    """The git commit of the config's folder, if the tags of the newest train job say."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Original paths of a local run, each with the digest of its files' names and contents (sha256, 16 digits)."""
 
@@ -96,18 +96,18 @@ class RunAccount:
 
     @property
     def records(self) -> list[dict[str, float]]:
-        """Every step's numbers over all attempts; a step done twice counts last."""
+        """The numbers of every step over all attempts; the last record of a step counts."""
         return step_records([line for job in self.of("train") for line in job.steps])
 
     @property
     def rate_changes(self) -> list[tuple[float, str, str]]:
-        """(first step, rate before, rate from there on) of every resume that changed the learning rate."""
+        """(first step, rate before, rate after) of every resume that changed the learning rate."""
         firsts = [(job.told, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
         return rate_changes((told, first["step"] if first else None) for told, first in firsts)
 
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
-    """The run of this name, or that a job of this name or ARN is one of. Raises `JobError` where there is none."""
+    """The run of this name, or the run of a job with this name or ARN. Raises `JobError` if there is no such run."""
     job, place = sagemaker_place_of(name, target)
     ours = stage_of(job)
     run = ours[0] if ours else job
@@ -115,26 +115,26 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
         raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones")
     rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)]
     if not rows:
-        where = "here" if place.name == "local" else "on AWS"
+        side = "here" if place.name == "local" else "on AWS"
         near = near_run(run) if place.name == "local" else ""
         raise JobError(
-            f"{name!r}: there is no run of this name {where}; {near}`smtrain list` lists the existing ones",
+            f"{name!r}: there is no run of this name {side}; {near}`smtrain list` lists the existing ones",
             code="job.not_found",
         )
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
-    found = RunAccount(run, place, jobs)
-    config, inputs = _original(_config(found), place)
+    account = RunAccount(run, place, jobs)
+    config, inputs = _original(_config(account), place)
     return RunAccount(
         run,
         place,
         jobs,
         config,
-        _evaluation(found),
-        _texts(found),
-        _line(found, SOFTWARE),
-        _line(found, PROFILE),
-        _machines(found),
-        _commit(found),
+        _evaluation(account),
+        _texts(account),
+        _line(account, SOFTWARE),
+        _line(account, PROFILE),
+        _machines(account),
+        _commit(account),
         inputs,
     )
 
@@ -156,7 +156,7 @@ def _account(place: Target, job: Job) -> JobAccount:
 
 
 def _config(run: RunAccount) -> dict[str, Any]:
-    """The config of the run in one piece: each stage's own part, and what the train request says of its machines."""
+    """The whole config of the run: the parts of all stages, and the machines of the train request."""
     whole: dict[str, Any] = {"name": run.name, "target": run.target.name}
     for stage in STAGES:
         job = run.last(stage)
@@ -185,8 +185,8 @@ def _config(run: RunAccount) -> dict[str, Any]:
 
 
 def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], dict[str, str]]:
-    """The config of a local run with the paths that its inputs were uploaded from, and their digests by path: the S3 of
-    this machine is known to no other. Of another target as it is."""
+    """The config of a local run with the paths that its inputs were uploaded from, and their digests by path, because
+    no other machine knows the S3 of this one. The config of another target is unchanged."""
     if place.name != "local":
         return config, {}
     origins, digests = known(), {}
@@ -201,14 +201,14 @@ def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], di
             return path
         return value
 
-    found = original(config)
-    if found.get("output") == {"s3_uri": place.base(None)}:
-        del found["output"]
-    return found, digests
+    restored = original(config)
+    if restored.get("output") == {"s3_uri": place.base(None)}:
+        del restored["output"]
+    return restored, digests
 
 
 def _told(target: Target, job: JobAccount) -> dict[str, Any]:
-    """The config file that a job was given; empty where it is not there any more."""
+    """The config file of a job; empty if it is gone."""
     uri = _channel(job, "config")
     try:
         content = json.loads(target.read(f"{uri}config.json")) if uri else {}
@@ -226,23 +226,23 @@ def _channel(job: JobAccount | None, name: str) -> str | None:
 
 
 def _evaluation(run: RunAccount) -> dict[str, Any] | None:
-    found = _left(run, "evaluate", "evaluation.json")
-    return found if isinstance(found, dict) else None
+    report = _left(run, "evaluate", "evaluation.json")
+    return report if isinstance(report, dict) else None
 
 
 def _texts(run: RunAccount) -> tuple[dict[str, str], ...]:
-    found = _left(run, "generate", "generation.json")
-    return tuple(found) if isinstance(found, list) else ()
+    texts = _left(run, "generate", "generation.json")
+    return tuple(texts) if isinstance(texts, list) else ()
 
 
 def _line(run: RunAccount, prefix: str) -> str | None:
-    """The rest of the last line of the newest train job that begins so."""
-    found = _lines(run, prefix)
-    return found[-1].text.removeprefix(prefix) if found else None
+    """The rest of the last line with this prefix in the newest train job."""
+    lines = _lines(run, prefix)
+    return lines[-1].text.removeprefix(prefix) if lines else None
 
 
 def _lines(run: RunAccount, prefix: str) -> list[Line]:
-    """The lines of the newest train job that begin so."""
+    """The lines with this prefix in the newest train job."""
     if not (jobs := run.of("train")):
         return []
     began = int(jobs[-1].told["CreationTime"].timestamp() * 1000) - 60_000
@@ -251,11 +251,11 @@ def _lines(run: RunAccount, prefix: str) -> list[Line]:
 
 
 def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {}
+    by_host: dict[str, list[dict[str, float]]] = {}
     for line in _lines(run, MACHINE):
         if record := machine_record(line.text):
-            found.setdefault(line.host, []).append(record)
-    return {host: found[host] for host in sorted(found, key=lambda host: (len(host), host))}
+            by_host.setdefault(line.host, []).append(record)
+    return {host: by_host[host] for host in sorted(by_host, key=lambda host: (len(host), host))}
 
 
 def _commit(run: RunAccount) -> str | None:

@@ -1,4 +1,4 @@
-"""How this copy of smtrain was installed, as a command that installs the same: from git, a wheel or an index."""
+"""A command that installs the same smtrain: from git, a wheel or an index."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _URL = re.compile(r"(https?|ssh|git)://|[\w.-]+@[\w.-]+:")
 
 
 def commands() -> list[str]:
-    """Lines of a shell that install this smtrain; what cannot be had elsewhere is a comment."""
-    told = _direct_url()
-    if vcs := told.get("vcs_info"):
-        return [f"pip install 'smtrain @ {vcs.get('vcs', 'git')}+{told['url']}@{vcs.get('commit_id', '')}'"]
-    if "archive_info" in told:
-        return _of_wheel(told)
-    if "dir_info" in told or _is_checkout():
-        return _of_checkout(Path(unquote(urlsplit(told["url"]).path)) if "url" in told else _root())
+    """Shell lines that install this smtrain; a source that other machines cannot reach is a comment."""
+    source = _direct_url()
+    if vcs := source.get("vcs_info"):
+        return [f"pip install 'smtrain @ {vcs.get('vcs', 'git')}+{source['url']}@{vcs.get('commit_id', '')}'"]
+    if "archive_info" in source:
+        return _of_wheel(source)
+    if "dir_info" in source or _is_checkout():
+        return _of_checkout(Path(unquote(urlsplit(source["url"]).path)) if "url" in source else _root())
     return [f"pip install smtrain=={__version__}"]
 
 
 def _direct_url() -> dict[str, Any]:
-    """The installer's note on the source of the package (PEP 610); empty for one that an index gave."""
+    """The installer's record of the package's source (PEP 610); empty for a package from an index."""
     try:
-        told = json.loads(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
+        record = json.loads(metadata.distribution("smtrain").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
-def _of_wheel(told: dict[str, Any]) -> list[str]:
-    info, url = told["archive_info"], str(told.get("url", ""))
+def _of_wheel(record: dict[str, Any]) -> list[str]:
+    info, url = record["archive_info"], str(record.get("url", ""))
     digest = info.get("hashes", {}).get("sha256") or str(info.get("hash", "")).removeprefix("sha256=")
     file = Path(unquote(urlsplit(url).path))
     if not digest and url.startswith("file:") and file.is_file():
@@ -52,11 +52,11 @@ def _of_checkout(folder: Path) -> list[str]:
     commit = committed(folder)
     if commit is None:
         return [f"# smtrain {__version__}, from a folder that is no git repository", "pip install FOLDER"]
-    told = [f"# smtrain {__version__}, from a checkout at git commit {commit}"]
+    head = [f"# smtrain {__version__}, from a checkout at git commit {commit}"]
     origin = _origin(folder)
     if origin and _URL.match(origin):
-        return [*told, f"pip install 'smtrain @ git+{_plain(origin)}@{commit.split()[0]}'"]
-    return [*told, f"git checkout {commit.split()[0]}", "pip install ."]
+        return [*head, f"pip install 'smtrain @ git+{_plain(origin)}@{commit.split()[0]}'"]
+    return [*head, f"git checkout {commit.split()[0]}", "pip install ."]
 
 
 def _origin(folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What a finished run adds to its MLflow run: report, config, evaluation and model card as artefacts, and its cost."""
+"""Attach a finished run's report, config, evaluation, model card and cost to its MLflow run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.client.follow.tracked import tracked_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.track import Track
-from smtrain.core.errors import JobError, first_line
+from smtrain.core.errors import first_line
 from smtrain.core.model.card import README
 from smtrain.core.text import Say
 from smtrain.core.tracking.mlflow import MlflowTracker
@@ -21,7 +21,7 @@ from smtrain.worker.evaluation.report import main_rows
 
 
 def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
-    """Attach the results of a run. A tracker that does not take them is said, and changes nothing."""
+    """Attach the results of a run. If the tracker refuses them, say so and continue."""
     if not track.mlflow:
         return
     try:
@@ -34,7 +34,7 @@ def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
         with tempfile.TemporaryDirectory(prefix="smtrain-") as folder:
             taken = tracker.attach(_files(run, Path(folder)), _numbers(run))
         say(f"MLflow has the report of {name}" if taken else f"MLflow has no run of {name} to attach its report to")
-    except Exception as error:  # a run that is done is done, whatever a tracker says
+    except Exception as error:  # the run is done; a tracker must not make it fail
         say(f"MLflow does not take the report of {name} ({first_line(error)}); `smtrain report {name}` writes it here")
 
 
@@ -44,10 +44,7 @@ def _files(run: RunAccount, folder: Path) -> list[Path]:
         texts["evaluation.json"] = json.dumps(run.evaluation, indent=2)
     export = run.last("export")
     if export is not None and export.status == "Completed":
-        try:
-            texts[README] = Job(export.name, run.target).read(README).decode("utf-8", "replace")
-        except JobError:
-            pass  # an older version wrote none
+        texts[README] = Job(export.name, run.target).read(README).decode("utf-8", "replace")
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
     return [folder / name for name in texts]

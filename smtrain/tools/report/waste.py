@@ -1,4 +1,4 @@
-"""What a run's dollars went into: the steps that count, and what was paid for without one."""
+"""Split the cost of a run into steps that count and waste."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USEFUL = "steps that count"
 
 @dataclass(frozen=True)
 class Portion:
-    """A part of what was billed: seconds of all its jobs, and dollars where prices are known."""
+    """A part of the bill: seconds over all jobs, and dollars if prices are known."""
 
     stage: str
     what: str
@@ -27,11 +27,11 @@ class Portion:
 
 
 def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
-    """Every billed second of the jobs (oldest first) under one name, by stage; they add up to what was billed."""
+    """Every billed second of the jobs (oldest first) under one name, by stage; they add up to the bill."""
     found: dict[tuple[str, str], Portion] = {}
     trains = [job for job in jobs if job.stage == "train"]
     for job in jobs:
-        split = _of_train(job, _went_on_at(job, trains)) if job.stage == "train" else _of_other(job)
+        split = _of_train(job, _resumed_at(job, trains)) if job.stage == "train" else _of_other(job)
         for what, seconds, wasted in split:
             _add(found, job, what, seconds, wasted)
         if pool := job.cost.items.get("warm pool"):
@@ -58,7 +58,7 @@ def _add(found: dict[tuple[str, str], Portion], job: JobAccount, what: str, seco
 
 
 def _window(job: JobAccount) -> float:
-    """Seconds between the start and the end of its machines."""
+    """Seconds from the start to the end of its machines."""
     began = job.told.get("TrainingStartTime")
     now = datetime.datetime.now(datetime.timezone.utc)
     end = job.told.get("TrainingEndTime") or now
@@ -70,8 +70,8 @@ def _of_other(job: JobAccount) -> list[tuple[str, float, bool]]:
     return [("attempts that did not end well" if failed else "its work", _window(job), failed)]
 
 
-def _went_on_at(job: JobAccount, trains: Sequence[JobAccount]) -> float | None:
-    """The first step of the attempt after this one that has any; None where there is none."""
+def _resumed_at(job: JobAccount, trains: Sequence[JobAccount]) -> float | None:
+    """The first step of the next attempt with steps; None if no attempt follows."""
     later = trains[trains.index(job) + 1 :]
     firsts = (min((_step(line.text) for line in other.steps), default=None) for other in later)
     return next((first for first in firsts if first is not None), None)
@@ -81,8 +81,8 @@ def _step(text: str) -> float:
     return (step_record(text) or {"step": 0.0})["step"]
 
 
-def _of_train(job: JobAccount, again_from: float | None) -> list[tuple[str, float, bool]]:
-    """(what, seconds of its window, whether it is waste)."""
+def _of_train(job: JobAccount, repeated_from: float | None) -> list[tuple[str, float, bool]]:
+    """(name, seconds of its window, True if it is waste)."""
     whole = _window(job)
     done = [(line.timestamp / 1000, r) for line in job.steps if "loss" in (r := step_record(line.text) or {})]
     if not done:
@@ -96,9 +96,9 @@ def _of_train(job: JobAccount, again_from: float | None) -> list[tuple[str, floa
     stepping = min(whole - before, last - first + each)
     waited = min(stepping, sum(r.get("data_wait", 0.0) for _, r in done) * each * _every(done))
     lost = 0.0
-    if again_from is not None and counted:
+    if repeated_from is not None and counted:
         steps = [r["step"] for _, r in done]
-        lost = stepping * sum(step >= again_from for step in steps) / len(steps)
+        lost = stepping * sum(step >= repeated_from for step in steps) / len(steps)
     waited *= 1 - lost / stepping if stepping else 0.0
     return [
         (USEFUL, stepping - lost - waited, False),
@@ -110,5 +110,5 @@ def _of_train(job: JobAccount, again_from: float | None) -> list[tuple[str, floa
 
 
 def _every(done: Sequence[tuple[float, dict[str, float]]]) -> float:
-    """Steps between two lines."""
+    """Steps from one line to the next."""
     return (done[-1][1]["step"] - done[0][1]["step"]) / (len(done) - 1) if len(done) > 1 else 1.0

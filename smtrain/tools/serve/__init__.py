@@ -1,1 +1,1 @@
-"""A trained model that answers: by an OpenAI-compatible server on this machine, or by a SageMaker endpoint."""
+"""Serve a trained model: with an OpenAI-compatible server on this machine, or a SageMaker endpoint."""

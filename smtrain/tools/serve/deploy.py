@@ -4,41 +4,94 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
 from smtrain.client.launch.names import checked, schedule_name
+from smtrain.client.planner.cost import Price
 from smtrain.core import botocore_models, text
 from smtrain.core.config.units import spell
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts import instance, table
+from smtrain.core.facts.engines import is_gpu
 from smtrain.core.facts.images import serving_image
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.model.footprint import CONTEXT, GIB, cache_of
 from smtrain.core.near import nearest
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.tools.serve import requests
-from smtrain.tools.serve.fit import price_of, tensor_parallel
 from smtrain.tools.serve.requests import EndpointSpec
 
+_USED, _REST = 0.9, 1.5 * GIB
+"""Share of a device's memory that vLLM takes, and its need there besides weights and cache."""
+
+
+def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], instance_type: str) -> int:
+    """Number of devices over which vLLM splits the model: the most that divide its heads.
+
+    Raises `JobError` with the sizes if they do not hold it, or if the type has no known GPU.
+    """
+    row = instance(instance_type)
+    if row is None or not is_gpu(instance_type) or not row.get("core_gib"):
+        raise JobError(f"{instance_type} has no GPU that smtrain knows; vLLM's endpoints need one, such as {_some()}")
+    heads, devices = int(described.get("num_attention_heads") or described.get("n_head") or 1), int(row["cores"])
+    parts = max(n for n in range(1, devices + 1) if heads % n == 0)
+    if str(described.get("torch_dtype") or described.get("dtype") or "") == "float32":
+        weights /= 2  # vLLM takes such a model in 16 bits
+    each = (weights + cache_of(described)) / parts + _REST
+    room = _USED * float(row["core_gib"]) * GIB
+    if each > room:
+        fits = [kind for kind, other in _gpus() if _holds(other, heads, weights, described)]
+        remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
+        raise JobError(
+            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type} ({weights / GIB:.1f} GiB "
+            f"of weights, {CONTEXT:,} tokens of context), and vLLM gets {room / GIB:.1f} GiB of each; {remedy}"
+        )
+    return parts
+
+
+def price_of(instance_type: str, region: str | None) -> Price | None:
+    """Price of an hour: the training price, which SageMaker's endpoints have too; None if unknown."""
+    return known_prices().find(instance_type, "on_demand", region)
+
+
+def _holds(row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]) -> bool:
+    parts = max(n for n in range(1, int(row["cores"]) + 1) if heads % n == 0)
+    return (weights + cache_of(described)) / parts + _REST <= _USED * float(row["core_gib"]) * GIB
+
+
+def _gpus() -> list[tuple[str, Mapping[str, Any]]]:
+    """Types with GPUs by their memory, the smallest first."""
+    rows = [(k, r) for k, r in table("instances")["instances"].items() if is_gpu(k) and r.get("core_gib")]
+    return sorted(rows, key=lambda pair: pair[1]["core_gib"] * pair[1]["cores"])
+
+
+def _some() -> str:
+    return ", ".join(kind for kind, _ in _gpus()[:3])
+
+
 _SHORTEST_S = 900
-"""An endpoint takes some minutes to start: for less it would be deleted before it answers."""
+"""An endpoint takes minutes to start; a shorter time would delete it before it answers."""
 _LOOK_S = {"local": 0.2, "aws": 15.0}
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """An endpoint that was made."""
+    """A new endpoint."""
 
     name: str
     status: str
     dollars_per_hour: float | None
     until: datetime.datetime | None
-    """When it deletes itself; None: never."""
+    """Time of its own deletion; None: never."""
 
 
 @public
@@ -49,20 +102,20 @@ def deploy(
 ) -> Deployed:  # fmt: skip
     """Make a SageMaker endpoint from a model in S3, served by vLLM with OpenAI's API; nothing is packed or copied.
 
-    Whether the devices hold the model is checked first, and the price is said. An adapter is served beside its base,
-    unmerged. With `seconds` a schedule that deletes the endpoint is made before the endpoint is.
+    First the memory of the devices is checked, and the price shown. An adapter is served with its base, unmerged. With
+    `seconds`, a schedule that deletes the endpoint is created before the endpoint.
 
     Args:
         model: A run, a job that exported, or an s3:// prefix.
         instance_type: A type with GPUs, such as ml.g6e.xlarge.
-        name: The endpoint's name, which is also what clients say as `model`. Default: the run's name.
-        seconds: Delete the endpoint after so long, by EventBridge Scheduler. None: it stays until `undeploy`.
-        instance_count: How many instances.
+        name: The endpoint's name, which clients also send as `model`. Default: the run's name.
+        seconds: Delete the endpoint after this time, with EventBridge Scheduler. None: it stays until `undeploy`.
+        instance_count: Number of instances.
         role: The role of the container, its ARN or name. Default: that of the run's jobs.
-        schedule_role: The role by which the schedule deletes the endpoint. Default: `role`.
+        schedule_role: The role with which the schedule deletes the endpoint. Default: `role`.
         image: The container image. Default: the newest known vLLM image of the region.
-        max_length: Most tokens of prompt and answer together. Default: what the model has positions for.
-        wait: Return when the endpoint answers, or could not be made.
+        max_length: Most tokens of prompt and answer together. Default: the model's positions.
+        wait: Return when the endpoint answers or has failed.
         target: `local` or `aws`. Locally an endpoint is a record that answers nothing; `smtrain serve` does.
         say: Called with each line.
 
@@ -105,7 +158,7 @@ def deploy(
 
 
 def refuse_unknown_type(instance_type: str) -> None:
-    """Raises `ConfigError` for what is no instance type of endpoints, as the installed boto3 knows them."""
+    """Raise `ConfigError` for a type that the installed boto3 does not know for endpoints."""
     known = botocore_models.described("sagemaker").shape_for("ProductionVariantInstanceType").enum
     if instance_type not in known:
         near = instance_meant(instance_type) or nearest(instance_type, known)
@@ -119,11 +172,11 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
 
     Args:
         name: The endpoint's name.
-        target: `local` or `aws`. Default: `aws` where there are credentials.
+        target: `local` or `aws`. Default: `aws` if there are credentials.
         say: Called with each line.
 
     Raises:
-        ConfigError: It cannot be the name of an endpoint.
+        ConfigError: It is no endpoint name.
         JobError: There is no such endpoint.
 
     Examples:
@@ -151,7 +204,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
 
 
 def described(place: Target, name: str) -> dict[str, Any] | None:
-    """DescribeEndpoint's answer; None where there is no such endpoint. Raises `ConfigError` for what is no name."""
+    """DescribeEndpoint's answer; None if there is no such endpoint. Raises `ConfigError` for an invalid name."""
     from botocore.exceptions import ClientError
 
     checked("endpoint", name)
@@ -174,15 +227,17 @@ def spec_of(
     found: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
     image: str | None, max_length: int | None,
 ) -> EndpointSpec:  # fmt: skip
-    """How a model in S3 is served. Raises `JobError` where the devices do not hold it, or its base is not known."""
+    """The endpoint for a model in S3. Raises `JobError` if the devices do not hold it, or its base is unknown."""
     named = name or found.name.rstrip("/").rpartition("/")[2]
     base, given, weights, body = uri, role, found.weights, found.described
-    told: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     if not uri.startswith(found.name):  # a run or a job
-        told = train_jobs(found.name, place.name)[1][-1].describe()
-        given = given or told["RoleArn"]
+        description = train_jobs(found.name, place.name)[1][-1].describe()
+        given = given or description["RoleArn"]
     if found.is_adapter:
-        channels = {c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in told.get("InputDataConfig", [])}
+        channels = {
+            c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
+        }
         base = channels.get("model", {}).get("S3Uri", "")
         if not base:
             raise JobError(f"{found.name} is an adapter, and its base model is not known; name its run")
@@ -194,7 +249,7 @@ def spec_of(
         tensor_parallel(named, weights, body, instance_type), place.role(given),
         adapter=uri if found.is_adapter else None,
         rank=max(8, int(found.described.get("r") or 8)) if found.is_adapter else 0,
-        max_length=max_length, tags={"smtrain:run": found.name} if told else {},
+        max_length=max_length, tags={"smtrain:run": found.name} if description else {},
     )  # fmt: skip
 
 
@@ -208,29 +263,29 @@ def _refuse_taken(place: Target, name: str) -> None:
 
 
 def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> None:
-    """Before the endpoint: what cannot be deleted by itself is not made."""
+    """Schedule the deletion, before the endpoint exists: without it the endpoint would be billed for ever."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     partition = role.split(":")[1] if role.startswith("arn:") else "aws"
     client = place.client("scheduler")
-    asked = requests.create_schedule(name, until, role, partition)
+    request = requests.create_schedule(name, until, role, partition)
     try:
         try:
-            client.create_schedule(**asked)
+            client.create_schedule(**request)
         except ClientError as error:
             if error.response["Error"].get("Code") != "ConflictException":
                 raise
-            client.delete_schedule(Name=asked["Name"])  # of an endpoint that is gone
-            client.create_schedule(**asked)
+            client.delete_schedule(Name=request["Name"])  # of an endpoint that is gone
+            client.create_schedule(**request)
     except (ClientError, BotoCoreError) as error:
         raise JobError(
-            f"the schedule that would delete {name} could not be made ({error}), so neither was the endpoint; allow "
+            f"the schedule that would delete {name} could not be made ({error}), so the endpoint was not either; allow "
             f"yourself scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}"
         ) from None
 
 
 def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
-    """Model, configuration and endpoint; what a refusal leaves behind costs nothing, and is taken up the next time."""
+    """Create model, configuration and endpoint. What a refused call leaves is free, and the next call uses it."""
     from botocore.exceptions import ClientError
 
     client = place.sagemaker
@@ -247,7 +302,7 @@ def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
 
 
 def _once(call: Any, request: dict[str, Any]) -> None:
-    """A name of its content that is taken is the same thing, made by an earlier call."""
+    """Create an object. Its name is a digest of its content, so an existing one is the same."""
     from botocore.exceptions import ClientError
 
     try:
@@ -258,7 +313,7 @@ def _once(call: Any, request: dict[str, Any]) -> None:
 
 
 def _follow(place: Target, name: str, say: Say) -> str:
-    """Wait until the endpoint answers or cannot; gives its status. Raises `JobError` where it failed."""
+    """Wait until the endpoint answers or fails; return its status. Raises `JobError` if it failed."""
     before, began = "", time.monotonic()
     while True:
         told = described(place, name)

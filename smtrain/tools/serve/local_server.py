@@ -1,4 +1,4 @@
-"""`smtrain serve`: vLLM or transformers' own server on a model's folder, OpenAI-compatible, on 127.0.0.1."""
+"""`smtrain serve`: vLLM or transformers' own server for a model's folder, OpenAI-compatible, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from smtrain.worker.generation.memory_fit import refuse_too_large
 Server = Literal["vllm", "transformers"]
 _NEEDED = ("fastapi", "uvicorn", "openai")
 _OLDEST = (4, 56)
-"""transformers from here on answers /v1/chat/completions with `transformers serve`."""
+"""First transformers whose `transformers serve` answers /v1/chat/completions."""
 
 
 def servers() -> list[Server]:
-    """Those that are installed beside this Python, the better one first."""
-    found: list[Server] = []
+    """Servers that are installed in this Python's environment, the better one first."""
+    installed: list[Server] = []
     if present("vllm") and _program("vllm"):
-        found.append("vllm")
+        installed.append("vllm")
     if all(map(present, _NEEDED)) and _transformers() >= _OLDEST and _program("transformers"):
-        found.append("transformers")
-    return found
+        installed.append("transformers")
+    return installed
 
 
 def serve(
     model: str, *, port: int = 8000, host: str = "127.0.0.1", server: Server | None = None,
     more: tuple[str, ...] = (), target: TargetName | None = None, say: Say = text.say,
 ) -> int:  # fmt: skip
-    """Start a server on a model and stay until it ends, or Ctrl-C or SIGTERM ends it; gives its exit status.
+    """Serve a model until the server ends, or Ctrl-C or SIGTERM ends it; return its exit status.
 
-    `model` is what `smtrain chat` takes; what is far is fetched first. `more` goes to the server as it is. Raises
-    `ConfigError` where no server is installed, `CheckpointError` where the model is none or memory lacks, `JobError`
-    where the port is taken.
+    `model` is what `smtrain chat` takes; a model in S3 is fetched first. `more` is passed to the server. Raises
+    `ConfigError` if no server is installed, `CheckpointError` if there is no model or too little memory, `JobError` if
+    the port is taken.
     """
-    found = find(model, target)  # first: what it is called is mended sooner than a package is installed
+    found = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
     chosen = _chosen(server)
     if found.is_adapter and chosen != "vllm":
         raise ConfigError([
@@ -84,7 +84,7 @@ def serve(
 
 
 def command_of(server: Server, model: FoundModel, folder: Path, host: str, port: int) -> list[str]:
-    """How the server is called."""
+    """The command line of the server."""
     at = ["--host", host, "--port", str(port)]
     if server == "transformers":
         return [str(_program("transformers")), "serve", str(folder), *at]
@@ -103,7 +103,7 @@ def command_of(server: Server, model: FoundModel, folder: Path, host: str, port:
 
 
 def environment_of(server: Server) -> dict[str, str]:
-    """What the server gets: it tells nobody that it runs."""
+    """Environment of the server, with telemetry off."""
     if server == "transformers":
         from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -114,17 +114,17 @@ def environment_of(server: Server) -> dict[str, str]:
 
 
 def name_of(server: Server, model: FoundModel, folder: Path) -> str:
-    """What a client says as `model`: transformers' server knows a folder by its path alone."""
+    """The name that a client sends as `model`: transformers' server knows a folder only by its path."""
     return str(folder) if server == "transformers" else Path(model.name.rstrip("/")).name
 
 
 def _chosen(server: Server | None) -> Server:
     if server is not None and server not in get_args(Server):
         raise ConfigError([f"server: got {server!r}; {hint(str(server), get_args(Server))}"])
-    found = servers()
-    if server is None and found:
-        return found[0]
-    if server in found and server is not None:
+    installed = servers()
+    if server is None and installed:
+        return installed[0]
+    if server in installed and server is not None:
         return server
     lacking = server or "vllm, nor a server of transformers"
     remedy = "pip install vllm" if server == "vllm" else "pip install 'transformers[serving]'"
@@ -132,9 +132,9 @@ def _chosen(server: Server | None) -> Server:
 
 
 def _program(name: str) -> str | None:
-    """A program beside this Python, or else on the PATH."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.is_file() else shutil.which(name)
+    """A program next to this Python, or else on the PATH."""
+    own = Path(sys.executable).with_name(name)
+    return str(own) if own.is_file() else shutil.which(name)
 
 
 def _transformers() -> tuple[int, ...]:
@@ -156,7 +156,7 @@ def _refuse_taken(host: str, port: int) -> None:
 
 
 def _ready(url: str, process: subprocess.Popen[bytes], pause: Callable[[float], None] = time.sleep) -> bool:
-    """Wait until the server answers; False where it has ended before."""
+    """Wait until the server answers; False if it ends before."""
     while process.poll() is None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - of this machine

@@ -1,4 +1,4 @@
-"""The requests of an endpoint, pure functions: CreateModel, CreateEndpointConfig, CreateEndpoint, CreateSchedule."""
+"""Requests of an endpoint, as pure functions: CreateModel, CreateEndpointConfig, CreateEndpoint, CreateSchedule."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from smtrain.client.launch.names import part_name, schedule_name
 MODEL, ADAPTER = "/opt/ml/model", "adapter"
 _ADDITIONAL = "/opt/ml/additional-model-data-sources"
 _STARTS_S = 3600
-"""The longest that SageMaker lets a container load its model, and a model download."""
+"""SageMaker's limit for a model download, and for a container to load its model."""
 _TRIES, _AGE_S = 185, 86400
-"""What EventBridge Scheduler does about a deletion that fails: these are its own most."""
+"""EventBridge Scheduler's maximum of retries, and of their age, for a deletion that fails."""
 
 
 @dataclass(frozen=True)
 class EndpointSpec:
-    """An endpoint, with everything that decides its requests."""
+    """An endpoint, with everything that its requests depend on."""
 
     name: str
     model: str
-    """s3:// prefix of the Hugging Face folder, or of the base model where there is an adapter."""
+    """s3:// prefix of the Hugging Face folder, or of the base model if there is an adapter."""
     image: str
     instance_type: str
     instance_count: int
     tensor_parallel: int
     role: str
     adapter: str | None = None
-    """s3:// prefix of peft's folder, served beside its base without merging."""
+    """s3:// prefix of peft's folder, served with its base without merging."""
     rank: int = 0
     max_length: int | None = None
     volume_gb: int | None = None
@@ -41,21 +41,21 @@ class EndpointSpec:
 
 
 def environment(spec: EndpointSpec) -> dict[str, str]:
-    """Of the vLLM image: SM_VLLM_X=v becomes its option --x v, and `true` an option without a value."""
-    found = {
+    """Variables of the vLLM image: SM_VLLM_X=v becomes its option --x v, and `true` an option without a value."""
+    variables = {
         "SM_VLLM_MODEL": MODEL,
         "SM_VLLM_SERVED_MODEL_NAME": f"{spec.name}-base" if spec.adapter else spec.name,
         "SM_VLLM_TENSOR_PARALLEL_SIZE": str(spec.tensor_parallel),
     }
     if spec.max_length:
-        found["SM_VLLM_MAX_MODEL_LEN"] = str(spec.max_length)
+        variables["SM_VLLM_MAX_MODEL_LEN"] = str(spec.max_length)
     if spec.adapter:
-        found |= {
+        variables |= {
             "SM_VLLM_ENABLE_LORA": "true",
             "SM_VLLM_MAX_LORA_RANK": str(spec.rank),
             "SM_VLLM_LORA_MODULES": f"{spec.name}={_ADDITIONAL}/{ADAPTER}",
         }
-    return found | dict(spec.environment or {})
+    return variables | dict(spec.environment or {})
 
 
 def create_model(spec: EndpointSpec) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _prefix(uri: str) -> dict[str, str]:
 
 
 def _named(spec: EndpointSpec, made: dict[str, Any]) -> str:
-    """A name of its content: the same request again is the same object, which may be there already."""
+    """A name from a digest of the content: the same request names the same object."""
     return part_name(spec.name, hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest())
 
 

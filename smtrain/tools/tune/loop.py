@@ -1,7 +1,7 @@
-"""Trials that this process starts and watches: on the local control plane, or on a Slurm cluster.
+"""Run the trials from this process: on the local control plane, or on a Slurm cluster.
 
-A trial is a run of its own, named by its values, so that its job is recognised as any finished stage is. It reads what
-the stages before it have left for all trials.
+A trial is a run of its own, named by its values, so that a finished job is found again by its name. It reads the
+outputs of the earlier stages, which all trials share.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _NAME = 36  # characters of a run's name
 
 @dataclass(frozen=True)
 class TuningLimits:
-    """What a tuning may take."""
+    """Limits of a tuning."""
 
     max_jobs: int
     parallel: int
     early_stop: bool
     trial_dollars: float | None = None
-    """What the planner says that a trial costs."""
+    """The planner's cost of a trial."""
     budget: float | None = None
     """Dollars for all trials."""
 
 
 def trial_run(config: JobConfig, values: Values) -> str:
-    """Name of a trial's run: the same for the same values."""
+    """Name of a trial's run, which depends only on its values."""
     mark = f"-t{digest([config.name, values])[:7]}"
     return f"{config.name[: _NAME - len(mark)].rstrip('-')}{mark}"
 
 
 class TrialLoop:
-    """Keeps so many trials running until there have been enough."""
+    """Keep `parallel` trials running until `max_jobs` have run."""
 
     def __init__(
         self, base: Chain, shared: dict[Stage, str], objective: str, search: Search, limits: TuningLimits,
@@ -59,11 +59,11 @@ class TrialLoop:
         self.trials = record.read()
         self._jobs: dict[int, Job] = {}
         self._stopping: set[int] = set()
-        self._told_budget = False
+        self._said_budget = False
 
     def go(self) -> list[Trial]:
-        """All trials, once none runs any more. Raises `JobError` where the first ones all failed."""
-        for trial in self._running():  # of a call that was interrupted; what has failed meanwhile goes on
+        """Run all trials and return them. Raises `JobError` if the first ones all fail."""
+        for trial in self._running():  # of an interrupted call; its failed jobs are resumed
             self._start(trial)
         while True:
             for trial in self._running():
@@ -72,7 +72,7 @@ class TrialLoop:
             while len(self._running()) < self.limits.parallel and (values := self._next()) is not None:
                 trial = Trial(len(self.trials) + 1, values, trial_run(self.base.config, values))
                 self.trials.append(trial)
-                self.record.write(self.trials)  # before its job is there, which is found again by its name
+                self.record.write(self.trials)  # before its job exists, which is found again by its name
                 self._start(trial)
             if not self._running():
                 return self.trials
@@ -88,15 +88,15 @@ class TrialLoop:
         if budget is not None and one is not None:
             spent = sum(one if trial.dollars is None else trial.dollars for trial in self.trials)
             if spent + one > budget:
-                if not self._told_budget:
+                if not self._said_budget:
                     self.say(f"no further trial: ${spent:,.2f} are spent or promised, one more costs some ${one:,.2f}, "
                              f"and the budget is ${budget:,.2f}")  # fmt: skip
-                self._told_budget = True
+                self._said_budget = True
                 return None
         return self.search(self.trials)
 
     def _start(self, trial: Trial) -> None:
-        told = ", ".join(f"{key}={value}" for key, value in trial.values.items())
+        values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
         try:
             config = with_values(self.base.given, trial.values | self._own(trial))
             chain = Chain(config, self.base.target)
@@ -108,19 +108,18 @@ class TrialLoop:
                 job, _ = queued.submit(chain, plan, _quiet)
             else:
                 job = submit(chain, plan, _quiet)
-        except ConfigError as error:  # its values do not go together: the next ones may
+        except ConfigError as error:  # these values exclude each other; the next ones may not
             trial.status, trial.reason = "failed", "; ".join(error.faults)
-            self.say(f"trial {trial.number}: {told}: {trial.reason}")
+            self.say(f"trial {trial.number}: {values}: {trial.reason}")
         else:
             trial.job, self._jobs[trial.number] = job.name, job
-            self.say(f"trial {trial.number}: {told}: {job.name}{' has done this already' if plan.done else ''}")
+            self.say(f"trial {trial.number}: {values}: {job.name}{' has done this already' if plan.done else ''}")
         self.record.write(self.trials)
 
     def _own(self, trial: Trial) -> Values:
-        """What sets a trial's run apart: its name, and where its checkpoints go if the config says where."""
-        named = self.base.given.checkpoint.s3_uri
-        apart = {"checkpoint.s3_uri": f"{named.rstrip('/')}/{trial.run}"} if named else {}
-        return {"name": trial.run, **apart}
+        """Keys that separate a trial's run: its name, and its folder of checkpoints if the config has one."""
+        uri = self.base.given.checkpoint.s3_uri
+        return {"name": trial.run, **({"checkpoint.s3_uri": f"{uri.rstrip('/')}/{trial.run}"} if uri else {})}
 
     def _look(self, trial: Trial) -> None:
         job = self._jobs[trial.number]
@@ -157,7 +156,7 @@ class TrialLoop:
         self.record.write(self.trials)
 
     def _refuse_if_all_fail(self) -> None:
-        """One mistake of the config makes every trial fail: a few of them are enough to know."""
+        """Stop early: a mistake in the config makes every trial fail."""
         if len(self.trials) >= FINISHED_FIRST and all(trial.status == "failed" for trial in self.trials):
             first = self.trials[0]
             raise JobError(
@@ -167,10 +166,9 @@ class TrialLoop:
 
 
 def lent(chain: Chain, stages: Sequence[Stage]) -> dict[Stage, str]:
-    """Where the stages that trials share have left their results; they have been done."""
-    found = {stage: chain.output(stage) for stage in stages}
-    return {stage: uri for stage, uri in found.items() if uri is not None}
+    """Outputs of the finished stages that all trials share."""
+    return {stage: uri for stage in stages if (uri := chain.output(stage)) is not None}
 
 
 def _quiet(*_: object, **__: object) -> None:
-    """A trial's own uploads are small, and nothing to see."""
+    """Say nothing: a trial's own uploads are small."""

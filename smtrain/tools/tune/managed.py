@@ -1,9 +1,9 @@
-"""SageMaker's hyperparameter tuning job: its request, made of the very train request that `launch` would send.
+"""SageMaker's hyperparameter tuning job, whose request is built from the train request that `launch` sends.
 
-A tuning job's definition has no entrypoint of its own, so the image's does the work: the sagemaker-training toolkit of
-AWS's images unpacks the bundle of the job's channel `code` and runs `entrypoints/tuned.py`, which becomes the launcher.
-The values arrive as hyperparameters named like the config's keys; the stage lays them over its config
-(`core/config/stage_file.py`), where the schema types and checks them.
+A tuning job's definition has no entrypoint, so the image's is used: the sagemaker-training toolkit of AWS's images
+unpacks the bundle in the channel `code` and runs `entrypoints/tuned.py`, which becomes the launcher. The values arrive
+as hyperparameters named like the config's keys; the stage lays them over its config (`core/config/stage_file.py`), and
+the schema types and checks them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smtrain.stages.train import CHECKPOINTS
 from smtrain.tools.tune.space import Axis
 from smtrain.tools.tune.trials import Status, Trial
 
-# What a training job's request has and a tuning job's definition has not; and what is for one job's checkpoints alone.
+# Keys that a tuning job's definition does not have, and those for the checkpoints of a single job.
 _DROPPED = {
     "TrainingJobName", "AlgorithmSpecification", "HyperParameters", "Tags", "ProfilerConfig", "CheckpointConfig",
     "TensorBoardOutputConfig", "InfraCheckConfig",
@@ -38,7 +38,7 @@ _LONGEST = 15_768_000
 
 
 def tuning_name(config: JobConfig, axes: Sequence[Axis], request: dict[str, Any]) -> str:
-    """The same for the same trials, so that a second call finds the first one's job."""
+    """Name of the tuning job, the same for the same trials, so that a second call finds the first one's job."""
     mark = digest([request["TrainingJobName"], [str(axis) for axis in axes]])
     return names.tuning_name(config.name, mark)
 
@@ -47,9 +47,9 @@ def tuning_request(
     config: JobConfig, request: dict[str, Any], axes: Sequence[Axis], objective: str, *, max_jobs: int, parallel: int,
     early_stop: bool, seconds: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """CreateHyperParameterTuningJob's arguments; `request` is the train stage's, of a first attempt.
+    """CreateHyperParameterTuningJob's arguments; `request` is the train stage's, for its first attempt.
 
-    `seconds` ends the whole tuning. Raises `ConfigError` for what a tuning job cannot do.
+    `seconds` ends the whole tuning. Raises `ConfigError` for options that a tuning job does not support.
     """
     if "SessionChainingConfig" in request:
         raise ConfigError(["compute.session_tag_chaining: a tuning job cannot have it; leave it out"])
@@ -91,7 +91,7 @@ def tuning_request(
 
 
 def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    ranges: dict[str, list[dict[str, Any]]] = {}
     for axis in axes:
         if not axis.ranged:
             kind, row = "Categorical", {"Name": axis.key, "Values": list(axis.values)}
@@ -100,12 +100,12 @@ def _ranges(axes: Sequence[Axis]) -> dict[str, Any]:
             low, high = axis.ends
             scaling = "Logarithmic" if axis.log else "Linear"
             row = {"Name": axis.key, "MinValue": low, "MaxValue": high, "ScalingType": scaling}
-        found.setdefault(f"{kind}ParameterRanges", []).append(row)
-    return found
+        ranges.setdefault(f"{kind}ParameterRanges", []).append(row)
+    return ranges
 
 
 def create(place: Target, request: dict[str, Any], say: Say) -> str:
-    """Send the request, or join the tuning job of its name; the name. Raises `JobError` where AWS refuses."""
+    """Create the tuning job, or join an existing one; return its name. Raises `JobError` if AWS refuses."""
     from botocore.exceptions import ClientError, ParamValidationError
 
     name: str = request["HyperParameterTuningJobName"]
@@ -123,15 +123,15 @@ def create(place: Target, request: dict[str, Any], say: Say) -> str:
 
 
 def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Trial]:
-    """Wait for a tuning job's end; its trials. Raises `JobError` where it fails before any of them has finished."""
-    told: dict[str, str] = {}
+    """Wait for a tuning job's end; return its trials. Raises `JobError` if it fails before a trial has finished."""
+    shown: dict[str, str] = {}
     while True:
         description = place.sagemaker.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=name)
         ended = description["HyperParameterTuningJobStatus"] in ENDED
         trials = _trials(place, name, keys)
         for trial in trials:
-            if told.get(trial.job) != trial.status:
-                told[trial.job] = trial.status
+            if shown.get(trial.job) != trial.status:
+                shown[trial.job] = trial.status
                 values = ", ".join(f"{key}={value}" for key, value in trial.values.items())
                 value = "" if trial.value is None else f", {trial.value:.4f}"
                 say(f"trial {trial.number}: {values}: {trial.job} {trial.status}{value}")
@@ -147,23 +147,23 @@ def follow(place: Target, name: str, keys: Sequence[str], say: Say) -> list[Tria
 
 
 def _trials(place: Target, name: str, keys: Sequence[str]) -> list[Trial]:
-    """The jobs of a tuning job as trials, in the order in which they were made."""
+    """The jobs of a tuning job as trials, in the order of their creation."""
     rows: list[dict[str, Any]] = []
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "HyperParameterTuningJobName": name, "MaxResults": 100, "SortBy": "CreationTime", "SortOrder": "Ascending",
     }  # fmt: skip
     while True:
-        answer = place.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(**asked)
+        answer = place.sagemaker.list_training_jobs_for_hyper_parameter_tuning_job(**request)
         rows += answer["TrainingJobSummaries"]
         if not answer.get("NextToken"):
             break
-        asked["NextToken"] = answer["NextToken"]
-    found = []
+        request["NextToken"] = answer["NextToken"]
+    trials = []
     for number, row in enumerate(rows, 1):
         final = row.get("FinalHyperParameterTuningJobObjectiveMetric", {}).get("Value")
         status = _STATUS.get(row["TrainingJobStatus"], "running")
         job = row["TrainingJobName"]
         values = {key: str(row["TunedHyperParameters"].get(key, "")).strip('"') for key in keys}
         reason = str(row.get("FailureReason", "")) if status == "failed" else ""
-        found.append(Trial(number, values, job, job, status, final, reason=reason))
-    return found
+        trials.append(Trial(number, values, job, job, status, final, reason=reason))
+    return trials

@@ -1,6 +1,6 @@
-"""What is tried next: every combination of a grid, or what Optuna proposes for ranges. A function of the trials so far.
+"""Choose the next trial: every combination of a grid, or Optuna's proposals for ranges.
 
-Nothing is kept but the trials, so that a tuning which goes on proposes what it would have proposed.
+A choice depends only on the trials so far, so that a resumed tuning makes the same ones.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Search = Callable[[Sequence[Trial]], "Values | None"]
-"""The values of the next trial; None where there is nothing left to try."""
+"""The values of the next trial; None if there is nothing left to try."""
 _TRIES = 20
-"""So often another proposal is asked for where one has been tried already."""
+"""Attempts to get a proposal that has not been tried yet."""
 
 
 def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
-    """A grid where every key has values, else Optuna; raises `ConfigError` where that is not installed."""
+    """A grid if every key has values, else Optuna; raises `ConfigError` if that is not installed."""
     if not any(axis.ranged for axis in axes):
         return _Combinations(grid(axes))
     if not present("optuna"):
@@ -37,7 +37,7 @@ def search_of(axes: Sequence[Axis], max_jobs: int, seed: int) -> Search:
 
 
 class _Combinations:
-    """A grid's combinations in their order."""
+    """A grid's combinations in order."""
 
     def __init__(self, combinations: list[Values]) -> None:
         self._combinations = combinations
@@ -67,15 +67,15 @@ class _Proposals:
                 )
                 study = optuna.create_study(direction="minimize", sampler=sampler)
                 for trial in trials:
-                    study.add_trial(self._told(trial, ranges))
-                asked = study.ask(ranges)
-            values = {axis.key: _text(axis, asked.params[axis.key]) for axis in self._axes}
+                    study.add_trial(self._frozen(trial, ranges))
+                proposal = study.ask(ranges)
+            values = {axis.key: _text(axis, proposal.params[axis.key]) for axis in self._axes}
             if values not in tried:
                 return values
         return None
 
-    def _told(self, trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
-        """A trial as Optuna knows one. One without a number to go by counts as failed."""
+    def _frozen(self, trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+        """A trial in Optuna's terms. A trial without an objective counts as failed."""
         from optuna.trial import TrialState, create_trial
 
         params: dict[str, Any] = {

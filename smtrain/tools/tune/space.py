@@ -1,7 +1,7 @@
-"""What is tuned: keys of a config, each with values or a range, as `--over` spells them.
+"""The search space: keys of a config, each with values or a range, as `--over` spells them.
 
-A value is kept as text, as `--set` takes it, so that the schema alone says what type it has: here, in a trial's config,
-and in a container that is given it as a hyperparameter.
+A value is kept as text, like that of `--set`, so that only the schema decides its type: here, in a trial's config, and
+in a container that receives it as a hyperparameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = dict[str, str]
 _RANGE = re.compile(r"(?P<log>log:)?(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 _SECTIONS = ("train", "parallel")
 _CORNERS = 256
-"""So many combinations of the ends are looked at before anything starts; where there are more, one key at a time."""
+"""Most combinations of ends that are checked before the start; if there are more, one key at a time is checked."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Axis:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What is tried first for faults: every value, or both ends."""
+        """Values that are checked for faults: every value, or both ends."""
         return self.values or (self.spell(self.low), self.spell(self.high))
 
     def __str__(self) -> str:
@@ -66,24 +66,24 @@ def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
     if not over:
         raise ConfigError(["--over: names no key; give one or more, such as --over train.lr=log:1e-5..1e-3"])
     faults: list[str] = []
-    found: dict[str, Axis] = {}
+    axes: dict[str, Axis] = {}
     for text in over:
         try:
             axis = _axis(text)
         except ValueError as error:
             faults.append(f"--over {text}: {error}")
             continue
-        if axis.key in found:
+        if axis.key in axes:
             faults.append(f"--over {text}: {axis.key} is given twice; give all its values in one")
-        found[axis.key] = axis
+        axes[axis.key] = axis
     if faults:
         raise ConfigError(faults)
-    return tuple(found.values())
+    return tuple(axes.values())
 
 
 def _axis(text: str) -> Axis:
-    key, equals, given = (part.strip() for part in text.partition("="))
-    if not key or not equals or not given:
+    key, equals, spelled = (part.strip() for part in text.partition("="))
+    if not key or not equals or not spelled:
         raise ValueError("it must look like train.lr=log:1e-5..1e-3 or train.warmup_steps=10,50,100")
     section = key.partition(".")[0]
     if section not in _SECTIONS or "." not in key:
@@ -94,8 +94,8 @@ def _axis(text: str) -> Axis:
     if key.startswith("train.validation"):
         raise ValueError("trials are judged by the validation, which must be the same for all")
     types = _types(key)
-    if (match := _RANGE.fullmatch(given)) is None:
-        values = tuple(value.strip() for value in given.split(","))
+    if (match := _RANGE.fullmatch(spelled)) is None:
+        values = tuple(value.strip() for value in spelled.split(","))
         if not all(values):
             raise ValueError("a value between two commas is missing")
         if len(set(values)) < len(values):
@@ -126,7 +126,7 @@ def _number(text: str) -> float:
 
 
 def _types(key: str) -> frozenset[type]:
-    """The plain types that a key takes; raises ValueError where the config has no such key, or it holds others."""
+    """The plain types that a key takes; raises ValueError if the config has no such key, or it is a section."""
     model: Any = JobConfig
     parts = key.split(".")
     for part in parts[:-1]:
@@ -150,28 +150,28 @@ def grid(axes: Sequence[Axis]) -> list[Values]:
 
 
 def with_values(config: JobConfig, values: Values) -> JobConfig:
-    """The config with a trial's values; raises `ConfigError` where they do not go together with the rest."""
+    """The config with a trial's values; raises `ConfigError` if they conflict with the rest."""
     return load_config(config, set_=[f"{key}={value}" for key, value in values.items()], target=config.target)
 
 
 def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
-    """Raise `ConfigError` where values that trials may get are wrong, or change more than the training itself."""
+    """Raise `ConfigError` if possible values are wrong, or change more than the training itself."""
     for values in _corners(axes):
-        told = ", ".join(f"{key}={value}" for key, value in values.items())
+        shown = ", ".join(f"{key}={value}" for key, value in values.items())
         try:
             other = with_values(config, values)
         except ConfigError as error:
-            raise ConfigError([f"--over: with {told}: {fault}" for fault in error.faults]) from None
+            raise ConfigError([f"--over: with {shown}: {fault}" for fault in error.faults]) from None
         for stage in stages_before("train"):
             if stage_named(stage).shared and keys_of(other, stage) != keys_of(config, stage):
                 raise ConfigError(
-                    [f"--over: {told} changes what stage {stage} makes, which all trials share; "
+                    [f"--over: {shown} changes what stage {stage} makes, which all trials share; "
                      "tune other keys, and give these a value in the config"]
                 )  # fmt: skip
         changed = set(_differences(keys_of(config, "train"), keys_of(other, "train")))
         if others := sorted(changed - set(values)):
             raise ConfigError(
-                [f"--over: {told} also changes {', '.join(others)}; tune other keys, and give these a value "
+                [f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these a value "
                  "in the config"]
             )  # fmt: skip
 

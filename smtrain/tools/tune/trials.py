@@ -1,9 +1,8 @@
-"""Trials of a tuning: what each was given, what became of it, and where that is kept between two calls."""
+"""Trials of a tuning: values, status and curve of each, their table and picture, and their file between two calls."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -11,7 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from smtrain.core.errors import JobError
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.extras import missing
+from smtrain.core.files import write_atomically
 from smtrain.core.text import aligned
 from smtrain.tools.tune.space import Axis, Values
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 Status = Literal["running", "finished", "stopped early", "stopped", "failed"]
 FORMAT, VERSION = "smtrain-tuning", 1
 FINISHED_FIRST = 3
-"""So many trials end undisturbed before another is stopped for being worse than their median."""
+"""Trials that must finish before another one may be stopped for being worse than their median."""
 _NOT_BEFORE = 0.25
-"""Share of its steps that a trial does before it may be stopped: a slow warm-up is behind others at first."""
+"""Share of its steps after which a trial may be stopped: with a slow warm-up it is behind at first."""
 
 
 @dataclass
@@ -33,17 +34,17 @@ class Trial:
     number: int
     values: Values
     run: str = ""
-    """Name of its run; on AWS that of its job."""
+    """Name of its run; on AWS of its job."""
     job: str = ""
     status: Status = "running"
     value: float | None = None
-    """The objective at the end, or where it was stopped."""
+    """The objective at its last step."""
     curve: list[tuple[int, float]] = field(default_factory=list)
     """The objective by step."""
     reason: str = ""
-    """Why it failed."""
+    """Reason of its failure."""
     dollars: float | None = None
-    """What it cost; at home, what the same time would cost on AWS."""
+    """Its cost; on this machine, the cost of the same time on AWS."""
 
     def reached(self, step: int) -> float | None:
         """The objective at the last step up to this one."""
@@ -52,7 +53,7 @@ class Trial:
 
 
 def hopeless(trial: Trial, others: Sequence[Trial], steps: int) -> bool:
-    """The median rule: its best so far is worse than the median of what the finished trials had reached by then."""
+    """The median rule: its best value is worse than the median of the finished trials at the same step."""
     after = [(step, value) for step, value in trial.curve if step > 0]
     if not after or after[-1][0] < _NOT_BEFORE * steps:
         return False
@@ -63,19 +64,19 @@ def hopeless(trial: Trial, others: Sequence[Trial], steps: int) -> bool:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` found; `print` it for the table."""
+    """The result of `tune`; `print` it for the table."""
 
     name: str
     objective: str
-    """`val_loss` or `loss`: the last one of each trial is compared, and the lowest is best."""
+    """`val_loss` or `loss`: the last value of each trial counts, and the lowest is best."""
     axes: tuple[Axis, ...]
     trials: tuple[Trial, ...]
     files: tuple[Path, ...] = ()
-    """What was written: the best config, the trials, the picture."""
+    """The written files: the best config, the trials, the picture."""
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the lowest objective of those that went to their end; None where none did."""
+        """The finished trial with the lowest objective; None if no trial finished."""
         ended = [t for t in self.trials if t.status == "finished" and t.value is not None and isfinite(t.value)]
         return min(ended, key=lambda trial: (trial.value, trial.number), default=None)
 
@@ -92,8 +93,6 @@ class Tuning:
 
     def plot(self) -> Figure:
         """The objective over each key, and the trials' curves, as a matplotlib Figure."""
-        from smtrain.tools.tune.picture import draw
-
         return draw(self)
 
     def __str__(self) -> str:
@@ -112,32 +111,74 @@ class Tuning:
 
 
 class TuningRecord:
-    """The trials of one tuning in a file, written whole at every change, so that an interrupted one goes on."""
+    """The trials of one tuning in a file, replaced at every change, so that an interrupted tuning can resume."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Trial]:
-        """The trials of the calls before; none where there was none. Raises `JobError` for a damaged file."""
+        """The trials of earlier calls. Raises `JobError` for a damaged file."""
         try:
-            told = json.loads(self.path.read_text("utf-8"))
-            if (told["format"], told["version"]) != (FORMAT, VERSION):
+            content = json.loads(self.path.read_text("utf-8"))
+            if (content["format"], content["version"]) != (FORMAT, VERSION):
                 raise ValueError("it is from another version")
             return [
                 Trial(**{**trial, "curve": [(int(step), float(value)) for step, value in trial["curve"]]})
-                for trial in told["trials"]
+                for trial in content["trials"]
             ]
         except FileNotFoundError:
             return []
         except (ValueError, KeyError, TypeError) as error:
             raise JobError(
-                f"{self.path} cannot be read ({error}); delete it, and the tuning begins anew with jobs that are done"
+                f"{self.path} cannot be read ({error}); delete it, and the tuning starts again with the "
+                "jobs that are done"
             ) from None
 
     def write(self, trials: Sequence[Trial]) -> None:
-        """Beside, then renamed: a reader sees the old file or the new one."""
+        """Replace the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        told = {"format": FORMAT, "version": VERSION, "trials": [asdict(trial) for trial in trials]}
-        beside.write_text(json.dumps(told) + "\n", "utf-8")
-        os.replace(beside, self.path)
+        content = {"format": FORMAT, "version": VERSION, "trials": [asdict(trial) for trial in trials]}
+        write_atomically(self.path, json.dumps(content) + "\n")
+
+
+_FINISHED, _OTHER, _BEST = "#1f77b4", "#999999", "#d95f02"
+
+
+def draw(tuning: Tuning) -> Figure:
+    """A panel for each key, and one with the curves if known. Raises `ConfigError` without matplotlib."""
+    from smtrain.client.follow.curve import figure_class
+
+    curves = [trial for trial in tuning.trials if len(trial.curve) > 1]
+    panels = len(tuning.axes) + bool(curves)
+    try:
+        figure = figure_class()(figsize=(4.2 * panels, 3.6), layout="constrained")
+    except ImportError:
+        raise ConfigError([missing("matplotlib")]) from None
+    row: Any = figure.subplots(1, panels, squeeze=False)[0]
+    best = tuning.best
+    for panel, axis in zip(row, tuning.axes, strict=False):
+        for trial in tuning.trials:
+            if trial.value is None:
+                continue
+            text = trial.values[axis.key]
+            at = float(text) if axis.ranged else axis.values.index(text)
+            chosen = best is not None and trial.number == best.number
+            colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
+            panel.plot(at, trial.value, "o", color=colour, markersize=8 if chosen else 5, zorder=3 if chosen else 2)
+        if axis.log:
+            panel.set_xscale("log")
+        if not axis.ranged:
+            panel.set_xticks(range(len(axis.values)), axis.values)
+        panel.set_xlabel(axis.key)
+        panel.set_ylabel(tuning.objective)
+    for trial in curves:
+        chosen = best is not None and trial.number == best.number
+        colour = _BEST if chosen else _FINISHED if trial.status == "finished" else _OTHER
+        steps, values = zip(*trial.curve, strict=True)
+        row[-1].plot(steps, values, color=colour, linewidth=2 if chosen else 1, zorder=3 if chosen else 2)
+    if curves:
+        row[-1].set_xlabel("step")
+    for panel in row:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure

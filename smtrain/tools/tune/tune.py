@@ -1,4 +1,4 @@
-"""`tune`: trainings of one config with other values, the best of them, and what they may cost."""
+"""`smtrain.tune`: train one config with several values within a budget, and find the best."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from smtrain.tools.tune.space import Axis, axes_of, grid, try_ends, with_values
 from smtrain.tools.tune.trials import Tuning, TuningRecord
 
 
-@gently("interrupted: what has been started goes on, and the same call comes back to it")
+@gently("interrupted: started jobs keep running, and the same call resumes the tuning")
 @public
 def tune(
     source: Source | None = None, *, over: Sequence[str], max_jobs: int = 12, parallel: int = 1,
@@ -47,38 +47,37 @@ def tune(
     """Train a config several times with other values, and say which are best.
 
     The lowest last val_loss is best, or loss without train.validation. The stages before train run once for all. On
-    AWS the trials are a SageMaker tuning job's; here and on a Slurm cluster this call starts and watches them, and one
-    that was interrupted goes on.
+    AWS a SageMaker tuning job runs the trials; here and on a Slurm cluster this call does, and can be resumed after an
+    interruption.
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         over: What to change, as `train.lr=log:1e-5..1e-3`, `train.weight_decay=0..0.2` or
-            `train.warmup_steps=10,50,100`. Where every key has values, each combination is tried.
-        max_jobs: How many trials there are at most.
-        parallel: How many run at a time.
-        budget: US dollars that all may cost, by the planner's estimate. Default: `compute.price_limit`.
+            `train.warmup_steps=10,50,100`. If every key has values, each combination is tried.
+        max_jobs: Most trials.
+        parallel: Trials at a time.
+        budget: US dollars for all trials, by the planner's estimate. Default: `compute.price_limit`.
         early_stop: Stop a trial whose val_loss is worse than the median of the others at its step.
-        out: The folder to write best.yaml, trials.json and, with matplotlib, tuning.png into. Default: none is
-            written.
+        out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no files.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
-        check: On AWS, look first at everything that `smtrain.check` looks at, and start nothing if there is a fault.
+        check: On AWS, run `smtrain.check` first, and start nothing if it finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
-        **sections: The config's sections as mappings, merged into what `source` says.
+        **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
         The trials and the best of them; `print` it for the table.
 
     Raises:
         ConfigError: The config or `over` is wrong.
-        JobError: The budget would be passed, a stage before train did not end well, or all trials fail.
+        JobError: The budget would be exceeded, a stage before train failed, or all trials fail.
 
     Examples:
         >>> smtrain.tune("llama.yaml", over=["train.lr=1e-4,3e-4"], budget=0.01)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         smtrain.core.errors.JobError: 2 trials cost some $...
     """
-    config, axes = _asked(source, over, max_jobs, parallel, budget, set_, target, sections)
+    config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     place = target_of(config, target)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     search = search_of(axes, limits.max_jobs, config.train.seed) if place.name != "aws" else None
@@ -98,8 +97,8 @@ def tune(
         record = TuningRecord(home() / "tuning" / f"{config.name}-{_key(chain, axes)[:8]}.json")
         name = record.path.stem
         trials = TrialLoop(chain, lent(chain, shared), objective, search, limits, record, say).go()
-    found = Tuning(name, objective, axes, tuple(trials))
-    return found if out is None else _written(found, config, Path(out))
+    tuning = Tuning(name, objective, axes, tuple(trials))
+    return tuning if out is None else _written(tuning, config, Path(out))
 
 
 @public
@@ -109,16 +108,16 @@ def tuning_job(
     **sections: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The CreateHyperParameterTuningJob request that `tune` would send to AWS. Sends nothing; arguments as there."""
-    config, axes = _asked(source, over, max_jobs, parallel, budget, set_, target, sections)
+    config, axes = _settled(source, over, max_jobs, parallel, budget, set_, target, sections)
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     return _request(Chain(config, target_of(config, target), look=False), axes, _objective(config), limits)
 
 
-def _asked(
+def _settled(
     source: Source | None, over: Sequence[str], max_jobs: int, parallel: int, budget: float | None,
     set_: Sequence[str], target: TargetName | None, sections: dict[str, Any],
 ) -> tuple[JobConfig, tuple[Axis, ...]]:  # fmt: skip
-    """The config and what is tuned; raises `ConfigError` with what is wrong in them."""
+    """The config and the search space; raises `ConfigError` with their faults."""
     faults = [f"{key}: got {n}; a number above 0 is needed" for key, n in
               (("max_jobs", max_jobs), ("parallel", parallel)) if n < 1]  # fmt: skip
     if budget is not None and not 0 < budget < float("inf"):
@@ -143,14 +142,14 @@ def _objective(config: JobConfig) -> str:
 
 
 def _key(chain: Chain, axes: Sequence[Axis]) -> str:
-    """What makes another tuning of a config: other keys, other values, other text."""
+    """A digest of everything that makes another tuning: the train job, the target, the keys and values."""
     return digest([chain.base_name("train"), chain.target.name, [str(axis) for axis in axes]])
 
 
 def _limits(
     config: JobConfig, axes: Sequence[Axis], max_jobs: int, parallel: int, budget: float | None, early_stop: bool
 ) -> TuningLimits:
-    """How many trials may run; raises `JobError` where they would pass the budget, before anything is started."""
+    """The limits of the trials; raises `JobError` if they would exceed the budget, before anything starts."""
     count = max_jobs if any(axis.ranged for axis in axes) else len(grid(axes))
     early = early_stop and config.train.validation is not None
     budget = config.compute.price_limit if budget is None else budget
@@ -159,10 +158,10 @@ def _limits(
     try:
         planned = plan(config, target=config.target).dollars_by_item
     except ConfigError as error:
-        raise JobError(f"what a trial costs cannot be known, so the budget cannot be kept: {error}") from None
+        raise JobError(f"cannot estimate the cost of a trial, so --budget cannot be enforced: {error}") from None
     if "train" not in planned:
         raise JobError(
-            "what a trial costs cannot be known, so the budget cannot be kept: give its machines' price in "
+            "cannot estimate the cost of a trial, so --budget cannot be enforced: give its machines' price in "
             "$SMTRAIN_HOME/prices.toml, or leave the budget out"
         )
     one = max(_train_dollars(config, axis, value) for axis in axes for value in axis.ends)
@@ -179,7 +178,7 @@ def _limits(
 
 
 def _train_dollars(config: JobConfig, axis: Axis, value: str) -> float:
-    """What a trial costs with one of an axis' ends: `train.steps`, for one, may be among the keys."""
+    """The cost of a trial at one end of an axis, which matters for keys such as `train.steps`."""
     return plan(with_values(config, {axis.key: value}), target=config.target).dollars_by_item.get("train", 0.0)
 
 
@@ -187,7 +186,7 @@ def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningL
     config = chain.config
     seconds = None
     if limits.budget is not None:
-        # What so many machines cost at most, if trials take longer than planned: the service ends the tuning then.
+        # A second limit for trials that take longer than planned: the service ends the tuning after this time.
         compute = config.compute
         option = "spot" if compute.spot else "on_demand"
         price = Prices(own_prices()).find(compute.instance_type, option, compute.region)
@@ -195,7 +194,7 @@ def _request(chain: Chain, axes: Sequence[Axis], objective: str, limits: TuningL
             rate = price.dollars_per_hour * compute.instance_count * limits.parallel
             seconds = int(limits.budget / rate * HOUR)
     planned = chain.plan("train")
-    request = {**planned.request, "TrainingJobName": planned.base_name}  # whatever was trained before
+    request = {**planned.request, "TrainingJobName": planned.base_name}  # not that of a later attempt
     return managed.tuning_request(
         config, request, axes, objective, max_jobs=limits.max_jobs, parallel=limits.parallel,
         early_stop=limits.early_stop, seconds=seconds,
@@ -212,22 +211,22 @@ def _on_aws(
     return name, managed.follow(place, name, [axis.key for axis in axes], say)
 
 
-def _written(found: Tuning, config: JobConfig, folder: Path) -> Tuning:
-    """The tuning with its files: the trials, the best config, and a picture where matplotlib is there."""
+def _written(tuning: Tuning, config: JobConfig, folder: Path) -> Tuning:
+    """The tuning with its files: the trials, the best config, and a picture if matplotlib is installed."""
     from dataclasses import replace
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "trials.json"]
-    files[0].write_text(json.dumps(found.to_dict(), indent=2) + "\n", "utf-8")
-    if best := found.best:
+    files[0].write_text(json.dumps(tuning.to_dict(), indent=2) + "\n", "utf-8")
+    if best := tuning.best:
         chosen = with_values(config, best.values).model_dump(mode="json", exclude_unset=True)
         files.append(folder / "best.yaml")
         files[-1].write_text(yaml.safe_dump(chosen, sort_keys=False), "utf-8")
     try:
-        figure = found.plot()
-    except ConfigError:  # no matplotlib: the table says it all
+        figure = tuning.plot()
+    except ConfigError:  # without matplotlib there is still the table
         pass
     else:
         files.append(folder / "tuning.png")
         figure.savefig(files[-1], dpi=150)
-    return replace(found, files=tuple(files))
+    return replace(tuning, files=tuple(files))

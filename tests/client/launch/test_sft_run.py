@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import smtrain
-from smtrain.cli.demo_answers import answers, run_and_show
+from smtrain.cli.demo_show import answers, run_and_show
 from smtrain.client.backends.choose import sagemaker
 from smtrain.client.backends.sagemaker.s3 import list_objects
 from smtrain.client.planner.resolve import load_config

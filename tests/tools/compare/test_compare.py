@@ -17,9 +17,8 @@ import smtrain
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.tools.compare import picture
 from smtrain.tools.compare.compare import Comparison
-from smtrain.tools.compare.loglines import steps
 from smtrain.tools.compare.series import series
-from smtrain.tools.compare.sources import read
+from smtrain.tools.compare.sources import read, steps
 from tests.cli.test_cli import smtrain as command
 from tests.phone import assert_fits_a_phone
 
@@ -211,7 +210,7 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
         (["{a}", "{far}"], "no step in common: far.jsonl goes from 900 to 929, a.jsonl from 1 to 30"),
         (["{a}", "nowhere/x.log"], "nowhere/x.log: there is no such file"),
         (["{a}", "{words}"], "has no line of a training step that smtrain knows"),
-        (["{a}", "{empty}"], "holds neither metrics.jsonl nor TensorBoard"),
+        (["{a}", "{empty}"], "holds no metrics.jsonl and no TensorBoard"),
         (["{a}", "{a}", "--by", "tokens"], "--tokens-per-step"),
         (["{a}", "{a}", "--window", "0"], "must be above 0"),
         (["{a}", "{table}"], "has no steps with a loss: it has x, y"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.tools.image.manifest import layers_size, parts
+from smtrain.tools.image.registry import layers_size, parts
 from tests.ports import free_port
 
 ONE = {"config": {"size": 9}, "layers": [{"size": 5_000_000}, {"size": 1_000_000}]}

@@ -76,7 +76,7 @@ def test_a_folder_without_a_card_gets_one(theirs: Hub, model: Path) -> None:
 
 def test_interrupted_it_goes_on_and_sends_nothing_twice(theirs: Hub, model: Path) -> None:
     theirs.breaks_after = 1
-    assert "the same command goes on from there" in push(theirs, str(model), "me/llama", fails=True)
+    assert "the same command resumes from there" in push(theirs, str(model), "me/llama", fails=True)
     theirs.breaks_after = None
     push(theirs, str(model), "me/llama")
     assert len(theirs.uploads) == len(set(theirs.uploads)) == 3

@@ -16,7 +16,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.plane.server.validation import fault_of
 from smtrain.tools.serve import requests
-from smtrain.tools.serve.fit import tensor_parallel
+from smtrain.tools.serve.deploy import tensor_parallel
 from smtrain.tools.serve.requests import EndpointSpec
 from testing.plane import plane
 from tests.conftest import LLAMA

@@ -1,27 +1,97 @@
-"""`smtrain.generate`: texts for many prompts, with a model that is loaded here."""
+"""`smtrain.generate`: texts for prompts from files, with a model that is loaded here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.core.doing import doing
-from smtrain.core.errors import ConfigError, DataError
+from smtrain.core.errors import ConfigError, DataError, first_line
 from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.near import near_path
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.tools.chat.chat import chosen, known_settings
-from smtrain.tools.chat.prompts import Prompt, read_prompts
 from smtrain.worker.generation.memory_fit import refuse_too_large
 from smtrain.worker.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from smtrain.worker.generation.load import Loaded
+
+FIELDS = ("prompt", "messages", "instruction", "question", "text")
+"""Fields that may hold a record's prompt, in the order of search."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue, or a conversation to answer; `record` is the whole record of its file."""
+
+    text: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+    record: dict[str, Any] = field(default_factory=dict)
+
+    def shown(self, chat: bool) -> str:
+        """The prompt as shown before its text: on the same line if text is continued, else above it."""
+        text = self.messages[-1]["content"] if self.messages else self.text
+        return f"{text}\n" if chat or self.messages else text
+
+
+def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> list[Prompt]:
+    """The prompts of .txt files (a line each, empty ones left out) and .jsonl files, after those given as text.
+
+    Raises `DataError` for a file that cannot be read, a record without a prompt, and if there are no prompts.
+    """
+    found = [Prompt(text=text) for text in texts]
+    for source in sources:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            raise DataError(f"{source} is a folder; name a .txt or .jsonl file of prompts")
+        try:
+            content = path.read_text("utf-8")
+        except OSError as error:
+            near = near_path(source) if isinstance(error, FileNotFoundError) else ""
+            raise DataError(f"{source} cannot be read ({error.strerror}); {near}name a .txt or .jsonl file") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts") from None
+        lines = [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]
+        if path.suffix in (".jsonl", ".json"):
+            found += [_of_record(line, f"{source}:{number}") for number, line in lines]
+        else:
+            found += [Prompt(text=line.rstrip("\r")) for _, line in lines]
+    if not found:
+        what = f"{', '.join(map(str, sources))} holds no prompts" if sources else "there are no prompts"
+        raise DataError(f"{what}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)")
+    if any(not prompt.text and not prompt.messages for prompt in found):
+        raise DataError("a prompt is empty; give at least one character")
+    return found
+
+
+def _of_record(line: str, place: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: is not JSON ({first_line(error)}); correct the line, or take it out") from None
+    if isinstance(record, str):
+        return Prompt(text=record)
+    name = next((name for name in FIELDS if record.get(name)), None) if isinstance(record, dict) else None
+    if name is None:
+        raise DataError(f"{place}: has no prompt; a record has one of the fields {', '.join(FIELDS)}")
+    value = record[name]
+    if name == "messages":
+        if not isinstance(value, list) or not all(
+            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+            for one in value
+        ):
+            raise DataError(f"{place}: messages is not a list of objects with role and content")
+        return Prompt(messages=tuple(value), record=record)
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {name} is not a string")
+    return Prompt(text=value, record=record)
 
 
 @public
@@ -31,7 +101,7 @@ def generate(
     system: str | None = None, adapter: Any = None, template: str | Path | None = None,
     sampling: Sampling | None = None, target: TargetName | None = None, say: Say = lambda _: None, **settings: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """What a model makes of prompts: one record each, with `completion` beside what its file said.
+    """Let a model continue or answer prompts: one record each, with `completion` added to the fields of its file.
 
     Greedy unless a temperature is set. With `batch` 1 a text depends on its prompt and the seed alone.
 
@@ -40,7 +110,7 @@ def generate(
         prompts: A prompt, or several.
         files: Files of prompts: .txt, a line each, or .jsonl, with the field prompt, messages, instruction, question
             or text.
-        out: JSON lines to write; the same call goes on where an earlier one was interrupted.
+        out: JSON lines to write; the same call resumes an interrupted one.
         overwrite: Replace a file `out` that is there.
         batch: Prompts that the model takes at a time.
         chat: Ask in the model's chat template instead of continuing text; records with messages always do.
@@ -48,8 +118,8 @@ def generate(
         adapter: An adapter's folder, run or s3:// prefix, put on `model` without merging.
         template: File of a chat template, in place of the model's own.
         sampling: How texts are drawn. Default: greedy, 64 tokens.
-        target: `local` or `aws`: where a run, job or s3:// prefix is. Default: here if it is known here, else AWS.
-        say: Takes what is told meanwhile.
+        target: `local` or `aws`, for a run, job or s3:// prefix. Default: here if it is known here, else AWS.
+        say: Called with each line about progress.
         **settings: Fields of `Sampling` in place of single ones: max_new_tokens, temperature, top_k, top_p, beams,
             length_penalty, stop, seed.
 
@@ -69,21 +139,21 @@ def generate(
     """
     sampling = known_settings(sampling or Sampling(), settings)
     texts = [prompts] if isinstance(prompts, (str, Path)) else list(prompts)
-    asked = read_prompts(files, map(str, texts))
+    queue = read_prompts(files, map(str, texts))
     if batch < 1:
         raise ConfigError([f"batch: got {batch}; at least 1 is needed"])
     file = None if out is None else Path(out)
-    key = [str(model), str(adapter), chat, system, str(template), asdict(sampling), [asdict(one) for one in asked]]
+    key = [str(model), str(adapter), chat, system, str(template), asdict(sampling), [asdict(one) for one in queue]]
     part, done = (None, []) if file is None else _begun(file, overwrite, batch, key)
     records = list(done)
-    if len(done) < len(asked):
+    if len(done) < len(queue):
         loaded = _load(model, adapter, target, say)
-        from smtrain.worker.generation.generating import complete  # brings torch: what can be refused without it was
+        from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
 
-        ids = _spelled(loaded, asked, chat, system, template, sampling)
-        for start in range(len(done), len(asked), batch):
-            some = asked[start : start + batch]
-            with doing(f"writing {_numbered(start, len(some))} of {len(asked)} texts"):
+        ids = _spelled(loaded, queue, chat, system, template, sampling)
+        for start in range(len(done), len(queue), batch):
+            some = queue[start : start + batch]
+            with doing(f"writing {_numbered(start, len(some))} of {len(queue)} texts"):
                 texts = complete(loaded, ids[start : start + batch], sampling)
             made = [
                 {**(prompt.record or {"prompt": prompt.text}), "completion": text}
@@ -93,7 +163,7 @@ def generate(
             if part is not None:
                 with part.open("a", encoding="utf-8") as lines:
                     lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in made)
-                say(f"{len(records)} of {len(asked)} prompts")
+                say(f"{len(records)} of {len(queue)} prompts")
     if part is not None and file is not None:
         part.replace(file)
     return records
@@ -104,45 +174,45 @@ def _numbered(start: int, count: int) -> str:
 
 
 def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Loaded:
-    found, _, on_top = chosen(model, None, adapter, target)
-    refuse_too_large([found.need, *([on_top.need] if on_top else [])])
+    base, _, on_top = chosen(model, None, adapter, target)
+    refuse_too_large([base.need, *([on_top.need] if on_top else [])])
     with doing("importing torch and transformers"), collector_paused():
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load
 
-    with doing(f"loading {found.name}"), quiet():
-        return load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
+    with doing(f"loading {base.name}"), quiet():
+        return load(base.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
 
 
 def _spelled(
     loaded: Loaded, prompts: Sequence[Prompt], chat: bool, system: str | None, template: str | Path | None,
     sampling: Sampling,
 ) -> list[Any]:  # fmt: skip
-    """Ids of all prompts, so that one that cannot be asked is told before the first is."""
+    """Ids of all prompts, so that an invalid one is reported before the first is answered."""
     from smtrain.worker.generation.conversation import set_template, spelled
     from smtrain.worker.generation.generating import encoded, refuse_overlong
 
     if chat or any(prompt.messages for prompt in prompts):
         set_template(loaded, None if template is None else Path(template))
-    found = []
+    every = []
     for prompt in prompts:
         if messages := _messages_of(prompt, chat, system):
-            found.append(spelled(loaded, messages, sampling.max_new_tokens)[0])
+            every.append(spelled(loaded, messages, sampling.max_new_tokens)[0])
         else:
-            found.append(encoded(loaded, prompt.text, special=True))
-            refuse_overlong(loaded, found[-1], sampling)
-    return found
+            every.append(encoded(loaded, prompt.text, special=True))
+            refuse_overlong(loaded, every[-1], sampling)
+    return every
 
 
 def _messages_of(prompt: Prompt, chat: bool, system: str | None) -> list[dict[str, str]]:
-    """The conversation to answer; empty where text is to be continued."""
+    """The conversation to answer; empty if text is to be continued."""
     said = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if chat else [])
     first = [{"role": "system", "content": system}] if system and said and said[0]["role"] != "system" else []
     return [*first, *said]
 
 
 def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tuple[Path, list[dict[str, Any]]]:
-    """The file that is written meanwhile, and the records that an earlier call with these settings left in it."""
+    """The partial file, and the records that an interrupted call with these settings left in it."""
     if file.is_dir():
         raise DataError(f"{file} is a folder; name a file to write")
     if file.exists() and not overwrite:
@@ -158,7 +228,7 @@ def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tupl
             try:
                 whole.append(json.loads(line))
             except ValueError:
-                break  # cut off by whatever ended the earlier call
+                break  # cut off when the earlier call was killed
             if not line.endswith(b"\n"):
                 whole.pop()
                 break
