@@ -49,8 +49,7 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
     target: options.Where = None,
 ) -> None:
-    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and per
-    dollar."""
+    """Compare trainings with the first: losses, gradient norms, point of divergence, tokens per second and dollar."""
     import json as encoder
 
     from smtrain.client.follow.curve import sparkline

@@ -100,8 +100,7 @@ def unescaped(separator: str | None) -> str | None:
 
 
 def named(word: str, text: str) -> None:
-    """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens that are not
-    here."""
+    """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens elsewhere."""
     if not text.strip():
         raise ConfigError([f"{word} is an empty name; name a file or a folder"])
     if text.startswith("demo://") and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):

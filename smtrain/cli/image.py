@@ -26,8 +26,7 @@ ForConfig = Annotated[
 
 @app.callback()
 def image() -> None:
-    """The image of your jobs: build one that installs nothing, verify it before it costs, or make a tiny one for
-    tests."""
+    """The image of your jobs: build one that installs nothing, verify it, or make a tiny one for tests."""
 
 
 @app.command()

@@ -13,19 +13,19 @@ from importlib import import_module
 from smtrain import cli
 
 JOB, FOLDER = "JOB", "FOLDER"
-"""Words of `of_job` that stand for a job's name and for a folder to write to."""
+"""Placeholders in `of_job` for a job's name and an output folder."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """How tests call one command. Its own name is in no call; words are separated as in a shell."""
+    """Test calls of one command, without its own name; words are separated as in a shell."""
 
     works: str = ""
     """The cheapest useful call, in the folder of `wrong_uses.world`."""
     needs: str = ""
-    """What `works` names: config, job, run, model, endpoint, text, tokens, or nothing."""
+    """The kind of name in `works`: config, job, run, model, endpoint, text, tokens, or empty."""
     any_number: bool = False
-    """Takes as many words as there are."""
+    """True if it takes any number of words."""
     wrong: tuple[str, ...] = ()
     """Wrong calls of this command only; missing, unknown and surplus words are tried of every command."""
     of_job: tuple[str, ...] = ()
@@ -167,17 +167,17 @@ GROUPS = sorted({name.split()[0] for name in COMMANDS if " " in name})
 
 
 def words(name: str, call: str, **for_: str) -> tuple[str, ...]:
-    """The words of a call of the table behind the command's name, some of them replaced."""
+    """The words of a call from the table after the command's name, some of them replaced."""
     return (*name.split(), *(for_.get(word, word) for word in shlex.split(call)))
 
 
 def calls(kind: str) -> list[tuple[str, str]]:
-    """(command, call) of all that the table has of a kind, e.g. `of_job`."""
+    """(command, call) of every call of a kind in the table, e.g. `of_job`."""
     return [(name, call) for name, command in COMMANDS.items() for call in getattr(command, kind)]
 
 
 def in_the_package() -> Iterator[str]:
-    """Every command and subcommand that the command line has."""
+    """Every command and subcommand of the command line."""
     for name, (module, _) in cli.COMMANDS.items():
         app = import_module(module).app
         subcommands = [one.name or one.callback.__name__ for one in app.registered_commands]

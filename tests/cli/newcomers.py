@@ -335,7 +335,7 @@ GROUPED = {
 
 
 def more_files(folder: Path) -> None:
-    """Write the files that rows name and `wrong_uses.world` does not."""
+    """Write the files of the rows that `wrong_uses.world` does not write."""
     words = "naïve café, déjà vu, größer, Ærø\n" * 40
     (folder / "latin.txt").write_bytes(words.encode("latin-1"))
     (folder / "utf16.txt").write_bytes(words.encode("utf-16-le"))

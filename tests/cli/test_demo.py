@@ -1,4 +1,4 @@
-"""What the demo asks and shows: questions that the training holds out, chosen as stage prepare chooses them."""
+"""The demo asks questions that the training holds out, split as stage prepare splits them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_an_index_the_demo_says_why_and_goes_on(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert not _available([])
-    assert "the demo goes on with a tiny model from scratch, as with --tiny" in capsys.readouterr().out
+    assert "the demo continues with a tiny model from scratch, as with --tiny" in capsys.readouterr().out
     assert not (own_home / "demo/smollm2").exists()
 
 

@@ -1,4 +1,4 @@
-"""demo:// is taken wherever a command takes a model or text, and said to be no dataset where tokens are wanted."""
+"""demo:// works for every model and text of a command, and is refused as a dataset of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smtrain.core.demo.inputs import MODEL, TEXT
 
 @pytest.fixture
 def demo(trained_inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo's inputs, as folders that are there already."""
+    """The demo's inputs, as existing folders."""
     made = {MODEL: trained_inputs["model"], TEXT: trained_inputs["text"]}
     monkeypatch.setattr(smtrain.core.demo, "materialise", lambda uri: made[uri])
 

@@ -1,4 +1,4 @@
-"""At the edge of the command line: readers that go away, full disks, packages that are missing - a sentence each."""
+"""Readers that go away, full disks and missing packages end in a sentence each."""
 
 from __future__ import annotations
 

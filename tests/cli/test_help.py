@@ -1,4 +1,4 @@
-"""Help of every command: examples that its own parser takes, groups in place of long lists, no heavy import."""
+"""Help of every command: examples that its parser accepts, groups instead of long lists, no heavy import."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.typed import typed
 
 
 def made(name: str) -> Any:
-    """A command as click has it."""
+    """A command as a click object."""
     return typer.main.get_command(import_module(COMMANDS[name][0]).app)
 
 
 def every() -> Iterator[tuple[str, Any]]:
-    """All commands, those with commands of their own, and those."""
+    """All commands and subcommands."""
     for name in COMMANDS:
         command = made(name)
         yield name, command
@@ -36,14 +36,14 @@ ALL = dict(every())
 
 
 def words_of(command: str) -> list[str]:
-    """The words after `smtrain`, without where the output goes."""
+    """The words after `smtrain`, without the redirection."""
     words = shlex.split(command)
     assert words[0] == "smtrain"
     return words[1 : words.index(">") if ">" in words else None]
 
 
 def parsed(words: list[str]) -> str:
-    """Parse a command line, run nothing of it; the command's path."""
+    """Parse a command line without running it; return the command's path."""
     name, *rest = words
     command, path = made(name), name
     if hasattr(command, "commands"):

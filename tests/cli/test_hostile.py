@@ -1,4 +1,4 @@
-"""A job that writes escape sequences, controls and bidi overrides steers no terminal, notebook or file of ours."""
+"""Escape sequences, controls and bidi overrides of a job reach no terminal, notebook or file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from smtrain.plane.client import ensure_running
 from tests.cli.commands import FOLDER, JOB, calls, words
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Everything but tabs and line feeds that a terminal or a text renderer obeys."""
+"""Everything except tabs and line feeds that a terminal or a text renderer obeys."""
 ATTACKS = {
     "title": "\x1b]0;owned\x07",
     "clipboard": "\x1b]52;c;b3duZWQ=\x1b\\",

@@ -1,4 +1,4 @@
-"""`smtrain init`: three questions or three options, and the config that it writes loads and says what its keys mean."""
+"""`smtrain init`: three questions or options write a config that loads and explains its keys."""
 
 from __future__ import annotations
 

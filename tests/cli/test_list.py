@@ -1,4 +1,4 @@
-"""`smtrain list` says what it does not show."""
+"""`smtrain list` says how many jobs it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that write: onto a file, below one, into a folder that takes nothing, onto a full disk, over other files."""
+"""Output onto a file, below one, into a read-only folder, onto a full disk, and over other files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def told(job: str, folder: Path) -> Told:
-    """The one sentence of a command that is to write there."""
+    """The sentence of a command that should write there."""
     return lambda name, out: sentence([{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]])
 
 

@@ -43,7 +43,7 @@ PLACES = {
 def on_a_terminal(
     columns: int, arguments: list[str], environment: dict[str, str], module: bool = True
 ) -> tuple[int, str]:
-    """Exit status and all that came, line ends as in a file; the terminal has so many columns from the start.
+    """Exit status and output, with line ends as in a file; the terminal has `columns` from the start.
 
     The arguments are those of smtrain, or without `module` those of Python.
     """
@@ -60,7 +60,7 @@ def on_a_terminal(
     while True:
         try:
             piece = os.read(parent, 1 << 16)
-        except OSError:  # how Linux says that nobody holds the other end
+        except OSError:  # Linux: the other end is closed
             break
         if not piece:
             break

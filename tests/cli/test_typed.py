@@ -1,4 +1,4 @@
-"""Errors name what the user typed: a flag where it came from a flag, a key where it stands in a config."""
+"""Errors name what the user typed: a flag for a flag, a key for a key of the config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that would use an image which AWS no longer patches says so, with the image to take."""
+"""Every command warns of an image that AWS no longer patches, and names a newer one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWS that never answers, refuses or has no name: every command ends with one sentence while somebody is looking."""
+"""If AWS never answers, refuses or cannot be resolved, every command soon ends with one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIMIT = 30.0
 """Seconds that a command may take by itself."""
 SMTRAIN = [sys.executable, "-c", "from smtrain.cli import main; main()"]
 BESIDE_ONE_ANOTHER = ("check", "pipeline")
-"""Whose calls go out together: each of them is on its way before any has been given up."""
+"""Commands whose calls start together, before the first is given up."""
 SOME = (
     "status job",
     "launch named.yaml -y --stage prepare --no-check",
@@ -37,7 +37,7 @@ SOME = (
 )
 FEW = ("status job", "check named.yaml", "list")
 ELSEWHERE = ("status job", "compare job other", "list")
-"""What is run as a process; the gate has the first two if AWS never answers, else the first."""
+"""Calls that run as a process; the gate runs the first two if AWS never answers, else the first."""
 
 
 class Elsewhere(BaseHTTPRequestHandler):
@@ -83,7 +83,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
             listening.listen(64)
             yield f"http://127.0.0.1:{port}"
         elif request.param == "refuses":
-            yield f"http://127.0.0.1:{port}"  # bound, and nobody listens
+            yield f"http://127.0.0.1:{port}"  # bound, but not listening
         else:
             yield "http://nowhere.invalid"
 
@@ -126,7 +126,7 @@ def test_every_command_says_so_and_ends(
 
 @pytest.fixture
 def hole() -> Iterator[tuple[str, list[socket.socket]]]:
-    """A URL where connections are taken and nothing is answered, and the connections."""
+    """A URL that accepts connections and never answers, and those connections."""
     taken: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
 
@@ -148,7 +148,7 @@ def close(connections: list[socket.socket]) -> None:
 
 @pytest.fixture
 def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    """The hole's connections; it is where AWS is, and nothing is waited for longer than a moment."""
+    """The connections of `hole`, which stands in for AWS, with very short timeouts."""
     for name in [name for name in os.environ if name.upper().startswith(("AWS_", "HTTP"))]:
         monkeypatch.delenv(name)
     for name, value in {
@@ -168,7 +168,7 @@ def short(hole: tuple[str, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 def test_one_wait_is_all_that_a_command_has(
     rest: bool, short: list[socket.socket], folder: Path, local_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No command waits for a second call where the first was not answered."""
+    """No command waits for a second call after one without an answer."""
     monkeypatch.chdir(folder)
     failures = []
     asking = {name: command.asks_aws for name, command in COMMANDS.items() if command.asks_aws}

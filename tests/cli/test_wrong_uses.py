@@ -1,4 +1,4 @@
-"""Every wrong use is one sentence a fault, status 2, at once: nothing is written, and nothing of Python is shown."""
+"""Every wrong use gives one sentence for each fault and status 2; it writes nothing and shows no Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def wrong(use: Use, status: object, out: str, err: str) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """The fault of an answer; empty if it is right."""
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
     told = lines if use.words[:1] != (FINDINGS,) or lines else out.splitlines()
     if status != 2:
@@ -84,7 +84,7 @@ def wrong(use: Use, status: object, out: str, err: str) -> str:
 
 
 def test_every_command_has_a_row() -> None:
-    """Of `COMMANDS`, by which tests walk them all."""
+    """`COMMANDS` drives the other tests, so it must be complete."""
     assert sorted(in_the_package()) == sorted(COMMANDS)
 
 

@@ -47,7 +47,7 @@ NAMES = ["", " ", "a b", "../x", "-x-", "x" * 64, "jöb", "arn:aws:sagemaker:moo
 
 @dataclass(frozen=True)
 class Use:
-    """Words of a call, and what its sentence must hold."""
+    """The words of a call, and a part of its sentence."""
 
     words: tuple[str, ...]
     said: str = ""
@@ -62,7 +62,7 @@ class Use:
 
 
 def world(folder: Path, raw: dict[str, Any]) -> None:
-    """What the wrong uses are called beside: a config that is fine, a model and text, and what is none of these."""
+    """Write the folder of the wrong uses: a valid config, a model, text, and files that are invalid as any of them."""
     (folder / "run.yaml").write_text(yaml.safe_dump(raw))
     for name, content in FILES.items():
         (folder / name).write_bytes(content)
@@ -82,7 +82,7 @@ def world(folder: Path, raw: dict[str, Any]) -> None:
 
 
 def of_the_command_line() -> Iterator[Use]:
-    """Commands and options that there are not, words too many or too few, values of another kind."""
+    """Unknown commands and options, too many or too few words, values of a wrong type."""
     for word in ("strt", "Plan", "--verbose", "-x", "", "plan.yaml", "help", "trian"):
         yield Use((word,))
     for group in GROUPS:
@@ -267,10 +267,10 @@ def of_talks() -> Iterator[Use]:
 
 
 def of_the_issue() -> Iterator[Use]:
-    """What newcomers were seen to do, with what each of them must be told.
+    """Observed mistakes of newcomers, with the words of each answer.
 
-    What needs a job, a full disk or AWS is elsewhere: tests/cli/test_places_to_write.py, tests/plane/test_full_disk.py,
-    tests/client/launch/test_downloads.py, tests/cli/test_unreachable.py, tests/cli/test_edge.py.
+    Cases that need a job, a full disk or AWS are in tests/cli/test_places_to_write.py, tests/plane/test_full_disk.py,
+    tests/client/launch/test_downloads.py, tests/cli/test_unreachable.py and tests/cli/test_edge.py.
     """
     for key in ("lr", "min_lr", "eps", "weight_decay", "grad_clip", "stall_minutes"):
         yield Use(("run", "run.yaml", "--dry-run", "--set", f"train.{key}=.inf"), f"train.{key}: got inf")

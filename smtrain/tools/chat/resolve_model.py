@@ -129,10 +129,8 @@ def _here(path: Path, name: str) -> FoundModel:
         raise CheckpointError(found)
     if found := broken_link(path) or folder_misfit(names, name):
         raise CheckpointError(found)
-    lacks = "weights" if (path / "config.json").is_file() else f"neither config.json nor {ADAPTER}"
-    raise CheckpointError(
-        f"{name} holds {'no ' if lacks == 'weights' else ''}{lacks}; name the folder of a Hugging Face model"
-    )
+    lacks = "no weights" if (path / "config.json").is_file() else f"no config.json and no {ADAPTER}"
+    raise CheckpointError(f"{name} holds {lacks}; name the folder of a Hugging Face model")
 
 
 def _has_weights(folder: Path) -> bool:
@@ -209,7 +207,7 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     if kind is None:
         if found := folder_misfit(sizes, uri):
             raise CheckpointError(found)
-        what = "is empty" if not sizes else f"holds neither config.json nor {ADAPTER}"
+        what = "is empty" if not sizes else f"holds no config.json and no {ADAPTER}"
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
     body = target.read(prefix + kind)
     try:

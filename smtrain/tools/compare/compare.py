@@ -49,7 +49,7 @@ class Curve:
     def leaves(self, tolerance: float, window: int) -> float | None:
         """The x at which the difference, smoothed over `window` points, exceeds `tolerance`; None if it never does.
 
-        The window that first exceeds it spans the place itself, which is where the unsmoothed differences jump.
+        The window that first exceeds it contains the place itself; the unsmoothed differences jump there.
         """
         pairs = enumerate(zip(self.difference, self.values, self.baseline, strict=True))
         at = next((i for i, (d, a, b) in pairs if abs(d) > tolerance or isfinite(a) != isfinite(b)), None)

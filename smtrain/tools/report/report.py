@@ -44,7 +44,7 @@ def report(
     Args:
         run: The run's name, or the name or ARN of one of its jobs.
         out: The file to write. Default: `<run>.html` in the working directory.
-        target: `local` or `aws`. Default: where a job of that name is, first here, then on AWS.
+        target: `local` or `aws`. Default: the target with a job of that name, first here, then AWS.
         overwrite: Replace a file that is no report.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Talking to a model on a real terminal and through a pipe, from Python, and with one that is far away."""
+"""Chat on a real terminal, through a pipe, from Python, and with a model in S3."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Terminal:
         def own_terminal() -> None:
             os.setsid()
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests in the background ignores it
-            fcntl.ioctl(child, termios.TIOCSCTTY, 0)  # or Ctrl-C would reach nobody
+            fcntl.ioctl(child, termios.TIOCSCTTY, 0)  # or Ctrl-C would reach no process
 
         self.process = subprocess.Popen(
             [sys.executable, "-m", "smtrain", *arguments], stdin=child, stdout=child, stderr=child, close_fds=True,
@@ -78,13 +78,13 @@ class Terminal:
         os.close(child)
 
     def until(self, word: str, patience: float = 120) -> str:
-        """What came up to and with a word; it is taken off what is waited in next."""
+        """The output before a word; output and word are consumed."""
         end = time.monotonic() + patience
         while word not in self.text:
             assert time.monotonic() < end, f"no {word!r} in {self.text!r}"
             self._read()
-        found, _, self.text = self.text.partition(word)
-        return found
+        output, _, self.text = self.text.partition(word)
+        return output
 
     def _read(self) -> None:
         if select.select([self._parent], [], [], 0.2)[0]:
@@ -94,14 +94,14 @@ class Terminal:
                 raise AssertionError(f"it ended: {self.text!r}") from None
 
     def prompt(self, mark: str = "> ") -> str:
-        """What came before the next prompt, which stands alone at the end: an answer may hold the same characters."""
+        """The output before the next prompt, which must be alone on the last line: answers may hold the same characters."""
         alone = re.compile(rf"(?:^|[\n\r])(?:\x1b\[\?2004h)?{re.escape(mark)}$")
         end = time.monotonic() + 120
         while not alone.search(self.text):
             assert time.monotonic() < end, f"no prompt in {self.text!r}"
             self._read()
-        found, self.text = self.text, ""
-        return found
+        output, self.text = self.text, ""
+        return output
 
     def type(self, text: str) -> None:
         os.write(self._parent, text.encode())
@@ -190,8 +190,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     (model / "chat_template.jinja").write_text(TEMPLATE)
     at = terminal("chat", str(model), "--max-new-tokens", "50000", "--temperature", "3")
     at.prompt()
-    at.type("go on\n")
-    at.until("go on\n")
+    at.type("more\n")
+    at.until("more\n")
     while len(at.text) < 20:
         time.sleep(0.05)
         at.text += os.read(at._parent, 1 << 16).decode("utf-8", "replace")
@@ -345,7 +345,7 @@ def test_batches_and_settings_reach_the_model(folder: Path) -> None:
 
 def test_what_cannot_be_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="neither config"):
+    with pytest.raises(CheckpointError, match="no config"):
         smtrain.chat(tmp_path / "empty")
     with pytest.raises(CheckpointError, match="no such folder"):
         smtrain.chat(str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""A conversation with an endpoint: what is asked over the wire, and answers that are streamed in AWS's frames."""
+"""A conversation with an endpoint: its request, and answers streamed in AWS's frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PART = {":message-type": "event", ":event-type": "PayloadPart", ":content-type":
 
 
 class Endpoint:
-    """SageMaker's runtime on a port, whose model answers with the words that a test has given."""
+    """SageMaker's runtime on a port, whose model answers with words from the test."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The box of a notebook: what Enter and the buttons do, and what is shown without ipywidgets."""
+"""The chat box of a notebook: Enter, its buttons, and the view without ipywidgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings side by side: where numbers come from, where one leaves the other, and what is said of it."""
+"""Compare trainings: sources of numbers, the point of divergence, and the verdict."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_losses_without_a_finite_number_are_told_in_words() -> None:
 
 
 def test_half_the_batch_is_compared_by_tokens() -> None:
-    """Twice the steps of half the size: by tokens the same curve."""
+    """Twice as many steps of half the size give the same curve by tokens."""
     whole = [{"step": s, "loss": 3 + 5 * math.exp(-s / 50), "tokens_per_s": 1.0} for s in range(1, 201)]
     half = [{"step": s, "loss": 3 + 5 * math.exp(-s / 100), "tokens_per_s": 1.0} for s in range(1, 401)]
     a, b = read(whole), read(half)

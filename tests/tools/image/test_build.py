@@ -1,4 +1,4 @@
-"""An image that is built on another one: what is in its Dockerfile and lock file, and what is refused."""
+"""Build an image on another one: its Dockerfile and lock file, and refused bases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_known_base_gets_the_wheels_that_no_image_has_without_docker() -> None
 
 
 def test_only_what_the_base_and_the_stages_lack_is_added_and_its_user_is_left_as_it_was(index: Path) -> None:
-    """With what those need that travel elsewhere: awkward is no use without importlib-metadata."""
+    """Also pin the requirements of wheels that usually travel with the job: awkward needs importlib-metadata."""
     travelling = {line.split("==")[0]: line.split()[0].split("==")[1] for line in lock_lines()}
     for name, version in travelling.items():
         needs = {"awkward": ["importlib-metadata>=4", "torch"]}.get(name, [])

@@ -1,4 +1,4 @@
-"""What an image lacks becomes exact wheels; what it has stays, and is never asked for again."""
+"""Missing packages become exact wheels; the image's own packages stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Interpreter("3.12.3", "x86_64")
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-none-any") -> Path:
-    """A package without code that needs others."""
+    """A package without code but with requirements."""
     about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nProvides-Extra: fast\n"
     about += "".join(f"Requires-Dist: {need}\n" for need in needs)
     path = folder / f"{name}-{version}-{tag}.whl"
@@ -29,7 +29,7 @@ def wheel(folder: Path, name: str, version: str, *needs: str, tag: str = "py3-no
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes packages from, and from nowhere else."""
+    """A folder as pip's only source of packages."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -26,7 +26,7 @@ MANIFESTS = {
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Answers as the Distribution API; what lies below `closed/` for a token alone, which anybody gets."""
+    """A registry with the Distribution API; `closed/` needs a token, which it gives to everyone."""
 
     def do_GET(self) -> None:
         where = f"http://{self.headers['Host']}"
@@ -53,7 +53,7 @@ class Registry(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Stay silent."""
 
 
 @pytest.fixture

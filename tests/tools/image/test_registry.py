@@ -1,4 +1,4 @@
-"""Images of Amazon ECR: how large they are before they are fetched, and the login that Docker gets."""
+"""Images of Amazon ECR: their size before a pull, and Docker's login."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ecr(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class Docker:
-    """What of Docker's SDK is called, told what it was given."""
+    """A stand-in for Docker's SDK that records its arguments."""
 
     def __init__(self, free: str = "/nowhere") -> None:
         self.api, self.given = self, dict[str, Any]()

@@ -1,4 +1,4 @@
-"""What is found in an image, and what a faulty one is told."""
+"""Findings in good and faulty images."""
 
 from __future__ import annotations
 

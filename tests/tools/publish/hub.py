@@ -20,17 +20,17 @@ _MODEL = re.compile(r"/api/models/([^/]+/[^/]+?)(?:/revision/([^/?]+))?(?:\?.*)?
 
 @dataclass
 class Hub:
-    """What was asked and is held."""
+    """Content of the hub and its log of calls."""
 
     url: str = ""
     private: dict[str, bool] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     uploads: list[str] = field(default_factory=list)
-    """sha256 of every blob that came up."""
+    """sha256 of every uploaded blob."""
     commits: list[str] = field(default_factory=list)
     breaks_after: int | None = None
-    """Answer 500 to uploads once so many have come."""
+    """Number of uploads after which uploads fail with status 500."""
     read_only: bool = False
 
 
@@ -156,5 +156,5 @@ def hub() -> Iterator[Hub]:
 
 
 def is_large(name: str) -> bool:
-    """Whether the hub keeps such a file by LFS."""
+    """True if the hub keeps such a file in LFS."""
     return name.endswith(".safetensors")

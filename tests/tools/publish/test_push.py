@@ -1,4 +1,4 @@
-"""`smtrain push` against a hub that answers as the hub does: what arrives, what is refused, and going on."""
+"""`smtrain push` to a stand-in for the hub: uploads, refusals, and resuming."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) -> str:
-    """What it says."""
+    """The lines of a push."""
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
         "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -1,4 +1,4 @@
-"""`smtrain register` on the control plane: what a version says, and that a run becomes one once."""
+"""`smtrain register` on the control plane: a version's content, and one version for each run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMAND = 'echo "$STEPS"; cd ${SMTRAIN_ML_ROOT:-/opt/ml}/model; for n in $NAMES;
 
 @pytest.fixture
 def run(local_home: Any) -> str:
-    """Jobs that are named, and leave files, as those of a run do."""
+    """Jobs with the names and outputs of a run."""
     name = f"handed{time.time_ns()}"
     target = Target("local")
     for stage, leaves in LEAVES.items():

@@ -1,4 +1,4 @@
-"""How to install this copy of smtrain, as its report says it: nothing that no index has."""
+"""The report names a command that installs the same smtrain, or says that no index has it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smtrain.tools.report.installed import commands
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Note what an installer does: the content of direct_url.json, or None if there is no such file."""
+    """Set the installer's record: the content of direct_url.json, or None for no such file."""
 
     def note(told: dict[str, Any] | None) -> None:
         class Distribution:

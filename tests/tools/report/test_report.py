@@ -1,4 +1,4 @@
-"""A run's page: what it says is what the run did, nothing of it is fetched, and its config runs the run again."""
+"""The report of a run: it matches the run, fetches nothing, and holds a config that repeats the run."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from tests.shared_run import COMMIT, CONFIG, SharedRun
 
 @pytest.fixture
 def run(shared_run: SharedRun) -> smtrain.Run:
-    """Some text held out, all stages; the base model's card says a licence."""
+    """A run of all stages with held-out text; the base model's card has a licence."""
     return shared_run.run
 
 
 class Fetches(HTMLParser):
-    """Whatever a browser would ask somebody for."""
+    """Requests that a browser would make for a page."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.requests: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("script", "iframe", "link", "object", "embed", "base", "form"):
-            self.found.append(tag)
-        self.found += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "action")]
-        self.found += [f"{tag} {key}" for key, _ in attrs if key.startswith("on")]
+            self.requests.append(tag)
+        self.requests += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.requests += [f"{tag} {key}" for key, _ in attrs if key.startswith("on")]
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
     text = file.read_text("utf-8")
     fetches = Fetches()
     fetches.feed(text)
-    assert fetches.found == []
+    assert fetches.requests == []
     assert not re.search(r"url\(|@import|(?<!git\+)https?://(?!www\.w3\.org)", text)
     assert "default-src 'none'" in text
     assert_fits_a_phone(text)
@@ -154,7 +154,7 @@ def test_the_exported_folder_has_a_card_with_the_licence_of_the_base(run: smtrai
     assert "widget" not in about
     assert "# llama" in card
     assert "| steps | 6 |" in card
-    assert "s3://" not in card, "where we keep things is nobody's business"
+    assert "s3://" not in card, "our storage locations stay private"
 
 
 @pytest.mark.slow

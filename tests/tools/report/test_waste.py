@@ -1,4 +1,4 @@
-"""Every billed second of a run has one name, and the dollars add up to what was billed."""
+"""Every billed second of a run has one name, and the dollars add up to the bill."""
 
 from __future__ import annotations
 

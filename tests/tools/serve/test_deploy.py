@@ -1,4 +1,4 @@
-"""An endpoint's requests are the golden ones, the service's model takes them, and the plane makes and ends them."""
+"""Requests of an endpoint are golden and valid, and the control plane creates and deletes it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED)])
 def test_the_requests_are_the_golden_ones_and_valid(name: str, spec: EndpointSpec) -> None:
-    """After a wanted change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
+    """After an intended change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
     found = made(spec)
     for operation, request in found.items():
         service = "scheduler" if operation == "CreateSchedule" else "sagemaker"
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum_and_a_type_that_holds
 
 @pytest.fixture
 def model(local_home: Path) -> Iterator[str]:
-    """An exported prefix on the plane; no endpoint is left behind, and no model of one that deleted itself."""
+    """An exported prefix on the control plane; its endpoints and models are removed at the end."""
     target, key = Target("local"), "endpoints/model/"
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}config.json", Body=json.dumps(LLAMA).encode())
     target.s3.put_object(Bucket="smtrain-local", Key=f"{key}model.safetensors", Body=b"x" * 1000)

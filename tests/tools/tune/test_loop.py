@@ -1,5 +1,4 @@
-"""Trials on the local control plane: the best is found, an interrupted tuning goes on, and a tuning job's container
-trains as the trial of the same values does."""
+"""Trials on the local control plane: the best one, resuming, and a container of a tuning job with the same values."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
 
 @pytest.mark.full
 def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: dict[str, Any], tmp_path: Path) -> None:
-    """SageMaker makes such a request of a definition and of the values that it has chosen."""
+    """SageMaker's training job for a definition and chosen values."""
     over, said, target = ["train.lr=3e-3,1e-3"], list[str](), Target("local")
     found = smtrain.tune(config, over=over, parallel=2, say=said.append)
     best = found.best

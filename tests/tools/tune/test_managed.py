@@ -1,4 +1,4 @@
-"""SageMaker's tuning job: the golden request, what it makes of the train request, and how its values reach a stage."""
+"""SageMaker's tuning job: the golden request, its difference to the train request, and values in a stage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVER = ["train.lr=log:1e-5..1e-3", "train.warmup_steps=0..3", "train.schedule=co
 
 @pytest.fixture
 def on_aws(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config whose request needs no account to be asked."""
+    """A config whose request needs no call to an account."""
     raw["model"], raw["data"] = {"path": "s3://bucket/model", "init": "scratch"}, {"prepared": "s3://bucket/data"}
     raw["target"] = "aws"
     raw["parallel"] = {"tp": 1, "pp": 1}
@@ -41,7 +41,7 @@ def on_aws(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_request_is_the_golden_one_and_valid(on_aws: dict[str, Any]) -> None:
-    """After a wanted change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
+    """After an intended change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
     request = tuning_job(on_aws, over=OVER, max_jobs=12, parallel=3)
     assert fault_of("sagemaker", "CreateHyperParameterTuningJob", request) is None
     sources = [row["DataSource"]["S3DataSource"] for row in request["TrainingJobDefinition"]["InputDataConfig"]]
@@ -123,7 +123,7 @@ def test_the_plane_takes_the_request_once(on_aws: dict[str, Any], local_home: Pa
 
 
 class Answering:
-    """A place whose SageMaker answers what a test has written."""
+    """A target whose SageMaker gives the answers of the test."""
 
     name = "local"
 

@@ -1,4 +1,4 @@
-"""What is tried next: a grid in its order, or what Optuna proposes, which depends on the trials so far alone."""
+"""The next trial: a grid in order, or Optuna's proposal, which depends only on the trials so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smtrain.tools.tune.trials import Trial
 
 
 def made(over: list[str], count: int, best: float = 3e-4) -> list[Trial]:
-    """So many trials of a search, whose objective is how far the rate is from the best one."""
+    """`count` trials of a search, whose objective is the distance of the rate from the best one."""
     axes, trials = axes_of(over), list[Trial]()
     search = search_of(axes, count, seed=0)
     while len(trials) < count and (values := search(trials)) is not None:

@@ -1,4 +1,4 @@
-"""What `--over` takes, and what of it is refused before anything starts."""
+"""Values of `--over`, and those that are refused before anything starts."""
 
 from __future__ import annotations
 
