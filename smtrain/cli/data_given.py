@@ -79,7 +79,7 @@ def cleaning(
     try:
         data = Data.model_validate(values)
     except ValidationError as error:
-        raise ConfigError([sentence_of(Data, key_of(found)[1], found) for found in error.errors()]) from None
+        raise ConfigError([sentence_of(Data, key_of(fault)[1], fault) for fault in error.errors()]) from None
     if phone_region and not pii:
         raise ConfigError(["--phone-region has no effect without --pii; give it too"])
     near = data.near_duplicates

@@ -153,16 +153,16 @@ def pull(
         return
     ecr = registry.ecr_of(image)
     size = registry.size_of(client, ecr, image)
-    told = (
+    size_text = (
         f"{spell_bytes(size)} to fetch, some {spell_bytes(size * registry.UNPACKED)} on the disk"
         if size
         else "its registry does not say how large it is"
     )
     if not yes and not sys.stdin.isatty():
         raise ConfigError(
-            [f"{image}: {told}; it was not fetched, as there is no terminal to ask on; confirm with --yes"]
+            [f"{image}: {size_text}; it was not fetched, as there is no terminal to ask on; confirm with --yes"]
         )
-    if yes or typer.confirm(f"{image}: {told}. Fetch it?"):
+    if yes or typer.confirm(f"{image}: {size_text}. Fetch it?"):
         registry.pull(client, ecr, image, say)
         say(f"image {image} is here")
 

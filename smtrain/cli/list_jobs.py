@@ -36,8 +36,8 @@ def list_(
     from smtrain.client.jobs.listing import list_jobs
 
     place = named(target.value)
-    found = list_jobs(place, name_contains=name, limit=limit + COUNTED)
-    jobs, more = found[:limit], len(found) - limit
+    listed = list_jobs(place, name_contains=name, limit=limit + COUNTED)
+    jobs, more = listed[:limit], len(listed) - limit
     if not jobs:
         say(f"no jobs on target {target.value}" + (f" with {name!r} in their name" if name else ""))
         return
@@ -51,7 +51,7 @@ def list_(
         say(line)
     if more > 0:
         many = "at least " if more == COUNTED else ""
-        say(f"{many}{more} more: `--limit {len(found)}` shows them too, `--name TEXT` those whose name contains TEXT")
+        say(f"{many}{more} more: `--limit {len(listed)}` shows them too, `--name TEXT` those whose name contains TEXT")
 
 
 def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:

@@ -55,20 +55,20 @@ def planned(
     dollars = plan.dollars if plan and plan.fits else None
     if ask and limit is not None and (dollars is None or dollars > limit):
         if dollars is not None:
-            told, remedy = (
+            problem, remedy = (
                 f"this run costs ${dollars:,.2f}, above compute.price_limit = ${limit:,.2f}",
                 "raise the limit",
             )
         else:
-            told = f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be kept"
+            problem = f"what this run costs cannot be known, so compute.price_limit = ${limit:,.2f} cannot be kept"
             remedy = (
                 "give its machines' price in $SMTRAIN_HOME/prices.toml"
                 if plan
                 else "mend what keeps it from being planned"
             )
         if not sys.stdin.isatty():
-            raise JobError(f"{told}: {remedy}, or confirm with -y")
-        if not typer.confirm(f"{told[0].upper()}{told[1:]}. Start it?"):
+            raise JobError(f"{problem}: {remedy}, or confirm with -y")
+        if not typer.confirm(f"{problem[0].upper()}{problem[1:]}. Start it?"):
             raise JobError("not started")
     if plan is None:
         return config

@@ -62,12 +62,12 @@ def tune(
         return
     loaded = chosen.load()
     say_unpatched(loaded, where)
-    found = tune.tune(
+    tuning = tune.tune(
         loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
         check=not no_check,
     )  # fmt: skip
-    say(found)
-    for path in found.files:
+    say(tuning)
+    for path in tuning.files:
         say(path)
-    if found.best is None:
+    if tuning.best is None:
         raise typer.Exit(1)

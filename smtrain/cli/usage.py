@@ -51,16 +51,16 @@ def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> 
     """The parser's sentence with the likely word; None if there is nothing to add."""
     if (option := getattr(error, "option_name", None)) and type(error).__name__ == "NoSuchOption":
         return f"no such option: {option}{_option_meant(str(option), context, path, argv)}"
-    if found := re.fullmatch(r"No such command '(.*?)'\.?.*", text):
+    if match := re.fullmatch(r"No such command '(.*?)'\.?.*", text):
         known = context.command.list_commands(context)
-        return f"no such command '{found[1]}'{_subcommand_meant(found[1], known, path)}"
-    if found := re.match(r"(.*): '([^']*)' is not one of (.*)", text):
-        choices = re.findall(r"'([^']*)'", found[3])
-        return f"{found[1]}: got {found[2]!r}; {hint(found[2], choices, table('word_names')['values'])}"
-    if found := re.match(r"Got unexpected extra argument \((.*)\)", text):
-        return text + _extra_meant(found[1], context, argv)
-    if (found := re.match(r"(Invalid value for '(-[\w-]+)'.*?): ", text)) and _NUMBERS.search(text):
-        return f"{found[1]}: got {_given(found[2], argv)!r}; a number is needed"
+        return f"no such command '{match[1]}'{_subcommand_meant(match[1], known, path)}"
+    if match := re.match(r"(.*): '([^']*)' is not one of (.*)", text):
+        choices = re.findall(r"'([^']*)'", match[3])
+        return f"{match[1]}: got {match[2]!r}; {hint(match[2], choices, table('word_names')['values'])}"
+    if match := re.match(r"Got unexpected extra argument \((.*)\)", text):
+        return text + _extra_meant(match[1], context, argv)
+    if (match := re.match(r"(Invalid value for '(-[\w-]+)'.*?): ", text)) and _NUMBERS.search(text):
+        return f"{match[1]}: got {_given(match[2], argv)!r}; a number is needed"
     return None
 
 
@@ -88,8 +88,8 @@ def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
 def _holding(word: str, options: list[str]) -> str | None:
     """The only option whose words hold all of these, `--max-new-tokens` for max-tokens."""
     wanted = set(re.split("[-_]", word.lower()))
-    found = [one for one in options if wanted <= set(one.strip("-").split("-"))]
-    return found[0] if len(found) == 1 else None
+    holding = [one for one in options if wanted <= set(one.strip("-").split("-"))]
+    return holding[0] if len(holding) == 1 else None
 
 
 def _key_meant(word: str) -> str | None:

@@ -71,10 +71,10 @@ def chat(
         return EndpointChat(endpoint, drawn, system, turns, target)
     if model is None:
         raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
-    found, other, on_top = chosen(model, compare, adapter, target)
-    needs = [found.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
+    source, other, on_top = chosen(model, compare, adapter, target)
+    needs = [source.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
     refuse_too_large(needs)
-    return _loaded(found, other, on_top, compare is not None, drawn, system, template, turns, say)
+    return _loaded(source, other, on_top, compare is not None, drawn, system, template, turns, say)
 
 
 def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
@@ -103,33 +103,33 @@ def chosen(
     model: Any, compare: Any, adapter: Any, target: TargetName | None
 ) -> tuple[FoundModel, FoundModel | None, FoundModel | None]:
     """The model, the model to compare with if it is another one, and the adapter on the first."""
-    found, on_top = find(model, target), None if adapter is None else find(adapter, target)
+    source, on_top = find(model, target), None if adapter is None else find(adapter, target)
     other = None if compare is None else find(compare, target)
-    if found.is_adapter:
+    if source.is_adapter:
         if on_top is not None:
-            raise CheckpointError(f"{found.name} is an adapter itself; name the model that both are for")
-        on_top = found
-        base = compare if compare is not None else found.described.get("base_model_name_or_path")
+            raise CheckpointError(f"{source.name} is an adapter itself; name the model that both are for")
+        on_top = source
+        base = compare if compare is not None else source.described.get("base_model_name_or_path")
         if not base or (compare is None and not Path(str(base)).is_dir() and "://" not in str(base)):
             raise CheckpointError(
                 f"{on_top.name} is an adapter for {base or 'a model it does not name'}, which is not on this machine; "
                 "name the model, and the adapter with --adapter (adapter=)"
             )
-        found = find(base, target)
+        source = find(base, target)
     elif on_top is not None and not on_top.is_adapter:
         raise CheckpointError(f"{on_top.name} is not an adapter: it has no adapter_config.json")
-    if found.is_adapter or (other is not None and other.is_adapter):
-        name = found.name if found.is_adapter else other.name if other else ""
+    if source.is_adapter or (other is not None and other.is_adapter):
+        name = source.name if source.is_adapter else other.name if other else ""
         raise CheckpointError(
             f"{name} is an adapter, and a whole model is needed; merge it first with `smtrain convert`"
         )
-    if other is not None and on_top is not None and other.folder.resolve() == found.folder.resolve():
+    if other is not None and on_top is not None and other.folder.resolve() == source.folder.resolve():
         other = None  # the same weights, with the adapter switched off
-    return found, other, on_top
+    return source, other, on_top
 
 
 def _loaded(
-    found: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
+    source: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
     system: str | None, template: str | Path | None, turns: int | None, say: Say,
 ) -> Chat:  # fmt: skip
     with doing("importing torch and transformers"), collector_paused():
@@ -138,8 +138,8 @@ def _loaded(
         from smtrain.worker.generation.load import load
 
     file = None if template is None else Path(template)
-    with doing(f"loading {found.name}"), quiet():
-        trained = load(found.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
+    with doing(f"loading {source.name}"), quiet():
+        trained = load(source.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
         base = trained if other is None else load(other.fetch(say))
     for one in (base, trained):
         set_template(one, file)

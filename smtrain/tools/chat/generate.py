@@ -46,7 +46,7 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
 
     Raises `DataError` for a file that cannot be read, a record without a prompt, and if there are no prompts.
     """
-    found = [Prompt(text=text) for text in texts]
+    prompts = [Prompt(text=text) for text in texts]
     for source in sources:
         path = Path(source).expanduser()
         if path.is_dir():
@@ -60,15 +60,15 @@ def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> li
             raise DataError(f"{source} is not UTF-8 text; name a .txt or .jsonl file of prompts") from None
         lines = [(number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip()]
         if path.suffix in (".jsonl", ".json"):
-            found += [_of_record(line, f"{source}:{number}") for number, line in lines]
+            prompts += [_of_record(line, f"{source}:{number}") for number, line in lines]
         else:
-            found += [Prompt(text=line.rstrip("\r")) for _, line in lines]
-    if not found:
+            prompts += [Prompt(text=line.rstrip("\r")) for _, line in lines]
+    if not prompts:
         what = f"{', '.join(map(str, sources))} holds no prompts" if sources else "there are no prompts"
         raise DataError(f"{what}; name a .txt or .jsonl file with some, or give --prompt TEXT (prompts=)")
-    if any(not prompt.text and not prompt.messages for prompt in found):
+    if any(not prompt.text and not prompt.messages for prompt in prompts):
         raise DataError("a prompt is empty; give at least one character")
-    return found
+    return prompts
 
 
 def _of_record(line: str, place: str) -> Prompt:

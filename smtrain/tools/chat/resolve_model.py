@@ -125,10 +125,10 @@ def _here(path: Path, name: str) -> FoundModel:
             f"checkpoint{why}"
         )
     names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
-    if (path / "config.json").is_file() and (found := file_misfit(path / "config.json")):
-        raise CheckpointError(found)
-    if found := broken_link(path) or folder_misfit(names, name):
-        raise CheckpointError(found)
+    if (path / "config.json").is_file() and (fault := file_misfit(path / "config.json")):
+        raise CheckpointError(fault)
+    if fault := broken_link(path) or folder_misfit(names, name):
+        raise CheckpointError(fault)
     lacks = "no weights" if (path / "config.json").is_file() else f"no config.json and no {ADAPTER}"
     raise CheckpointError(f"{name} holds {lacks}; name the folder of a Hugging Face model")
 
@@ -167,8 +167,8 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
             return _of_job(done, name)
         if exports or jobs_of(place, job, "train"):
             raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` exports one")
-        found = Job(job, place)
-        found.describe()
+        named = Job(job, place)
+        named.describe()
     except (ClientError, JobError) as error:
         if unasked(error) or "exported" in str(error):
             raise
@@ -177,7 +177,7 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
             f"{name}: there is no such folder, and no run or job of this name {side}; {near}`smtrain list` lists "
             "the existing ones"
         ) from None
-    return _of_job(found, name)
+    return _of_job(named, name)
 
 
 def _of_job(job: Any, name: str) -> FoundModel:
@@ -205,8 +205,8 @@ def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:
     sizes = {item["Key"][len(key) :]: item["Size"] for item in target.listing(prefix)}
     kind = next((file for file in ("config.json", ADAPTER) if file in sizes), None)
     if kind is None:
-        if found := folder_misfit(sizes, uri):
-            raise CheckpointError(found)
+        if fault := folder_misfit(sizes, uri):
+            raise CheckpointError(fault)
         what = "is empty" if not sizes else f"holds no config.json and no {ADAPTER}"
         raise CheckpointError(f"{uri} {what}; name the prefix of a Hugging Face model")
     body = target.read(prefix + kind)

@@ -120,9 +120,9 @@ def series(
     return Series(name, of, records, tokens_per_step, dollars_per_hour, tuple(rate_changes))
 
 
-def with_tokens(found: Series, tokens_per_step: float | None) -> Series:
+def with_tokens(one: Series, tokens_per_step: float | None) -> Series:
     """The series with the tokens of a step, unless it has them already."""
-    return replace(found, tokens_per_step=found.tokens_per_step or tokens_per_step)
+    return replace(one, tokens_per_step=one.tokens_per_step or tokens_per_step)
 
 
 def _number(value: Any) -> float | None:

@@ -33,9 +33,9 @@ def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
     """
     for line in lines:
         for state in line.replace("\n", "").split("\r"):
-            found = _ours(state) or _megatron(state) or _nemo(state)
-            if found:
-                yield found
+            numbers = _ours(state) or _megatron(state) or _nemo(state)
+            if numbers:
+                yield numbers
 
 
 def _ours(line: str) -> dict[str, float] | None:
@@ -48,7 +48,7 @@ def _megatron(line: str) -> dict[str, float] | None:
     if match is None:
         return None
     fields = (_FIELD.search(part) for part in line[match.end() :].split("|"))
-    return {"step": float(match[1])} | {found[1].strip(): float(found[2]) for found in fields if found}
+    return {"step": float(match[1])} | {number[1].strip(): float(number[2]) for number in fields if number}
 
 
 def _nemo(line: str) -> dict[str, float] | None:
@@ -102,9 +102,11 @@ def _label(text: str) -> tuple[str, str]:
 
 def _of_path(path: Path, name: str) -> Series:
     if path.is_dir():
-        found = next((path / file for file in ("metrics.jsonl", "data/metrics.jsonl") if (path / file).exists()), None)
-        if found is not None:
-            return _of_path(found, name)
+        metrics = next(
+            (path / file for file in ("metrics.jsonl", "data/metrics.jsonl") if (path / file).exists()), None
+        )
+        if metrics is not None:
+            return _of_path(metrics, name)
         if any(path.rglob(f"{_EVENTS}*")):
             return series(name, str(path), _events(path))
         raise DataError(f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that does")

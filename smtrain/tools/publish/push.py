@@ -153,11 +153,11 @@ def _others(held: dict[str, tuple[int | None, str | None]], files: dict[str, Pat
     return ""
 
 
-def _card(found: FoundModel, folder: Path, repository: str) -> str:
+def _card(source: FoundModel, folder: Path, repository: str) -> str:
     """A README for a folder that has none."""
     legal = [path.name for path in folder.iterdir() if is_legal(path.name)]
-    about = metadata(None, "", adapter=found.is_adapter, legal=legal)
-    return card(repository.partition("/")[2], about, [usage(repository, adapter=found.is_adapter)])
+    about = metadata(None, "", adapter=source.is_adapter, legal=legal)
+    return card(repository.partition("/")[2], about, [usage(repository, adapter=source.is_adapter)])
 
 
 def _why(error: Exception, hub: str, repository: str | None = None) -> str:

@@ -94,8 +94,8 @@ def create_model_package(account: RunAccount, spec: EndpointSpec, group: str, *,
         "CustomerMetadataProperties": _properties(account),
     }
     if trained:
-        request["MetadataProperties"] = {"GeneratedBy": trained.told["TrainingJobArn"]}
-        request["SourceUri"] = trained.told["TrainingJobArn"]
+        request["MetadataProperties"] = {"GeneratedBy": trained.description["TrainingJobArn"]}
+        request["SourceUri"] = trained.description["TrainingJobArn"]
     if evaluated and account.evaluation is not None:
         uri = f"{Job(evaluated.name, account.target).output}evaluation.json"
         request["ModelMetrics"] = {"ModelQuality": {"Statistics": {"ContentType": _JSON, "S3Uri": uri}}}

@@ -40,7 +40,7 @@ class JobAccount:
 
     stage: str
     name: str
-    told: dict[str, Any]
+    description: dict[str, Any]
     """DescribeTrainingJob's answer."""
     cost: Spent
     steps: tuple[Line, ...] = ()
@@ -48,18 +48,20 @@ class JobAccount:
 
     @property
     def status(self) -> str:
-        return str(self.told["TrainingJobStatus"])
+        return str(self.description["TrainingJobStatus"])
 
     @property
     def created(self) -> datetime.datetime:
-        at: datetime.datetime = self.told["CreationTime"]
+        at: datetime.datetime = self.description["CreationTime"]
         return at
 
     @property
     def seconds(self) -> float:
         """Time from its creation to its end, or to now."""
         now = datetime.datetime.now(datetime.timezone.utc)
-        end = self.told.get("TrainingEndTime") or (self.told["LastModifiedTime"] if self.status in ENDED else now)
+        end = self.description.get("TrainingEndTime") or (
+            self.description["LastModifiedTime"] if self.status in ENDED else now
+        )
         return max(0.0, float((end - self.created).total_seconds()))
 
 
@@ -102,8 +104,8 @@ class RunAccount:
     @property
     def rate_changes(self) -> list[tuple[float, str, str]]:
         """(first step, rate before, rate after) of every resume that changed the learning rate."""
-        firsts = [(job.told, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
-        return rate_changes((told, first["step"] if first else None) for told, first in firsts)
+        firsts = [(job.description, step_record(job.steps[0].text) if job.steps else None) for job in self.of("train")]
+        return rate_changes((description, first["step"] if first else None) for description, first in firsts)
 
 
 def gather(name: str, target: TargetName | None = None) -> RunAccount:
@@ -145,14 +147,14 @@ def _belongs(job: Job, run: str) -> bool:
 
 
 def _account(place: Target, job: Job) -> JobAccount:
-    stage, told = (stage_of(job.name) or ("", ""))[1], job.describe()
-    cost = cost_of(told, region=place.region_name(), local=place.name == "local")
-    began = int(told["CreationTime"].timestamp() * 1000) - 60_000
+    stage, description = (stage_of(job.name) or ("", ""))[1], job.describe()
+    cost = cost_of(description, region=place.region_name(), local=place.name == "local")
+    began = int(description["CreationTime"].timestamp() * 1000) - 60_000
     steps: list[Line] = []
     if stage == "train":
         lines = (line for page in pages(place, job.name, None, began, STEP_PATTERN) for line in page)
         steps = sorted((line for line in lines if step_record(line.text)), key=lambda line: line.timestamp)
-    return JobAccount(stage, job.name, told, cost, tuple(steps))
+    return JobAccount(stage, job.name, description, cost, tuple(steps))
 
 
 def _config(run: RunAccount) -> dict[str, Any]:
@@ -161,25 +163,28 @@ def _config(run: RunAccount) -> dict[str, Any]:
     for stage in STAGES:
         job = run.last(stage)
         if job is not None:
-            _merge(whole, _told(run.target, job))
+            _merge(whole, _config_file(run.target, job))
     if "path" not in whole.get("data", {}) and not whole.get("data", {}).get("sources"):
         whole["data"] = {**whole.get("data", {}), "prepared": _channel(run.last("train"), "data")}
     if train := run.last("train") or run.last("prepare"):
-        told = train.told
+        description = train.description
         compute = whole.setdefault("compute", {})
-        if is_of_here(told):
+        if is_of_here(description):
             compute.pop("instance_type", None)  # the default, which the machine is not
         elif train.stage == "train":
-            compute["volume_gb"] = told["ResourceConfig"]["VolumeSizeInGB"]
-        compute["max_run"] = told["StoppingCondition"]["MaxRuntimeInSeconds"]
-        if told.get("EnableManagedSpotTraining"):
+            compute["volume_gb"] = description["ResourceConfig"]["VolumeSizeInGB"]
+        compute["max_run"] = description["StoppingCondition"]["MaxRuntimeInSeconds"]
+        if description.get("EnableManagedSpotTraining"):
             compute["spot"] = True
         if run.target.name == "aws":
-            compute |= {"image": told["AlgorithmSpecification"]["TrainingImage"], "region": run.target.region_name()}
-        whole["output"] = {"s3_uri": told["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")}
+            compute |= {
+                "image": description["AlgorithmSpecification"]["TrainingImage"],
+                "region": run.target.region_name(),
+            }
+        whole["output"] = {"s3_uri": description["OutputDataConfig"]["S3OutputPath"].removesuffix(f"/{run.name}/jobs")}
     fetched = run.last("fetch")
     if fetched is not None:
-        whole["model"]["path"] = _told(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
+        whole["model"]["path"] = _config_file(run.target, fetched).get("model", {}).get("path", whole["model"]["path"])
     kept: dict[str, Any] = _without_nothing(whole)
     return kept
 
@@ -207,7 +212,7 @@ def _original(config: dict[str, Any], place: Target) -> tuple[dict[str, Any], di
     return restored, digests
 
 
-def _told(target: Target, job: JobAccount) -> dict[str, Any]:
+def _config_file(target: Target, job: JobAccount) -> dict[str, Any]:
     """The config file of a job; empty if it is gone."""
     uri = _channel(job, "config")
     try:
@@ -218,7 +223,7 @@ def _told(target: Target, job: JobAccount) -> dict[str, Any]:
 
 
 def _channel(job: JobAccount | None, name: str) -> str | None:
-    for channel in (job.told.get("InputDataConfig") or []) if job else []:
+    for channel in (job.description.get("InputDataConfig") or []) if job else []:
         if channel["ChannelName"] == name:
             uri: str | None = channel["DataSource"].get("S3DataSource", {}).get("S3Uri")
             return uri
@@ -245,7 +250,7 @@ def _lines(run: RunAccount, prefix: str) -> list[Line]:
     """The lines with this prefix in the newest train job."""
     if not (jobs := run.of("train")):
         return []
-    began = int(jobs[-1].told["CreationTime"].timestamp() * 1000) - 60_000
+    began = int(jobs[-1].description["CreationTime"].timestamp() * 1000) - 60_000
     read = pages(run.target, jobs[-1].name, None, began, f'"{prefix}"')
     return [line for page in read for line in page if line.text.startswith(prefix)]
 
@@ -260,7 +265,7 @@ def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
 
 def _commit(run: RunAccount) -> str | None:
     job = run.last("train") or run.jobs[-1]
-    return commit_of(run.target.tags(job.told))
+    return commit_of(run.target.tags(job.description))
 
 
 def _left(run: RunAccount, stage: str, file: str) -> Any:

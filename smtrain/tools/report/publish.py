@@ -29,8 +29,8 @@ def publish(name: str, target: JobPlace, track: Track, say: Say) -> None:
         train = run.last("train")
         if train is None:
             return
-        told = tracked_of(Job(train.name, target), train.told)
-        tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, told)
+        tracked = tracked_of(Job(train.name, target), train.description)
+        tracker = MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked)
         with tempfile.TemporaryDirectory(prefix="smtrain-") as folder:
             taken = tracker.attach(_files(run, Path(folder)), _numbers(run))
         say(f"MLflow has the report of {name}" if taken else f"MLflow has no run of {name} to attach its report to")
@@ -52,7 +52,7 @@ def _files(run: RunAccount, folder: Path) -> list[Path]:
 
 def _numbers(run: RunAccount) -> dict[str, float]:
     dollars = [job.cost.dollars for job in run.jobs]
-    found = {"cost_dollars": sum(d or 0.0 for d in dollars)} if None not in dollars else {}
+    numbers = {"cost_dollars": sum(d or 0.0 for d in dollars)} if None not in dollars else {}
     for task, row in main_rows(run.evaluation).items() if run.evaluation else ():
-        found[f"evaluation/{task}"] = row["after"]["value"]
-    return found
+        numbers[f"evaluation/{task}"] = row["after"]["value"]
+    return numbers

@@ -215,7 +215,7 @@ def _cost(run: RunAccount) -> dict[str, Any] | None:
     waiting = sum(
         (change["EndTime"] - change["StartTime"]).total_seconds()
         for job in run.jobs
-        for change in job.told.get("SecondaryStatusTransitions", [])
+        for change in job.description.get("SecondaryStatusTransitions", [])
         if change["Status"] in _WAITING and change.get("EndTime")
     )
     lead = f"{_dollars(spent)}, of which {_dollars(lost)} ({lost / spent:.1%}) paid for no step; " if spent else ""
@@ -239,24 +239,24 @@ def _portion(portion: Portion, spent: float) -> list[Cell | str]:
 
 def _environment(run: RunAccount) -> list[tuple[str, str]]:
     job = run.last("train") or run.jobs[-1]
-    told, local = job.told, run.target.name == "local"
+    description, local = job.description, run.target.name == "local"
     if _in_container(run, job):
-        rows = [("image", told["AlgorithmSpecification"]["TrainingImage"])]
+        rows = [("image", description["AlgorithmSpecification"]["TrainingImage"])]
     else:
         rows = [("ran", "as processes, in no container")]
     rows.append(("machines", job.cost.machines))
     rows += [(name, text) for name, text in (("git commit", run.commit), ("software", run.software)) if text]
-    mesh = {key: told.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
+    mesh = {key: description.get("HyperParameters", {}).get(key) for key in ("tp", "pp", "dp", "precision")}
     if any(mesh.values()):
         rows.append(("mesh", ", ".join(f"{key} {value}" for key, value in mesh.items() if value)))
     # A place in the S3 of this machine says nothing to a reader elsewhere.
     own = f"s3://{run.target.default_bucket()}/" if local else "\0"
     rows += [
         (key, value)
-        for key, value in sorted(told.get("Environment", {}).items())
+        for key, value in sorted(description.get("Environment", {}).items())
         if not key.startswith("SMTRAIN_") and not value.startswith(own)
     ]
-    for channel in [] if local else told.get("InputDataConfig", []):
+    for channel in [] if local else description.get("InputDataConfig", []):
         uri = channel["DataSource"].get("S3DataSource", {}).get("S3Uri", "a file system")
         rows.append((f"input {channel['ChannelName']}", uri))
     return rows + [(f"input {path}", f"sha256 {digest}...") for path, digest in run.inputs.items()]
@@ -266,11 +266,11 @@ def _in_container(run: RunAccount, job: JobAccount) -> bool:
     """True if the job's image ran: not so for local jobs in the sandbox, nor on a Slurm cluster."""
     if run.target.name == "aws":
         return True
-    return run.target.name == "local" and read(run.target.tags(job.told)).run_in in ("docker", "auto")
+    return run.target.name == "local" and read(run.target.tags(job.description)).run_in in ("docker", "auto")
 
 
 def config_text(run: RunAccount) -> str:
-    """The run's config as YAML, put together from what its jobs were told."""
+    """The run's config as YAML, merged from the configs of its jobs."""
     return yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True, width=100)
 
 

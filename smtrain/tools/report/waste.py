@@ -28,40 +28,40 @@ class Portion:
 
 def portions(jobs: Sequence[JobAccount]) -> list[Portion]:
     """Every billed second of the jobs (oldest first) under one name, by stage; they add up to the bill."""
-    found: dict[tuple[str, str], Portion] = {}
+    by_name: dict[tuple[str, str], Portion] = {}
     trains = [job for job in jobs if job.stage == "train"]
     for job in jobs:
         split = _of_train(job, _resumed_at(job, trains)) if job.stage == "train" else _of_other(job)
         for what, seconds, wasted in split:
-            _add(found, job, what, seconds, wasted)
+            _add(by_name, job, what, seconds, wasted)
         if pool := job.cost.items.get("warm pool"):
-            before = found.get((job.stage, "warm pool, idle"))
-            held = (job.told.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds", 0.0)
-            found[job.stage, "warm pool, idle"] = Portion(
+            before = by_name.get((job.stage, "warm pool, idle"))
+            held = (job.description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds", 0.0)
+            by_name[job.stage, "warm pool, idle"] = Portion(
                 job.stage, "warm pool, idle", held + (before.seconds if before else 0.0),
                 pool + ((before.dollars or 0.0) if before else 0.0), True,
             )  # fmt: skip
-    return [portion for portion in found.values() if portion.seconds > 0]
+    return [portion for portion in by_name.values() if portion.seconds > 0]
 
 
-def _add(found: dict[tuple[str, str], Portion], job: JobAccount, what: str, seconds: float, wasted: bool) -> None:
+def _add(by_name: dict[tuple[str, str], Portion], job: JobAccount, what: str, seconds: float, wasted: bool) -> None:
     whole, billed = _window(job), job.cost.billable_s
     seconds = seconds * billed / whole if whole else 0.0  # spot is billed less than its time
     priced = job.cost.dollars is not None
     dollars = job.cost.items.get("training", 0.0) * seconds / billed if priced and billed else 0.0
-    before = found.get((job.stage, what))
+    before = by_name.get((job.stage, what))
     if before is not None:
         seconds += before.seconds
         priced = priced and before.dollars is not None
         dollars += before.dollars or 0.0
-    found[job.stage, what] = Portion(job.stage, what, seconds, dollars if priced else None, wasted)
+    by_name[job.stage, what] = Portion(job.stage, what, seconds, dollars if priced else None, wasted)
 
 
 def _window(job: JobAccount) -> float:
     """Seconds from the start to the end of its machines."""
-    began = job.told.get("TrainingStartTime")
+    began = job.description.get("TrainingStartTime")
     now = datetime.datetime.now(datetime.timezone.utc)
-    end = job.told.get("TrainingEndTime") or now
+    end = job.description.get("TrainingEndTime") or now
     return max(0.0, float((end - began).total_seconds())) if began else 0.0
 
 
@@ -88,7 +88,7 @@ def _of_train(job: JobAccount, repeated_from: float | None) -> list[tuple[str, f
     if not done:
         well = job.status == "Completed"
         return [("nothing was left to train" if well else "attempts that ended before a step", whole, True)]
-    start = job.told["TrainingStartTime"].timestamp()
+    start = job.description["TrainingStartTime"].timestamp()
     (first, head), (last, tail) = done[0], done[-1]
     counted = max(0.0, tail["step"] - head["step"])
     each = (last - first) / counted if counted else 0.0

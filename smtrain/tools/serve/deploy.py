@@ -139,11 +139,11 @@ def deploy(
     refuse_unknown_type(instance_type)
     if not model.isprintable():
         raise JobError(f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are")
-    found = find(model, target)
-    if found.far is None:
+    source = find(model, target)
+    if source.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
-    place, uri = sagemaker(found.far[0]), found.far[1]
-    spec = spec_of(found, place, uri, name, instance_type, instance_count, role, image, max_length)
+    place, uri = sagemaker(source.far[0]), source.far[1]
+    spec = spec_of(source, place, uri, name, instance_type, instance_count, role, image, max_length)
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
@@ -187,13 +187,13 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     from botocore.exceptions import ClientError
 
     place = _place(target)
-    told = described(place, name)
-    if told is None:
+    description = described(place, name)
+    if description is None:
         raise JobError(f"{name}: there is no such endpoint on target {place.name}")
     client = place.sagemaker
-    config = client.describe_endpoint_config(EndpointConfigName=told["EndpointConfigName"])
+    config = client.describe_endpoint_config(EndpointConfigName=description["EndpointConfigName"])
     client.delete_endpoint(EndpointName=name)
-    client.delete_endpoint_config(EndpointConfigName=told["EndpointConfigName"])
+    client.delete_endpoint_config(EndpointConfigName=description["EndpointConfigName"])
     for variant in config["ProductionVariants"]:
         client.delete_model(ModelName=variant["ModelName"])
     try:
@@ -209,12 +209,12 @@ def described(place: Target, name: str) -> dict[str, Any] | None:
 
     checked("endpoint", name)
     try:
-        told: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
+        description: dict[str, Any] = place.sagemaker.describe_endpoint(EndpointName=name)
     except ClientError as error:
         if "could not find" not in str(error).lower():
             raise
         return None
-    return told
+    return description
 
 
 def _place(target: TargetName | None) -> Target:
@@ -224,41 +224,41 @@ def _place(target: TargetName | None) -> Target:
 
 
 def spec_of(
-    found: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
+    source: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
     image: str | None, max_length: int | None,
 ) -> EndpointSpec:  # fmt: skip
     """The endpoint for a model in S3. Raises `JobError` if the devices do not hold it, or its base is unknown."""
-    named = name or found.name.rstrip("/").rpartition("/")[2]
-    base, given, weights, body = uri, role, found.weights, found.described
+    named = name or source.name.rstrip("/").rpartition("/")[2]
+    base, given, weights, body = uri, role, source.weights, source.described
     description: dict[str, Any] = {}
-    if not uri.startswith(found.name):  # a run or a job
-        description = train_jobs(found.name, place.name)[1][-1].describe()
+    if not uri.startswith(source.name):  # a run or a job
+        description = train_jobs(source.name, place.name)[1][-1].describe()
         given = given or description["RoleArn"]
-    if found.is_adapter:
+    if source.is_adapter:
         channels = {
             c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
         }
         base = channels.get("model", {}).get("S3Uri", "")
         if not base:
-            raise JobError(f"{found.name} is an adapter, and its base model is not known; name its run")
+            raise JobError(f"{source.name} is an adapter, and its base model is not known; name its run")
         whole = find(base, place.name)
-        weights, body = whole.weights + found.weights, whole.described
+        weights, body = whole.weights + source.weights, whole.described
     region = place.region_name()
     return EndpointSpec(
         named, base, image or serving_image(region), instance_type, count,
         tensor_parallel(named, weights, body, instance_type), place.role(given),
-        adapter=uri if found.is_adapter else None,
-        rank=max(8, int(found.described.get("r") or 8)) if found.is_adapter else 0,
-        max_length=max_length, tags={"smtrain:run": found.name} if description else {},
+        adapter=uri if source.is_adapter else None,
+        rank=max(8, int(source.described.get("r") or 8)) if source.is_adapter else 0,
+        max_length=max_length, tags={"smtrain:run": source.name} if description else {},
     )  # fmt: skip
 
 
 def _refuse_taken(place: Target, name: str) -> None:
-    told = described(place, name)
-    if told is not None:
+    description = described(place, name)
+    if description is not None:
         raise JobError(
-            f"endpoint {name} is there already ({told['EndpointStatus']}); `smtrain undeploy {name}` deletes it, or "
-            "choose another name with --name"
+            f"endpoint {name} is there already ({description['EndpointStatus']}); `smtrain undeploy {name}` deletes "
+            "it, or choose another name with --name"
         )
 
 
@@ -316,16 +316,16 @@ def _follow(place: Target, name: str, say: Say) -> str:
     """Wait until the endpoint answers or fails; return its status. Raises `JobError` if it failed."""
     before, began = "", time.monotonic()
     while True:
-        told = described(place, name)
-        if told is None:
+        description = described(place, name)
+        if description is None:
             raise JobError(f"endpoint {name} is gone: somebody deleted it while it was being made")
-        status = str(told["EndpointStatus"])
+        status = str(description["EndpointStatus"])
         if status != before:
             say(f"-- {name}: {status} ({spell(time.monotonic() - began)})")
             before = status
         if status == "Failed":
             raise JobError(
-                f"endpoint {name} failed: {told.get('FailureReason', 'no reason was given')}; its log is in "
+                f"endpoint {name} failed: {description.get('FailureReason', 'no reason was given')}; its log is in "
                 f"CloudWatch, /aws/sagemaker/Endpoints/{name}; `smtrain undeploy {name}` deletes it"
             )
         if status not in ("Creating", "Updating", "SystemUpdating"):

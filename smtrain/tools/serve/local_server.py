@@ -52,28 +52,28 @@ def serve(
     `ConfigError` if no server is installed, `CheckpointError` if there is no model or too little memory, `JobError` if
     the port is taken.
     """
-    found = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
+    source = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
     chosen = _chosen(server)
-    if found.is_adapter and chosen != "vllm":
+    if source.is_adapter and chosen != "vllm":
         raise ConfigError([
             f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or merge it with "
             "`smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`"
         ])  # fmt: skip
     if chosen == "transformers":
-        refuse_too_large([found.need])
+        refuse_too_large([source.need])
     _refuse_taken(host, port)
-    folder = found.fetch(say).resolve()
-    if not found.is_adapter:
+    folder = source.fetch(say).resolve()
+    if not source.is_adapter:
         from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 
         refuse_renamed(folder)
-    command = [*command_of(chosen, found, folder, host, port), *more]
+    command = [*command_of(chosen, source, folder, host, port), *more]
     process = subprocess.Popen(command, env=environment_of(chosen))
     before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         url = f"http://{host}:{port}"
         if _ready(url, process):
-            name = name_of(chosen, found, folder)
+            name = name_of(chosen, source, folder)
             say(f"{model} answers at {url}/v1 (OpenAI's API, model {json.dumps(name)}) by {chosen}; Ctrl-C ends it")
         return process.wait()
     except KeyboardInterrupt:

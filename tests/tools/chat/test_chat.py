@@ -94,7 +94,7 @@ class Terminal:
                 raise AssertionError(f"it ended: {self.text!r}") from None
 
     def prompt(self, mark: str = "> ") -> str:
-        """The output before the next prompt, which must be alone on the last line: answers may hold the same characters."""
+        """The output before the next prompt, which is alone on its line: answers may hold the same characters."""
         alone = re.compile(rf"(?:^|[\n\r])(?:\x1b\[\?2004h)?{re.escape(mark)}$")
         end = time.monotonic() + 120
         while not alone.search(self.text):

@@ -20,11 +20,11 @@ from smtrain.tools.report.installed import commands
 def noted(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Set the installer's record: the content of direct_url.json, or None for no such file."""
 
-    def note(told: dict[str, Any] | None) -> None:
+    def note(record: dict[str, Any] | None) -> None:
         class Distribution:
             def read_text(self, name: str) -> str | None:
                 assert name == "direct_url.json"
-                return None if told is None else json.dumps(told)
+                return None if record is None else json.dumps(record)
 
         monkeypatch.setattr(metadata, "distribution", lambda name: Distribution())
 

@@ -74,17 +74,17 @@ def test_the_page_says_what_the_run_did_and_fetches_nothing(run: smtrain.Run, tm
 
 @pytest.mark.slow
 def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
-    told = gather("llama", "local")
-    text = html.unescape(page(told))
+    account = gather("llama", "local")
+    text = html.unescape(page(account))
     assert "s3://smtrain-local" not in text
     assert "<td>image</td>" not in text
     assert "<td>ran</td><td>as processes, in no container</td>" in text
     assert f"Python {platform.python_version()}, " in text
     given = smtrain.load_config(CONFIG)
-    assert told.config["data"]["path"] == given.data.path
-    assert told.config["model"]["path"] == given.model.path
-    assert set(told.inputs) >= {given.data.path, given.model.path}
-    for path, digest in told.inputs.items():
+    assert account.config["data"]["path"] == given.data.path
+    assert account.config["model"]["path"] == given.model.path
+    assert set(account.inputs) >= {given.data.path, given.model.path}
+    for path, digest in account.inputs.items():
         assert re.fullmatch(r"[0-9a-f]{16}", digest)
         assert f"<td>input {path}</td><td>sha256 {digest}...</td>" in text
     assert all(line in text for line in commands())
@@ -93,23 +93,23 @@ def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
 
 @pytest.mark.slow
 def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None:
-    told = gather("llama", "local")
-    (train,) = told.of("train")
+    account = gather("llama", "local")
+    (train,) = account.of("train")
     half = len(train.steps) // 2
     first, second = train.steps[:half], train.steps[half:]
-    again = {**train.told, "HyperParameters": {**train.told["HyperParameters"], "lr": "5e-05"}}
+    again = {**train.description, "HyperParameters": {**train.description["HyperParameters"], "lr": "5e-05"}}
     jobs = (
         dataclasses.replace(train, steps=first),
-        dataclasses.replace(train, told=again, steps=second, name="llama-train-00000000"),
+        dataclasses.replace(train, description=again, steps=second, name="llama-train-00000000"),
     )
-    resumed = dataclasses.replace(told, jobs=jobs)
-    old = train.told["HyperParameters"]["lr"]
+    resumed = dataclasses.replace(account, jobs=jobs)
+    old = train.description["HyperParameters"]["lr"]
     ((step, before, after),) = resumed.rate_changes
     assert (before, after) == (old, "5e-05")
     text = page(resumed)
     assert f"A resume changed the learning rate {old} to 5e-05 from step {step:.0f}" in text
     assert f"<title>learning rate {old} to 5e-05 from step {step:.0f}</title>" in text
-    assert "A resume changed" not in page(told)
+    assert "A resume changed" not in page(account)
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_a_profile_and_what_a_model_wrote_are_text(run: smtrain.Run) -> None:
 
 @pytest.mark.slow
 def test_its_config_is_that_of_the_run(run: smtrain.Run, tmp_path: Path) -> None:
-    told = gather("llama", "local")
-    (tmp_path / "again.yaml").write_text(config_text(told))
+    account = gather("llama", "local")
+    (tmp_path / "again.yaml").write_text(config_text(account))
     chain = Chain(smtrain.load_config(tmp_path / "again.yaml"), Target("local"))
     for result in run.results:
         assert chain.base_name(result.stage) == result.job.name
@@ -174,9 +174,9 @@ def test_a_run_that_failed_says_why(run: smtrain.Run) -> None:
 
 
 def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
-    for name, told in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
+    for name, words in (("no-such-run", "no run of this name"), ("a-train-1a2b3c4d", "no run of this name"),
                        ("", "cannot be a run's name"), ("a\nb", "cannot be a run's name")):  # fmt: skip
-        with pytest.raises(JobError, match=told):
+        with pytest.raises(JobError, match=words):
             smtrain.report(name, target="local")
 
 
