@@ -19,7 +19,6 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.stages import Chain
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.model.card import front_matter
-from smtrain.core.pages.charts import chart
 from smtrain.core.protocol.log_lines import PROFILE
 from smtrain.tools.report.gather import gather
 from smtrain.tools.report.installed import commands
@@ -178,20 +177,6 @@ def test_a_run_that_is_not_there_is_a_sentence(local_home: Path) -> None:
                        ("", "cannot be a run's name"), ("a\nb", "cannot be a run's name")):  # fmt: skip
         with pytest.raises(JobError, match=words):
             smtrain.report(name, target="local")
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_a_chart_takes_whatever_numbers_there_are(log: bool) -> None:
-    assert chart("x", []) == ""
-    assert chart("x", [(1, 2.0)]) == ""
-    assert chart("x", [(1, float("nan")), (2, float("inf"))]) == ""
-    for points in ([(1, 3.0), (2, 3.0)], [(1, 0.0), (2, 0.0)], [(1, -1e-9), (2, 1e12)], [(5, 1e-30), (5, 2e-30)]):
-        drawn = chart("a <b>", points, [(2, 4.0)], dots_are="held out", log=log)
-        assert "nan" not in drawn
-        assert "a &lt;b&gt;" in drawn
-        assert len(re.findall("<text", drawn)) < 16
-    many = chart("x", [(i, float(i % 7 + 1)) for i in range(10_000)], log=log)
-    assert len(many) < 20_000
 
 
 def test_the_card_of_a_base_carries_terms_only() -> None:
