@@ -129,7 +129,7 @@ def plan(
 
 def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
     """The plans by file name; without --tokens, for the tokens of the first config."""
-    from smtrain.client.planner.compare_plans import beside
+    from smtrain.client.planner.compare_plans import compared
     from smtrain.client.planner.resolve import load_config, planned_for
 
     train = (
@@ -138,7 +138,7 @@ def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, se
     planned = train.steps * train.global_batch_size * train.seq_len if train else None
     names = [Path(config).stem for config in configs]
     names = names if len(set(names)) == len(names) else configs
-    return beside(list(zip(names, made, strict=True)), tokens, planned)
+    return compared(list(zip(names, made, strict=True)), tokens, planned)
 
 
 def _probed(name: str, as_json: bool) -> str:

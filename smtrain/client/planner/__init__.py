@@ -1,1 +1,1 @@
-"""The planner: does it fit, how fast, how long, how much, and what is better. Its front door is `smtrain.plan`."""
+"""The planner: whether a run fits, how long it takes, what it costs, and what would be better (`smtrain.plan`)."""

@@ -1,6 +1,6 @@
-"""From published runs to the numbers of the throughput model, how far off it is, and where nobody has been.
+"""Fit the throughput model to published runs, estimate its error, and correct it by a run of one's own.
 
-Plain least squares on log throughput with weak priors, in Python alone: seven numbers and fifty runs are few.
+Least squares on log throughput with weak priors, in plain Python: seven numbers and fifty runs are few.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from math import exp, log, log2, sqrt
 from typing import Any
 
 from smtrain.client.planner.machines import Machine, Mesh, Recompute, Work, named_shape
+from smtrain.client.planner.search import refusals
 from smtrain.client.planner.throughput import MATURE, Coefficients, stand_in, step_time
+from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.model.families import ModelShape
 
 _SPREAD = 0.1  # of log throughput, as the priors weigh against the runs
-# Before any run is seen: median and spread of the log of each number, in the order of `Coefficients`.
+# Median of each coefficient and spread of its log before any run is seen, in the order of `Coefficients`. They keep a
+# coefficient that the runs hardly determine, such as slot_seconds, near a plausible value.
 _PRIORS = ((0.45, 0.3), (1e-3, 0.7), (0.5, 0.7), (0.01, 1.0), (1.5, 0.5), (1.5, 0.5), (0.03, 0.7))
-# On GPUs; the second number, of the chip's own link, stands in core/facts/throughput_gpu.toml's place.
+# The same for GPUs; the second is relative to the link of each chip (core/facts/throughput_gpu.toml).
 _GPU_PRIORS = ((0.65, 0.3), (4e-4, 0.7), (0.8, 0.7), (0.01, 1.0), (1.5, 0.5), (3.0, 0.5), (0.03, 0.7))
 Priors = tuple[tuple[float, float], ...]
 _NAMES = tuple(f.name for f in fields(Coefficients))
-UNCALIBRATED = 0.6  # half-width in log of the interval where no published run is near: 0.55 to 1.8 times
+UNCALIBRATED = 0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One published run."""
+    """A training run whose throughput was published."""
 
     id: str
     model: str
@@ -39,11 +42,11 @@ class PublishedRun:
     sequences_per_s: float
     date: str = ""
     interleave: int = 1
-    """Stages that a rank of the pipeline holds, by which its bubble is shorter."""
+    """Stages that each pipeline rank holds; the bubble is shorter by this factor."""
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> PublishedRun:
-        """From a row of core/facts/throughput.toml, or one of the same form."""
+        """Read a row of core/facts/throughput.toml, or one of the same form."""
         shape = named_shape(row["model"])
         assert shape is not None, row["model"]
         machine = Machine.of(row.get("instance_type", "ml.trn1.32xlarge"), row["instances"])
@@ -62,8 +65,7 @@ class PublishedRun:
 
     @classmethod
     def on_gpus(cls, row: dict[str, Any]) -> PublishedRun:
-        """From a row of core/facts/throughput_gpu.toml: its cluster's network, and time by MFU where that is
-        published."""
+        """Read a row of core/facts/throughput_gpu.toml, which has the cluster's network and may give MFU only."""
         config = table("throughput_gpu")["models"].get(row["model"])
         shape = ModelShape.from_config(config) if config else named_shape(row["model"])
         assert shape is not None, row["model"]
@@ -89,7 +91,7 @@ class PublishedRun:
 
     @property
     def mfu(self) -> float:
-        """Share of its devices' dense peak."""
+        """Model FLOPs utilization: the share of the devices' dense peak."""
         flops = self.work.seq_len * self.work.shape.flops_per_token(self.work.seq_len)
         return self.sequences_per_s * flops / (self.machine.core_flops * self.machine.world)
 
@@ -99,7 +101,7 @@ class PublishedRun:
 
 
 def predicted(run: PublishedRun, k: Coefficients) -> float:
-    """Sequences a second of a published run, with the software of its time."""
+    """Predict the sequences per second of a published run, with the software of its time."""
     time = step_time(run.work, run.machine, run.mesh, k)
     step = time.total - time.bubble * (1 - 1 / run.interleave)
     return run.work.global_batch / step * exp(-k.yearly_gain * max(0, MATURE - run.release))
@@ -107,20 +109,20 @@ def predicted(run: PublishedRun, k: Coefficients) -> float:
 
 @cache
 def published() -> tuple[PublishedRun, ...]:
-    """The runs that count: core/facts/throughput.toml without those marked as misprints."""
+    """The runs of core/facts/throughput.toml, without those marked as misprints."""
     return tuple(PublishedRun.of(row) for row in table("throughput")["runs"] if "excluded" not in row)
 
 
 @cache
 def published_on_gpus(chip: str | None = None) -> tuple[PublishedRun, ...]:
-    """The runs on GPUs that count; with `chip` those of one kind."""
+    """The same for runs on GPUs; with `chip`, only those on that chip."""
     rows = (row for row in table("throughput_gpu")["runs"] if "excluded" not in row)
     runs = tuple(PublishedRun.on_gpus(row) for row in rows)
     return tuple(run for run in runs if chip in (None, run.machine.chip))
 
 
 def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors: Priors | None = None) -> Coefficients:
-    """The coefficients that explain `runs` best (Levenberg-Marquardt on their logs)."""
+    """Fit the coefficients to `runs` by the Levenberg-Marquardt method, on their logs as all are positive."""
     priors = priors or (_GPU_PRIORS if runs[0].machine.chip else _PRIORS)
     x = [log(getattr(start, n)) for n in _NAMES] if start else [log(median) for median, _ in priors]
     damping = 1e-3
@@ -146,16 +148,16 @@ def fit(runs: Sequence[PublishedRun], start: Coefficients | None = None, priors:
 
 @dataclass(frozen=True)
 class Left:
-    """A run as predicted from all others."""
+    """A run, and its throughput as predicted from the others."""
 
     run: PublishedRun
     predicted: float
     half_width: float
-    """Of the 90 % interval, in log."""
+    """Half-width of the 90 % interval, in log."""
 
     @property
     def error(self) -> float:
-        """Predicted over published, less one."""
+        """Relative error of the prediction."""
         return self.predicted / self.run.sequences_per_s - 1
 
     @property
@@ -164,7 +166,7 @@ class Left:
 
 
 def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") -> list[Left]:
-    """Predict each run from the runs that differ in `by`: `id` leaves out one run, `model` all of one model."""
+    """Predict each run from those that differ in `by`: `id` leaves out one run, `model` all runs of its model."""
     runs = runs or published()
     groups = dict.fromkeys(getattr(r, by) for r in runs)
     everything = fit(runs)
@@ -181,14 +183,14 @@ def leave_one_out(runs: Sequence[PublishedRun] | None = None, by: str = "id") ->
 
 
 def residual(runs: Sequence[PublishedRun], k: Coefficients) -> float:
-    """Spread of log throughput about the model, the fitted numbers taken off the count."""
+    """Standard deviation of log throughput about the model, with the fitted coefficients as lost degrees of freedom."""
     errors = [log(predicted(r, k) / r.sequences_per_s) for r in runs]
     return sqrt(_dot(errors, errors) / max(1, len(errors) - len(_NAMES)))
 
 
 @dataclass(frozen=True)
 class Near:
-    """The published run most like a plan, and how far off it is, in doublings of the feature that differs most."""
+    """The published run most similar to a plan; `distance` counts doublings of the feature that differs most."""
 
     run: PublishedRun
     distance: float
@@ -199,7 +201,7 @@ class Near:
 
 
 def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRun] | None = None) -> Near | None:
-    """None on a chip that no run was published for."""
+    """Find the most similar published run; None if no run was published for the chip."""
     kin = kin_of(machine, runs)
     mine = _features(work, mesh)
     found = [(max(abs(a - b) for a, b in zip(mine, _features(r.work, r.mesh), strict=True)), r) for r in kin]
@@ -207,7 +209,7 @@ def nearest(work: Work, machine: Machine, mesh: Mesh, runs: Sequence[PublishedRu
 
 
 def kin_of(machine: Machine, runs: Sequence[PublishedRun] | None = None) -> list[PublishedRun]:
-    """The published runs of the same chip; H200's are H100's, which has the same cores."""
+    """The published runs on the same chip; those on H100 also count for H200, which has the same cores."""
     runs = runs or (published_on_gpus() if machine.chip else published())
     return [
         r for r in runs if r.machine.core_flops == machine.core_flops and bool(r.machine.chip) == bool(machine.chip)
@@ -215,12 +217,12 @@ def kin_of(machine: Machine, runs: Sequence[PublishedRun] | None = None) -> list
 
 
 def best_published(machine: Machine) -> PublishedRun | None:
-    """The published run of the same chip that used most of its peak."""
+    """The published run on the same chip with the highest MFU."""
     return max(kin_of(machine), key=lambda run: run.mfu, default=None)
 
 
 def spread_of(machine: Machine) -> float:
-    """Spread of the log throughput of published runs about the model, on this chip or on the one in its place."""
+    """`residual` of the published runs on this chip, or on the chip that stands in for it."""
     if machine.link:
         spread: float = table("throughput_gpu")["chips"][stand_in(machine.chip)]["residual"]
         return spread
@@ -229,14 +231,16 @@ def spread_of(machine: Machine) -> float:
 
 
 def half_width(spread: float, near: Near | None) -> float:
-    """Of the 90 % interval, in log; wider the farther the nearest run is."""
+    """Half-width of the 90 % interval, in log; wider if the nearest run is less similar."""
     if near is None or not near.calibrated:
         return UNCALIBRATED
+    # 2.13 is the 95 % quantile of Student's t with 4 degrees of freedom: the residuals have heavier tails than a normal
+    # distribution (docs/planner-formulas.md).
     return 2.13 * spread * sqrt(1 + near.distance**2)
 
 
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
-    # Halved where the model carries far: pipeline depth and the numbers of a rank act through terms that are counted.
+    # Size and pipeline depth count half: the model extrapolates well over both, as each has a term of its own.
     return (
         log2(work.parameters / mesh.tp / mesh.pp) / 2,
         log2(mesh.tp),
@@ -248,8 +252,8 @@ def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
 
 def _residuals(x: Sequence[float], runs: Sequence[PublishedRun], priors: Priors) -> list[float]:
     k = _coefficients(x)
-    told = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
-    return told + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
+    errors = [log(predicted(r, k) / r.sequences_per_s) / _SPREAD for r in runs]
+    return errors + [(v - log(median)) / spread for v, (median, spread) in zip(x, priors, strict=True)]
 
 
 def _coefficients(x: Sequence[float]) -> Coefficients:
@@ -261,7 +265,7 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss with pivots; the matrix is positive definite."""
+    """Solve a linear system by Gaussian elimination with pivots; numpy is not a dependency of the client."""
     n = len(right)
     rows = [[*row, b] for row, b in zip(matrix, right, strict=True)]
     for i in range(n):
@@ -272,3 +276,44 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
                 f = rows[j][i] / rows[i][i]
                 rows[j] = [a - f * b for a, b in zip(rows[j], rows[i], strict=True)]
     return [rows[i][n] / rows[i][i] for i in range(n)]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How many times as fast as the model says a chip was in a run of the user's own."""
+
+    factor: float = 1.0
+    core_flops: float = 0.0
+
+    def of(self, machine: Machine) -> float:
+        """The factor for a machine: 1 if it has another chip."""
+        return self.factor if machine.core_flops == self.core_flops else 1.0
+
+    def said(self, machine: Machine) -> list[str]:
+        """A sentence about the correction of a plan for this machine."""
+        if self.of(machine) != 1:
+            return [f"corrected by your own run, which was {self.factor:.2f} times as fast as the model says"]
+        other = self.core_flops and machine.core_flops != self.core_flops
+        return ["your own run was on another chip, and corrects nothing here"] if other else []
+
+
+def correction(work: Work, machine: Machine, mesh: Mesh, measured: float | None) -> Correction:
+    """The correction by a run that reached `measured` tokens a second with this mesh, repeated over all the machine.
+
+    Raises `ConfigError` if that cannot have run there.
+    """
+    if measured is None:
+        return Correction()
+    mesh = replace(mesh, dp=max(1, machine.world // (mesh.tp * mesh.pp)))
+    if faults := [fault for fault in refusals(work, machine, mesh) if not fault.startswith("memory:")]:
+        raise ConfigError([f"measured: this config's own mesh cannot have run ({faults[0]}); give the run's config"])
+    most = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
+    if measured > most:
+        raise ConfigError(
+            [
+                f"measured: {measured:,.0f} tokens a second are more than the {most:,.0f} that {machine.count} x "
+                f"{machine.type} can reach at its peak; give those of the whole run of this config"
+            ]
+        )
+    planned = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
+    return Correction(measured / planned, machine.core_flops)

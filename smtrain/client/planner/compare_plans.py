@@ -1,4 +1,4 @@
-"""Plans side by side: what the same number of tokens takes and costs on each."""
+"""Compare plans: the time and money for the same number of tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from smtrain.core.config.units import counted
 
 DAY = 86400.0
 Span = tuple[float, float, float]
-"""A value, and the ends of its 90 % interval."""
+"""A value, and the two ends of its 90 % interval."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One plan, in the figures that can be set beside another's; None where the plan knows none."""
+    """One plan in figures that can be compared with another's; None if unknown."""
 
     name: str
     plan: Plan
@@ -25,20 +25,20 @@ class Side:
     tokens_per_s: Span | None
     tokens_per_dollar: Span | None
     days: Span | None
-    """Of undisturbed training, to the number of tokens."""
+    """Days of undisturbed training."""
     dollars: Span | None
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Plans side by side, to the same number of tokens."""
+    """Plans compared at the same number of tokens."""
 
     tokens: float
     sides: tuple[Side, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether all of them do."""
+        """Whether all plans fit."""
         return all(side.plan.fits for side in self.sides)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Sides:
         return "\n".join([*text.aligned([(title, *cells) for title, cells in rows]), *self._notes()])
 
     def _notes(self) -> list[str]:
-        """The verdict, then whose prices and what to mind, each once."""
+        """The verdict, then faults, warnings and prices, each once."""
         out = ["", *self._verdict()]
         for side in self.sides:
             out += [f"! {side.name}: DOES NOT FIT: {fault}" for fault in side.plan.faults]
@@ -80,7 +80,7 @@ class Sides:
         return out + list(dict.fromkeys(f"  {price}" for side in self.sides for price in side.plan.prices))
 
     def _verdict(self) -> list[str]:
-        """In words: which is faster and which cheaper, where the intervals let one say so."""
+        """Which plan is faster and which is cheaper, and whether the intervals overlap."""
         out = []
         for key, word, unit in (("days", "faster", "time"), ("dollars", "cheaper", "money")):
             known = [(getattr(side, key), side.name) for side in self.sides if getattr(side, key)]
@@ -104,8 +104,8 @@ _ROWS = (
 )
 
 
-def beside(plans: Sequence[tuple[str, Plan]], tokens: float | None = None, planned: float | None = None) -> Sides:
-    """Set plans side by side, by name; `tokens` to compare at, or else `planned`, those of the first one's run."""
+def compared(plans: Sequence[tuple[str, Plan]], tokens: float | None = None, planned: float | None = None) -> Sides:
+    """Compare named plans at `tokens`, or else at `planned`, the tokens of the first plan's run."""
     goal = tokens or planned or 1e9
     return Sides(goal, tuple(_side(name, plan, goal) for name, plan in plans))
 

@@ -1,4 +1,4 @@
-"""Dollars and days: prices with their date, spot with its interruptions, and the save interval that loses least."""
+"""Time and money: dated prices, spot interruptions, and the save interval that loses the least."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS = ("on_demand", "spot", "reserved")
 
 @dataclass(frozen=True)
 class Price:
-    """What one instance costs an hour, and who says so."""
+    """The price of one instance for an hour, with its source."""
 
     type: str
     option: str
@@ -33,7 +33,7 @@ class Price:
     date: str
     source: str
     guess: bool = False
-    """Derived or second-hand, not a list price."""
+    """Derived or second-hand; not a list price."""
 
     def __str__(self) -> str:
         return (
@@ -43,9 +43,9 @@ class Price:
 
 
 class Prices:
-    """The shipped rows, and the user's over them. Raises `ConfigError` for a file that is not of their form.
+    """The shipped prices, and the user's, which win. Raises `ConfigError` for a file in another format.
 
-    `target`: on a cluster of one's own (slurm) only the user's rows count, as the shipped ones are SageMaker's.
+    For target slurm only the user's rows count: the shipped ones are SageMaker's.
     """
 
     def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
@@ -57,7 +57,7 @@ class Prices:
         self._prices += mine
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
-        """The row of this region, else of any region, the last one winning; None where nothing is known."""
+        """The last matching row of this region, else of any region; None if there is none."""
         fit = [p for p in self._prices if p.type == type_ and p.option == option]
         here = [p for p in fit if p.region == region]
         found = here or fit
@@ -65,7 +65,7 @@ class Prices:
 
 
 def _own(file: Path) -> dict[str, Any]:
-    """The user's rows and assumptions. Raises `ConfigError` for keys that nothing reads and values of another kind."""
+    """The user's rows and assumptions. Raises `ConfigError` for unknown keys and values of the wrong type."""
     found = read_toml(file, "prices", "name a TOML file of prices")
     assumptions = table("prices")["assumptions"]
     faults = [f"{key}: {_unknown(key, ('rows', 'assumptions'))}" for key in found.keys() - {"rows", "assumptions"}]
@@ -88,7 +88,7 @@ def _own(file: Path) -> dict[str, Any]:
 
 
 def _row_fault(row: Any) -> str | None:
-    """The first thing that is wrong with a row of a user's file."""
+    """The first fault of a row of the user's file."""
     kinds = {one.name: one.type for one in fields(Price)}
     if not isinstance(row, dict):
         return "it is no table; write `[[rows]]` above its keys"
@@ -112,34 +112,34 @@ def _is_number(value: Any) -> bool:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    """An unknown key, with the near one, else all."""
     names = list(known)
     return unknown_key(nearest(key, names), names)
 
 
 @dataclass(frozen=True)
 class Saving:
-    """How often to save, and what is lost to failures at that."""
+    """How often to save, and the time lost to saves and failures."""
 
     interval_s: float
-    """Between checkpoints, as planned."""
+    """Time between checkpoints, as planned."""
     best_interval_s: float
-    """Young's and Daly's: the square root of twice the cost of saving times the mean time between interruptions."""
+    """Optimum by Young 1974 and Daly 2006: the square root of 2 x save time x mean time between interruptions."""
     save_s: float
-    """What one checkpoint costs."""
+    """Time to write one checkpoint."""
     mean_between_s: float
-    """Between interruptions of the whole job."""
+    """Mean time between interruptions of the whole job: that of one host divided by the number of hosts."""
     stretch: float
-    """Expected wall time over undisturbed time; infinite where the job would practically never end."""
+    """Expected wall time divided by undisturbed time; infinite if the job would practically never end."""
 
 
 def saving(
     work: Work, machine: Machine, interval_s: float | None, train_s: float, spot: bool, a: dict[str, float]
 ) -> Saving:
-    """Expected lost time for a save every `interval_s` (None: the best one) in a run of `train_s`.
+    """Expected lost time if a run of `train_s` saves every `interval_s` (None: the best interval).
 
-    Daly 2006 ("A higher order estimate of the optimum checkpoint interval"): with exponential interruptions of mean M,
-    restart R and saves of d every t seconds the run takes M e^(R/M) (e^((t+d)/M) - 1) / t of its undisturbed time.
+    Daly 2006 ("A higher order estimate of the optimum checkpoint interval for restart dumps", doi
+    10.1016/j.future.2004.11.016): if interruptions are exponential with mean M, a restart takes R, and a save of d
+    seconds follows every t seconds, the run takes M e^(R/M) (e^((t+d)/M) - 1) / t times its undisturbed time.
     """
     save_s = checkpoint_bytes(work) / machine.count / (a["disk_gb_per_s"] * 1e9)
     rate = a["interruptions_per_instance_hour" if spot else "failures_per_instance_hour"]
@@ -150,13 +150,14 @@ def saving(
         return Saving(t, best, save_s, mean, 1 + save_s / t)
     restart = a["restart_minutes"] * 60
     power = (t + save_s) / mean
+    # e^50 is 5e21: no run ends, and larger powers overflow a float.
     stretch = inf if power > 50 else mean * exp(restart / mean) * expm1(power) / t
     return Saving(t, min(best, train_s), save_s, mean, stretch)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Dollars of a run by item, with the prices they were counted with. `total` is None where a price is missing."""
+    """Dollars of a run by item, and the prices used. `total` is None if a price is missing."""
 
     items: dict[str, float]
     prices: tuple[Price, ...]
@@ -164,9 +165,9 @@ class Cost:
     train_hours: float
     """Billed wall time of the train stage."""
     attempts: int = 1
-    """Jobs that a cluster's time limit cuts it into."""
+    """Number of jobs, if a cluster's time limit divides the run."""
     hours: dict[str, float] = field(default_factory=dict)
-    """Hours of each stage of the run, one after the other, the train stage among them."""
+    """Hours of each stage, train included; stages run one after the other."""
 
 
 def cost(
@@ -174,9 +175,11 @@ def cost(
     stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
     together: Mapping[str, int] | None = None, attempt_s: float | None = None,
 ) -> Cost:  # fmt: skip
-    """What a run costs. `stages` are the seconds of the other jobs: `compile` on one training instance, the rest on
-    a CPU instance, or on as many as `together` says; spot is not reckoned with for those. `attempt_s`: so long one
-    attempt may train, where a cluster has a time limit."""
+    """The cost of a run.
+
+    `stages` has the seconds of the other jobs: `compile` runs on one training instance, the others on one CPU instance
+    or on `together` of them, never on spot. `attempt_s` is how long one attempt may train under a cluster's time limit.
+    """
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
     full = prices.find(machine.type, "on_demand", region)
@@ -202,9 +205,11 @@ def stage_seconds(
     work: Work, a: dict[str, float], *, text_bytes: float | None, accelerated: bool, generated: float | None = None,
     fetched: float | None = None, machines: int = 1, refining: float = 0.0,
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds of the jobs around the train stage, by our assumptions: they move the model's bytes, or the text's, which
-    `machines` tokenize together, with `refining` seconds a byte of one machine before. `fetched` are those of a model
-    that a job of its own gets from a hub."""
+    """Seconds of the stages around train, by the assumptions in core/facts/prices.toml.
+
+    They move the model's bytes, or the text's: `machines` tokenize it together, after `refining` seconds per byte on
+    one machine. `fetched`: seconds of stage fetch, if the model comes from a hub.
+    """
     moved = work.parameters * work.width / (a["s3_gb_per_s"] * 1e9)
     out = {"convert": START_S + 2 * moved, "export": START_S + 2 * moved}
     if fetched is not None:
@@ -219,6 +224,6 @@ def stage_seconds(
 
 
 def own_prices() -> Path | None:
-    """The user's price list in $SMTRAIN_HOME, if there is one."""
+    """The user's price list in $SMTRAIN_HOME, if it exists."""
     file = home_path() / "prices.toml"
     return file if file.is_file() else None

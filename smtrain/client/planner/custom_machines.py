@@ -1,4 +1,4 @@
-"""Machines of one's own: those of the config, over those of a file, which `smtrain plan --probe` writes."""
+"""Machines that the user describes: in the config, or in a file, which `smtrain plan --probe` writes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _HINT = "docs/gpus.md shows the form"
 
 
 def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[str, MachineEntry]:
-    """By name: the config's entries over those of `file`, or of machines.yaml in $SMTRAIN_HOME where there is one.
+    """The described machines by name: those of `file` (default: machines.yaml in $SMTRAIN_HOME), then the config's.
 
-    Raises `ConfigError` for a file that is not of their form.
+    Raises `ConfigError` for a file in another format.
     """
     usual = home_path() / "machines.yaml"
     path = Path(file) if file else usual if usual.is_file() else None
@@ -33,7 +33,7 @@ def machines_known(config: JobConfig, file: str | Path | None = None) -> dict[st
 
 
 def read(path: Path) -> dict[str, MachineEntry]:
-    """The machines of a file. Raises `ConfigError`: it cannot be read, or is not of their form."""
+    """The machines of a file. Raises `ConfigError` if it cannot be read or has another format."""
     found = read_yaml(path, "machines", f"it must be YAML, {_HINT}")
     if isinstance(found, Mapping):
         found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
@@ -42,18 +42,18 @@ def read(path: Path) -> dict[str, MachineEntry]:
     try:
         return _FORM.validate_python(found)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {_told(detail)}" for detail in error.errors()]) from None
+        raise ConfigError([f"{path}: {_sentence(detail)}" for detail in error.errors()]) from None
 
 
-def _told(detail: Any) -> str:
-    """What pydantic found in a file of machines, as it is said of a config's."""
+def _sentence(detail: Any) -> str:
+    """A fault that pydantic found in a file of machines, worded as for a config."""
     key = ".".join(["machines", *key_of(detail)[0]])
     # A config's sentence would send the reader to the config.
     return f"{key}: is missing; {_HINT}" if detail["type"] == "missing" else sentence_of(JobConfig, key, detail)
 
 
 def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Machine:
-    """An instance type of the table, or a machine of one's own. Raises `ConfigError` for what is neither."""
+    """A known instance type or a described machine. Raises `ConfigError` for any other name."""
     if type_ in known:
         return Machine.described(type_, count, known[type_])
     if type_.startswith("ml."):
@@ -67,7 +67,7 @@ def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Mac
 
 
 def own_price_rows(known: Mapping[str, MachineEntry]) -> list[Price]:
-    """What the user says that a host of each costs, on demand and as spot alike."""
+    """Price rows of the described machines; the same price on demand and as spot."""
     return [
         Price(name, option, "your own", entry.dollars_per_hour, "today", "machines")
         for name, entry in known.items()
@@ -77,7 +77,7 @@ def own_price_rows(known: Mapping[str, MachineEntry]) -> list[Price]:
 
 
 def checked(name: str) -> None:
-    """Raises `ConfigError` for a name that a machine cannot have."""
+    """Raise `ConfigError` for a name that a machine cannot have."""
     try:
         TypeAdapter(MachineName).validate_python(name)
     except ValidationError:
@@ -87,5 +87,5 @@ def checked(name: str) -> None:
 
 
 def named(name: str, measured: Mapping[str, object]) -> MachineEntry:
-    """What was measured of a machine, as its entry."""
+    """The entry of a machine from its measurements."""
     return _FORM.validate_python({name: dict(measured)})[name]

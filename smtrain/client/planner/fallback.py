@@ -1,4 +1,4 @@
-"""Instance types to fall back on: the config with each of them, and whether its mesh still fits."""
+"""Fallback instance types: the config with each of them, and whether the mesh still fits."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ KEY = "compute.fallback_instance_types"
 
 
 def variants(config: JobConfig) -> Iterator[JobConfig]:
-    """The config with each fallback type in place of its instance type, in order."""
+    """The config with each fallback type as its instance type, in order."""
     for type_ in config.compute.fallback_instance_types:
         compute = config.compute.model_copy(update={"instance_type": type_, "fallback_instance_types": ()})
         yield config.model_copy(update={"compute": compute})
 
 
 def fallback_faults(config: JobConfig) -> Iterator[Fault]:
-    """Why a fallback type cannot take the job's place: processes and memory, as the planner counts them.
+    """Fallback types that cannot run the job, by processes and memory.
 
-    Memory is not looked at where the model's shape is not known here. Nothing is said where the mesh does not even
-    fit the machines that are asked for first.
+    Memory is not checked if the model's shape is unknown. Nothing is reported if the mesh does not even fit the
+    machines of the config, as that is a fault by itself.
     """
     if mesh_fits(config):
         keys = {*MESH_KEYS, KEY, "model.path"}

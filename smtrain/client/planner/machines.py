@@ -1,4 +1,4 @@
-"""What a plan is made for: one model, cut one way, on one kind of machine; and why that may be impossible."""
+"""The subject of a plan: one model, one mesh and one kind of machine; and why they may not fit together."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class Machine:
     count: int
     cores: int
     core_flops: float
-    """Dense peak of a core in the training dtype, operations a second."""
+    """Dense peak of a core in the training dtype, in operations per second."""
     core_bytes: float
-    """Memory of a core's device; on a machine without accelerator, a process's share of the host."""
+    """Memory of a core's device; without an accelerator, a process's share of the host."""
     host_bytes: float
     network: float
-    """Of a host, bytes a second."""
+    """Network of a host, in bytes per second."""
     accelerated: bool = True
     disk_bytes: float = 0.0
     link: float = 0.0
-    """From a device to the others of its host, bytes a second in one direction; 0: in proportion to its peak."""
+    """From a device to the others of its host, in bytes per second and direction; 0: in proportion to its peak."""
     chip: str = ""
-    """The GPU, as core/facts/instances.toml names it; empty for Neuron cores and for machines of one's own."""
+    """The GPU, as in core/facts/instances.toml; empty for Neuron cores and described machines."""
 
     @classmethod
     def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
-        """The machine of a row of core/facts/instances.toml. Raises `ConfigError` for a type it does not have."""
+        """The machine in a row of core/facts/instances.toml. Raises `ConfigError` for an unknown type."""
         row = instance(type_)
         if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
             raise ConfigError(
@@ -83,7 +83,7 @@ class Machine:
 
     @classmethod
     def described(cls, name: str, count: int, own: MachineEntry) -> Machine:
-        """A machine of one's own. Raises `ConfigError` for several hosts that nothing is said to connect."""
+        """A machine that the user describes. Raises `ConfigError` for several hosts without a network."""
         if count > 1 and own.network_gbs is None:
             raise ConfigError(
                 [f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"]
@@ -116,7 +116,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the model and the batch are cut; tp innermost, pp outermost."""
+    """How model and batch are divided; tp innermost, pp outermost."""
 
     tp: int
     pp: int
@@ -142,23 +142,23 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained: the model's shape and what one optimizer step takes."""
+    """The training: the model's shape and the size of an optimizer step."""
 
     shape: ModelShape
     seq_len: int
     global_batch: int
     precision: Precision = "bf16"
     fused_attention: bool = True
-    """False where scores are written to memory (stacks of 2023): attention then takes far longer."""
+    """False if scores are written to memory (stacks of 2023), which makes attention far slower."""
     gathers_again: bool = False
-    """With sequence parallelism: whether the backward pass gathers a region's input once more (neuronx-distributed,
-    Megatron) or the whole input is kept from the forward pass (the native engine)."""
+    """With sequence parallelism: whether the backward pass gathers a region's input again (neuronx-distributed,
+    Megatron), or keeps the whole input from the forward pass (native engine)."""
     lora: Lora | None = None
-    """Adapters that are trained instead of the model's own weights."""
+    """Adapters, if those are trained instead of the weights."""
 
     @property
     def parameters(self) -> int:
-        """Numbers of the model."""
+        """Number of parameters of the model."""
         return self.shape.parameters()
 
     @property
@@ -169,25 +169,25 @@ class Work:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a tensor-parallel rank holds, in numbers: of each decoder layer, and of the parts at the two ends."""
+    """Parameters on a tensor-parallel rank: of each decoder layer, and of the parts at the two ends."""
 
     layer: int
     embed: int
     norm: int
     head: int
     positions: int
-    """The table of learned positions, which the first stage has."""
+    """Table of learned positions, on the first stage."""
     kv_heads: int
-    """Key/value heads of a rank, copies counted."""
+    """Key/value heads of a rank, copies included."""
     vocab: int
     """Rows of the embedding and columns of the logits."""
     largest: int
-    """Its biggest parameter."""
+    """Size of its largest parameter."""
 
 
 @cache
 def cut(shape: ModelShape, tp: int) -> Cut:
-    """Count a rank's numbers by the same table that the engines cut by."""
+    """Count a rank's parameters with the layout table that the engines use."""
     layout = Layout(shape, tp, 1)
     size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
     ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
@@ -206,13 +206,13 @@ def cut(shape: ModelShape, tp: int) -> Cut:
 
 
 def layers_of(layers: int, pp: int, stage: int) -> int:
-    """Decoder layers of a pipeline stage: contiguous blocks, the remainder on the last ones (core/model/layout.py)."""
+    """Decoder layers of a pipeline stage: contiguous blocks, the rest on the last stages (core/model/layout.py)."""
     each, extra = divmod(layers, pp)
     return each + (stage >= pp - extra)
 
 
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
-    """Parameters that a rank of a pipeline stage holds."""
+    """Parameters on a rank of a pipeline stage."""
     held = cut(shape, mesh.tp)
     n = layers_of(shape.layers, mesh.pp, stage) * held.layer
     if stage == 0:
@@ -223,14 +223,14 @@ def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
 
 
 def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
-    """Numbers of a rank that the optimizer updates: its parameters, or those of its adapters."""
+    """Parameters of a rank that the optimizer updates: all, or those of its adapters."""
     if work.lora is None:
         return stage_numbers(work.shape, mesh, stage)
     return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
 
 
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
-    """Every reason why this cannot run at all, whatever the memory."""
+    """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
     yield from shape.mesh_faults(mesh.tp, mesh.pp)
     if mesh.tp * mesh.pp * mesh.dp != machine.world:
@@ -250,10 +250,10 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
 
 
 def named_shape(name: str) -> ModelShape | None:
-    """The shape of a model that core/facts/models.toml knows, by its name or by the last part of a path or hub id."""
-    told = _plain(name.rstrip("/").rsplit("/", 1)[-1])
+    """The shape of a model in core/facts/models.toml, by its name or by the last part of a path or hub id."""
+    plain = _plain(name.rstrip("/").rsplit("/", 1)[-1])
     for known, row in table("models")["models"].items():
-        if told in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
+        if plain in {_plain(known), _plain(row["source"].rsplit("/", 1)[-1])}:
             config: dict[str, Any] = row["config"]
             return ModelShape.from_config(config)
     return None
@@ -266,7 +266,7 @@ def _plain(name: str) -> str:
 
 @cache
 def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
-    """Of one decoder layer on one rank."""
+    """Adapter parameters of one decoder layer on one rank."""
     layout = Layout(AdapterShape.of(one_layer, lora), tp, 1)
     return sum(prod(layout.local_shape(s.name, 0)) for s in layout.shape.specs)
 
@@ -277,5 +277,5 @@ def _one_layer(shape: ModelShape) -> ModelShape:
 
 
 def is_planned(config: JobConfig) -> bool:
-    """Whether `Machine.of_config` knows the machines: one's own, or AWS's with accelerators."""
+    """Whether the planner knows the machines: described ones, or those of AWS with accelerators."""
     return config.own_machine is not None or "core_gib" in (instance(config.compute.instance_type) or {})

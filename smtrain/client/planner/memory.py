@@ -1,9 +1,9 @@
 """Bytes on a core and on a host, by part.
 
-The formulas count what the native engine holds, tensor by tensor: parameters and gradients of the rank, optimizer state
-under ZeRO-1 (Rajbhandari et al. 2020), and what autograd saves of each operation for the backward pass, in the manner
-of Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198), but for
-transformers' own blocks. docs/planner-formulas.md derives them and shows them against measured peaks.
+The formulas count the native engine's tensors one by one: parameters and gradients of the rank, optimizer state under
+ZeRO-1 (Rajbhandari et al. 2020, arXiv 1910.02054), and what autograd saves for the backward pass, as Korthikanti et al.
+2022 do ("Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198), but for the blocks of
+transformers. docs/planner-formulas.md derives them and compares them with measured peaks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers, trained_numbers
 from smtrain.core.model.lora import AdapterShape, Lora
 
-# Not in any tensor: the runtime, its collectives' buffers and loaded graphs. An assumption, to be measured on a device.
+# Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
 RUNTIME = 1.0 * GIB
-# Of a training process on an accelerator's host, before anything is loaded: Python, torch, the graphs' host side. With
-# it the 270 to 482 GB come out that 70B took on hosts saving asynchronously (NxD Training's known issues).
+# Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
+# gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
 
 
@@ -26,15 +26,15 @@ class CoreMemory:
 
     weights: float
     gradients: float
-    """fp32 sums over the micro-batches, and, of engine nxd, the data-parallel rank's part of the reduced ones."""
+    """fp32 sums over the micro-batches; with engine nxd also the data-parallel rank's part of the reduced ones."""
     optimizer: float
-    """Adam's moments and, in bf16 and fp16, the fp32 masters; divided over the data-parallel ranks."""
+    """Adam's moments and, in bf16 and fp16, fp32 master weights; divided over the data-parallel ranks."""
     activations: float
-    """What the micro-batches in flight hold for their backward passes."""
+    """Saved by the micro-batches in flight for their backward passes."""
     logits: float
-    """Logits, their fp32 copy and the cross entropy over this rank's part of the vocabulary."""
+    """Logits, their fp32 copy and the cross entropy, over this rank's part of the vocabulary."""
     buffers: float
-    """What comes and goes: a parameter's gradient, parts of one layer's backward pass, messages, masks, batches."""
+    """Temporary: a parameter's gradient, parts of one layer's backward pass, messages, masks, batches."""
     runtime: float
 
     @property
@@ -45,16 +45,16 @@ class CoreMemory:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes on one host, all its training processes together."""
+    """Bytes on one host, for all its training processes together."""
 
     load: float
     save: float
     async_save: float
-    """While a snapshot is written and training goes on."""
+    """While a snapshot is written and training continues."""
 
 
 def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMemory:
-    """The peak of a rank of pipeline stage `stage`: the larger of a micro-batch's moments and the optimizer's step."""
+    """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
     numbers = trained_numbers(work, mesh, stage)
     held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
     shard = -(-numbers // mesh.dp)
@@ -62,7 +62,7 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
     trained = 4 if work.lora else width  # adapters are fp32, and their own masters
     moments = _moments(work, mesh, stage, numbers)
     kept, logits, passing = max(moments, key=sum)
-    apart = mesh.dp > 1 and work.gathers_again  # engine nxd's; the native engine sums and shares where things lie
+    apart = mesh.dp > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
     step = _step_buffers(machine, trained if apart else 0, shard)
     if step > kept + logits + passing:
         kept, logits, passing = 0.0, 0.0, step
@@ -78,20 +78,20 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
 
 
 def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemory]:
-    """The pipeline stage that needs most, and what it needs."""
+    """The pipeline stage that needs the most memory, and how much."""
     found = ((s, core_memory(work, machine, mesh, s)) for s in telling_stages(work, mesh))
     return max(found, key=lambda f: f[1].total)
 
 
 def telling_stages(work: Work, mesh: Mesh) -> list[int]:
-    """The stages one of which needs most: the ends, the second, and the first that has a layer more."""
+    """The stages of which one needs the most memory: the ends, the second, and the first with an extra layer."""
     extra = work.shape.layers % mesh.pp
     more = mesh.pp - extra if extra else 0
     return sorted({0, min(1, mesh.pp - 1), more, mesh.pp - 1})
 
 
 def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
-    """Ranks read slices, so loading costs a parameter at a time; saving copies a host's part of the state."""
+    """Loading takes one parameter at a time, as ranks read slices; saving copies the host's part of the state."""
     numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
@@ -101,17 +101,17 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
 
 
 def checkpoint_bytes(work: Work) -> float:
-    """A whole checkpoint: weights, or adapters, and, once over all ranks, the optimizer's state."""
+    """Bytes of a checkpoint: weights or adapters, and one copy of the optimizer's state."""
     if work.lora:
-        return AdapterShape.of(work.shape, work.lora).parameters() * 12.0
+        return AdapterShape.of(work.shape, work.lora).parameters() * 12.0  # fp32 weight and two moments
     return work.parameters * (work.width + 8.0 + 4.0 * (work.width == 2))
 
 
 def saved_per_token(work: Work, mesh: Mesh) -> float:
-    """Bytes that one decoder layer keeps of one token for its backward pass, nothing recomputed.
+    """Bytes per token that one decoder layer saves for its backward pass, without recomputation.
 
-    Norms: their input (RMSNorm: an fp32 copy) and what they make of it; of each linear, its input; of attention q, k,
-    v, output and log-sum-exp; of a gated MLP four vectors of intermediate size, of GPT-NeoX's two.
+    A norm saves its input (RMSNorm: an fp32 copy) and its output; a linear its input; attention q, k, v, output and
+    log-sum-exp; a gated MLP four vectors of intermediate size, GPT-NeoX's MLP two.
     """
     if work.lora:
         return _saved_by_adapters(work, mesh, work.lora)
@@ -119,24 +119,24 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     held = cut(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
     part = h / _along_sequence(mesh)
-    h = part if work.gathers_again else h  # what enters a tensor-parallel region
+    h = part if work.gathers_again else h  # input of a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: what enters attention alone
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return w * (part + 2 * h + 2 * i) if shape.plain else 2 * ((4 + w) * part + w * h) + 4 * w * i
-    attention = 4.0 * shape.heads / mesh.tp
+    attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
     if not work.fused_attention and mesh.recompute == "none":
         attention += 2.0 * w * shape.heads / mesh.tp * work.seq_len
     if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
     masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
-    attention += w * (4 * q if masked else 2 * q + 2 * kv)  # with a mask, keys and values are repeated to q's heads
+    attention += w * (4 * q if masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
     if shape.family == "qwen3":
         attention += (4 + w) * (q + kv)  # q_norm and k_norm
     return 2 * ((4 + w) * part + w * h) + attention + 4 * w * i
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
-    """The same with frozen weights: a linear's input is kept for its adapter alone, and what a norm scales is not."""
+    """The same with frozen weights: only adapted linears save their input, and norms do not save what they scale."""
     shape, w = work.shape, work.width
     held = cut(shape, mesh.tp)
     h, i = float(shape.hidden), shape.intermediate / mesh.tp
@@ -150,7 +150,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
     kept += w * (part + i) if neox else 2 * 4 * part + 3 * w * i
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: what enters attention alone
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
     if not work.fused_attention and mesh.recompute == "none":
@@ -163,17 +163,17 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
 
 
 def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
-    """(activations kept, logits, in passing) at each moment of a step that can be its peak."""
+    """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
     layers = layers_of(shape.layers, mesh.pp, stage)
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
-    in_flight = min(mesh.pp - stage, slots)
+    in_flight = min(mesh.pp - stage, slots)  # 1F1B (Narayanan et al. 2019, PipeDream): earlier stages hold more
     layer = tokens * saved_per_token(work, mesh)
     each = layers * (w * part if mesh.recompute == "full" else layer)
-    # A stage keeps what it sent on, and what it received where no norm kept that very tensor.
+    # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = layer if mesh.recompute == "full" else 0.0
@@ -185,16 +185,17 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     moments = [
-        # In the backward pass of a layer's MLP: gradients of its output and of two inner vectors.
+        # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
-    if stage == 0 and not work.lora:  # at its end: the embedding's gradient
+    if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
         normed = part * (w if shape.plain else 4 + w)
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         rows = tokens * held.vocab
-        # Whole: log-probabilities, their gradient and the logits' in fp32. Cut: logits and one fp32 copy, in place.
+        # One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary that is divided:
+        # logits and one fp32 copy, updated in place.
         logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
         moments.append((kept + ends, logits, 0.0))
         moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
@@ -202,12 +203,12 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:
-    """Of the optimizer's step: a copy of the rank's new weights to share, or Adam's terms where it is not fused."""
+    """Buffers of the optimizer's step: the rank's new weights to share, or the terms of an Adam that is not fused."""
     return max(width * shard, 8.0 * shard if machine.accelerated else 0.0)
 
 
 def _standing(work: Work, mesh: Mesh) -> float:
-    """The batch's ids and labels, rotary tables, and the mask of a sliding window."""
+    """Bytes of ids and labels of the batch, rotary tables, and the mask of a sliding window."""
     shape, t = work.shape, work.seq_len
     ids = 16.0 * work.global_batch / mesh.dp * t
     masked = shape.sliding_window is not None and shape.sliding_window < t

@@ -1,4 +1,4 @@
-"""`plan(config)`: everything that is known about a run before it is paid for."""
+"""`plan(config)`: what a run needs, takes and costs, before anything is paid for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.planner.calibration import UNCALIBRATED, best_published, half_width, nearest, spread_of
+from smtrain.client.planner.calibration import (
+    UNCALIBRATED,
+    Correction,
+    best_published,
+    correction,
+    half_width,
+    nearest,
+    spread_of,
+)
 from smtrain.client.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
-from smtrain.client.planner.measured import Correction, correction
 from smtrain.client.planner.memory import checkpoint_bytes, host_memory, worst_core
 from smtrain.client.planner.preparing import preparing_warnings, refining_seconds
 from smtrain.client.planner.resolve import subject
@@ -36,7 +43,7 @@ from smtrain.stages import stage_named
 
 RankBy = Literal["time", "cost"]
 _SHOWN = 5
-"""Choices that a plan shows."""
+"""Number of choices in a plan."""
 
 
 @public
@@ -51,31 +58,30 @@ def plan(
 
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        model: A known model, or a folder with a config.json, in place of the config's `model.path`.
-        machines: (instance type, count) pairs to choose from; a machine of one's own goes by its name. Default: the
-            config's own.
+        model: A known model, or a folder with a config.json, instead of the config's `model.path`.
+        machines: (instance type, count) pairs to choose from; machines of your own are named as in `machines`.
+            Default: the machines of the config.
         rank_by: What makes a choice better: `time`, or `cost`.
-        budget: Only choices that cost at most so many US dollars.
-        deadline_hours: Only choices that end within so many hours.
-        best: Plan for the best mesh, not for the config's.
-        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it is there.
-        machine_file: A YAML file of machines, under those of the config's `machines`. Default: machines.yaml in
-            $SMTRAIN_HOME, if it is there.
-        measured: Tokens a second that a run of this very config reached, with its own mesh, on its own machines; or
-            on those of one's own, where `machines` names these alone. All that is planned for the same chip is
-            corrected by it.
-        target: Plan engine and mesh of a run on `aws`, of one that is `local`, or of one on a `slurm` cluster, with the
-            attempts that cluster.time cuts it into. Default: slurm if the config says so; local if it says so and
-            names no compute.instance_type, unless instances are asked for (`machines`, `best`, a limit); else aws. A
-            local plan without an instance type is one of this machine: processes and memory, no dollars.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
-        **sections: The config's sections as mappings, merged into what `source` says.
+        budget: Leave out choices that cost more US dollars than this.
+        deadline_hours: Leave out choices that take more hours than this.
+        best: Plan the best mesh instead of the config's.
+        prices: A file whose rows override the shipped ones. Default: prices.toml in $SMTRAIN_HOME, if it exists.
+        machine_file: A YAML file of machines; those in the config's `machines` win. Default: machines.yaml in
+            $SMTRAIN_HOME, if it exists.
+        measured: Tokens a second that a run of this config reached, with its own mesh and machines (or on a machine of
+            your own, if `machines` names only that one). All plans for the same chip are corrected by it.
+        target: Plan a run on `aws`, a `local` one, or one on a `slurm` cluster, which cluster.time divides into
+            attempts. Default: slurm if the config says so; local if the config says so, names no
+            compute.instance_type, and none of `machines`, `best` and the limits is given; else aws. A local plan
+            without an instance type is for this machine: processes and memory, no dollars.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and `sections`.
+        **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
-        What the run needs, takes and costs; `print` it, or show it in a notebook.
+        The plan; `print` it, or show it in a notebook.
 
     Raises:
-        ConfigError: The config is wrong, or its model or instance type is not known.
+        ConfigError: The config is wrong, or its model or instance type is unknown.
 
     Examples:
         >>> plan = smtrain.plan("llama.yaml", machines=[("ml.trn1.32xlarge", 1)], best=True)
@@ -149,7 +155,7 @@ def plan(
 
 
 def _engine(config: JobConfig, machine: Machine) -> EngineName:
-    """The engine that a config names, else that of the machine."""
+    """The engine that a config names, else the default of the machine."""
     named = config.target == "local" or "engine" in config.train.model_fields_set
     return config.train.engine if named else engine_of(machine.type)
 
@@ -159,7 +165,7 @@ def _default_machines(config: JobConfig) -> bool:
 
 
 def _unpriced(found: Sequence[Candidate], config: JobConfig, prices: Prices) -> list[str]:
-    """The types among these whose price nobody knows, so that no budget can be held against them."""
+    """Instance types without a known price, which no budget can be compared with."""
     option = "spot" if config.compute.spot else "on_demand"
     types = dict.fromkeys(c.machine.type for c in found)
     return [t for t in types if prices.find(t, option, config.compute.region) is None]
@@ -170,7 +176,7 @@ def _no_price(type_: str, option: str) -> str:
 
 
 def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
-    """The meshes of all these machines that fit, each by the engine that runs on it."""
+    """All meshes that fit these machines, each with the engine that runs on its machine."""
     found: list[Candidate] = []
     shape = shape_of(config)
     for engine in ENGINES:
@@ -183,7 +189,7 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
 
 
 def _legal(config: JobConfig, found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """The meshes that the checks of the config take; each is looked at when it is asked for."""
+    """The meshes that pass the config's checks, checked lazily: there may be thousands."""
     return (c for c in found if accepted(config, c.machine, c.mesh, _engine(config, c.machine)))
 
 
@@ -306,12 +312,12 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
 
 
 def _preparing(config: JobConfig) -> str:
-    """Type of the machines that prepare."""
+    """Instance type of stage prepare."""
     return machine_for(config, "prepare", described_of(config))
 
 
 def _attempt_s(config: JobConfig) -> float | None:
-    """How long an attempt lasts before it is told to save; None where nothing goes on by itself after that."""
+    """Time until an attempt is told to save; None if no further attempt follows by itself."""
     if config.target != "slurm":
         return None
     return (config.cluster.time or config.compute.max_run) - config.cluster.save_before

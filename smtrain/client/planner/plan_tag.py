@@ -1,4 +1,4 @@
-"""A plan as a job carries it: one tag, short enough for AWS, to set beside what the job then does."""
+"""A plan as a tag of its job, short enough for AWS, to compare the job with it later."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _FIELDS = ("sequences_per_s", "low", "high", "tokens_per_s", "hours", "dollars")
 
 
 def write(plan: Plan) -> str:
-    """The tag's value: `sequences_per_s=12.2 low=10.4 ... dollars=190012`; what is unknown is left out."""
+    """The tag's value: `sequences_per_s=12.2 low=10.4 ... dollars=190012`, without unknown numbers."""
     speed = plan.sequences_per_s or {}
-    told = {
+    numbers = {
         "sequences_per_s": speed.get("value"), "low": speed.get("low"), "high": speed.get("high"),
         "tokens_per_s": plan.tokens_per_s, "hours": plan.hours, "dollars": plan.dollars,
     }  # fmt: skip
-    return " ".join(f"{name}={told[name]:.6g}" for name in _FIELDS if told[name] is not None)
+    return " ".join(f"{name}={numbers[name]:.6g}" for name in _FIELDS if numbers[name] is not None)
 
 
 def read(tags: Iterable[Mapping[str, str]]) -> dict[str, float]:
-    """The numbers of a job's plan; empty where it has none."""
+    """The numbers of a job's plan; empty if it has none."""
     value = next((tag["Value"] for tag in tags if tag["Key"] == TAG), "")
     pairs = (part.partition("=") for part in value.split())
     return {name: float(number) for name, equals, number in pairs if equals and name in _FIELDS}
 
 
 def compare(planned: Mapping[str, float], tokens_per_s: float | None) -> str:
-    """One line: what was planned, and what is."""
+    """One line: the plan, and the actual throughput."""
     if "tokens_per_s" not in planned:
         return "no throughput was planned"
     text = f"{planned['tokens_per_s']:,.0f} tokens/s"

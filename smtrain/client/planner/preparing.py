@@ -1,4 +1,4 @@
-"""What the passes over documents (data.filters, data.near_duplicates, data.pii) cost a prepare stage, and need."""
+"""Time and packages that data.filters, data.near_duplicates and data.pii add to stage prepare."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ _SIZE = re.compile(r"\.(\d*)(x?)large$")
 
 
 def refining_seconds(data: Data, kind: str, assumptions: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Seconds that each pass takes for a byte of text on a machine of this type, by its key.
-
-    All cores work at once, each on documents of its own.
-    """
+    """Seconds per byte of text of each pass, by its key, on a machine of this type with all its cores."""
     a = assumptions or table("prices")["assumptions"]
     passes = {"data.filters": data.filters, "data.near_duplicates": ("near",) if data.near_duplicates else (),
               "data.pii": ("pii",) if data.pii else ()}  # fmt: skip
@@ -35,7 +32,7 @@ def reading_seconds(config: JobConfig, kind: str, size: float) -> float:
 
 
 def vcpus(kind: str) -> int:
-    """Of an instance type, as EC2 names sizes: large has 2, xlarge 4, Nxlarge 4 N; of another name as of an xlarge."""
+    """vCPUs of an instance type by its size: large has 2, xlarge 4, Nxlarge 4 N; other names count as xlarge."""
     size = _SIZE.search(kind)
     if size is None or size[2]:
         return 4 * int((size and size[1]) or 1)
@@ -45,8 +42,8 @@ def vcpus(kind: str) -> int:
 def preparing_warnings(
     config: JobConfig, kind: str, size: float | None, assumptions: Mapping[str, float] | None = None
 ) -> list[str]:
-    """What to mind about a prepare stage: how long the passes take, of a gigabyte and of `size` bytes of text; which
-    packages the image must have."""
+    """Warnings about stage prepare: how long the passes take, for a gigabyte and for `size` bytes of text, and which
+    packages the image needs."""
     data, out = config.data, []
     if passes := {} if data.prepared else refining_seconds(data, kind, assumptions):
         machines = data.machines

@@ -1,4 +1,4 @@
-"""The speed of this machine: measured once for each kind of run, and kept in $SMTRAIN_HOME."""
+"""Measure the speed of this machine once for each kind of run, and keep it in $SMTRAIN_HOME."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from smtrain.core.config.compute import MachineEntry
 from smtrain.core.doing import doing
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
-from smtrain.core.files import home, home_path
+from smtrain.core.files import home, home_path, write_atomically
 from smtrain.core.machine import cores_here, gpus_here, processor_here
 from smtrain.core.text import say
 from smtrain.version import __version__
 
 FILE = "probe.json"
 SECONDS = 120.0
-"""Longest time that a measurement may take; it is some 5 seconds on two cores."""
+"""Time limit of a measurement; it takes some 5 seconds on two cores."""
 
 BUSY = 0.7
-"""Load of each core above which a measurement says little about other times."""
+"""Load per core above which a measurement is not kept."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed of each training process of a run on this machine, or why it is not known."""
+    """The speed of each training process on this machine, or why it is unknown."""
 
     entry: MachineEntry | None
     reason: str = ""
-    """The reason if it is not known, with the remedy."""
+    """Why it is unknown, with the remedy."""
 
 
 def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
-    """The speed of this machine for a config's processes and number format; without `measure` only what is kept."""
+    """The speed of this machine for a config's processes and number format; without `measure`, only if kept."""
     processes, number = _devices(config), "bf16" if config.train.precision == "bf16" else "fp32"
     key = _key(processes, number)
     kept = _kept().get(key)
@@ -66,12 +66,12 @@ def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:
 
 
 def _devices(config: JobConfig) -> int:
-    """Processes that compute side by side: no more than there are GPUs, or processor cores."""
+    """Processes that can compute at the same time: at most the number of GPUs, or of processor cores."""
     return max(1, min(config.world_size, gpus_here() or cores_here()))
 
 
 def _key(processes: int, number: str) -> str:
-    """The machine, the software and the kind of run: another one is measured again."""
+    """Identifies machine, software and kind of run: a change in any of them is measured again."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -85,25 +85,23 @@ def _file() -> Path:
 
 
 def _kept() -> dict[str, MachineEntry]:
-    """All measurements so far; a file that cannot be read is no measurement, and is replaced."""
+    """All kept measurements; a file that cannot be read counts as empty and is replaced."""
     try:
-        told = json.loads(_file().read_text("utf-8"))
-        return {key: MachineEntry.model_validate(entry) for key, entry in told.items()}
+        kept = json.loads(_file().read_text("utf-8"))
+        return {key: MachineEntry.model_validate(entry) for key, entry in kept.items()}
     except (OSError, ValueError, AttributeError, ValidationError):
         return {}
 
 
 def _keep(key: str, entry: MachineEntry) -> None:
     plain = {name: one.model_dump(exclude_none=True) for name, one in {**_kept(), key: entry}.items()}
-    with contextlib.suppress(OSError, SmtrainError):  # a home that takes no file costs a measurement each time
+    with contextlib.suppress(OSError, SmtrainError):  # if the home takes no file, each run measures again
         home()
-        partial = _file().with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(plain, indent=2), "utf-8")
-        partial.replace(_file())
+        write_atomically(_file(), json.dumps(plain, indent=2), sync=False)
 
 
 def _measured(processes: int, number: str) -> MachineEntry | str:
-    """A measurement in a process of its own, so that torch is not imported here; or why there is none."""
+    """Measure in another process, so that torch is not imported here; a text says why that failed."""
     command = [sys.executable, "-m", "smtrain.worker.train.probe", str(processes), number]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)

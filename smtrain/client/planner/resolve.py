@@ -1,4 +1,4 @@
-"""The config of a job as it will run: the planner decides what it leaves open, and every fault is told at once."""
+"""Complete the config of a job: the planner fills in what is left open, and all faults are reported at once."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
 def load_config(
     source: Source | None = None, *, set_: Sequence[str] = (), target: str | None = None, **sections: Any
 ) -> JobConfig:
-    """Build the config of a job, and tell every fault in it at once.
+    """Build the config of a job, and report all its faults at once.
 
     Later sources win: the file, then the sections, then `set_`. Local paths in a file are relative to that file,
-    others to the working directory. Engine, mesh, batch and sequence length follow from the target, the machines and
-    the model, where they are not given.
+    others to the working directory. Engine, mesh, batch and sequence length, if not drafted, are chosen by the target,
+    the machines and the model.
 
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
-        set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML.
-        target: `local`, `aws` or `slurm`: where the job is to go, whatever the rest says.
-        **sections: The config's sections as mappings, merged into what `source` says.
+        set_: `a.b=value` texts, as for `--set`; the value is read as YAML.
+        target: `local`, `aws` or `slurm`; overrides the config.
+        **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
-        The config: typed, frozen, with every default filled in.
+        The config: typed, frozen, with all defaults filled in.
 
     Raises:
-        ConfigError: The config cannot be run; `faults` has one sentence for each reason.
+        ConfigError: The config cannot run; `faults` has one sentence for each reason.
 
     Examples:
         >>> config = smtrain.load_config("llama.yaml", train={"steps": 20}, set_=["train.lr=3e-4"])
@@ -72,14 +72,14 @@ def _as_loaded(source: Source | None, set_: Sequence[str], sections: dict[str, A
     return source if same and isinstance(source, JobConfig) else None
 
 
-def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
-    faults, config = given.faults, given.config
+def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
+    faults, config = drafted.faults, drafted.config
     if config is not None:
-        config, undecided = _settled(given, config)
-        left_out = given.left_out | undecided
+        config, undecided = _settled(drafted, config)
+        left_out = drafted.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
         faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
-        if faults:  # a config without a fault has its data looked at when a job is made of it (client/launch/inputs.py)
+        if faults:  # else the data is checked when a job is made (client/launch/inputs.py)
             named = {fault.partition(":")[0] for fault in faults}
             faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
     if faults or config is None:
@@ -89,21 +89,21 @@ def _whole(given: Draft, *, shape_alone: bool = False) -> JobConfig:
 
 
 def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
-    """Faults of the text on this machine, so that one run tells them with those of the config."""
+    """Faults of the text on this machine, reported together with those of the config."""
     try:
         return [text for keys, text in local_data_faults(config, described_of(config)) if not left_out & keys]
-    except OSError:  # told when the file is read
+    except OSError:  # reported when the file is read
         return []
 
 
-def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
-    """The config with what its machines decide, and the keys that could not be decided; why not goes to the faults."""
+def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
+    """The config with the keys that its machines decide, and the undecided keys; adds the reasons to the faults."""
     config = with_processes(with_engine(config))
-    if not given.left_out:
+    if not drafted.left_out:
         try:
-            return with_sizes(config, auto=given.auto), set()
+            return with_sizes(config, auto=drafted.auto), set()
         except ConfigError as error:
-            given.faults += error.faults
+            drafted.faults += error.faults
     undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
     if "sequence_parallel" not in config.parallel.model_fields_set:
         undecided.add("parallel.sequence_parallel")
@@ -113,8 +113,11 @@ def _settled(given: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
 
 
 def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
-    """The target of a plan that names none: the config's own cluster; this machine, if the config says so and names no
-    instance type; else AWS, also for what is tried here first. `for_machines`: the plan is one of instances."""
+    """The target of a plan that names none: slurm or local if the config says so, else aws.
+
+    A local config that names an instance type is planned on AWS, as it is a trial of a run there; so is every plan
+    `for_machines`, whose instances were named.
+    """
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
     if config is not None and config.target == "slurm":
         return "slurm"
@@ -132,7 +135,7 @@ def subject(
 ) -> tuple[JobConfig, ModelShape]:
     """The config, with `model` (a known name, or a folder with a config.json) as `model.path`, and its shape.
 
-    Where no mesh of its machines fits, and it names none, it is data parallel: the plan says what is lacking.
+    If no mesh fits, and the config names none, it becomes data parallel, so that the plan can say what is lacking.
     """
     target = target or planned_for(source, set_=set_, for_machines=for_machines, **sections)
     named = named_shape(model) if model else None

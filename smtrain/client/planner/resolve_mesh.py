@@ -1,4 +1,4 @@
-"""What a config leaves open and its machines decide: engine, sequence length, mesh and batch (`parallel: auto`)."""
+"""Choose what a config leaves open by its machines: engine, sequence length, mesh and batch (`parallel: auto`)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_of
 
 NO_MESH = "compute.instance_count: no mesh of "
-"""How the fault begins where a model fits on none of the meshes that nobody has chosen yet."""
+"""Beginning of the fault if no mesh fits and the config names none."""
 LORA_FITS = f"train.adapter: with LoRA of rank {RANK} it fits"
-"""How that fault ends if adapters fit."""
-_GOOD = 0.8  # of the rate that the largest batch gives: the smallest batch that reaches it is taken
-_EQUAL = 0.98  # of the best rate counts as the best, of the batches up to train.max_global_batch_size
-_LARGE = 4  # sequences for every process, of the largest batch that is tried
+"""End of that fault if adapters fit."""
+_GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
+_EQUAL = 0.98  # the same share if train.max_global_batch_size is set
+_LARGE = 4  # sequences per process in the largest batch that is tried
 _MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing")
 _Some = TypeVar("_Some", bound=Section)
 
 
 def with_engine(config: JobConfig) -> JobConfig:
-    """The config with the engine of its machines, where it names none: on this machine that is native; and with no
-    weight decay of adapters, where it names none.
+    """Choose the engine by the machines (native on this machine), and no weight decay for adapters, unless given.
 
-    Values that are chosen count as not given, so that a config which is loaded again, for other machines or for
-    another target, chooses anew.
+    Chosen values count as not given, so that a config that is loaded again for other machines or another target chooses
+    again.
     """
     if config.train.adapter and "weight_decay" not in config.train.model_fields_set:
         config = _with(config, train={"weight_decay": 0.0})
@@ -41,17 +40,16 @@ def with_engine(config: JobConfig) -> JobConfig:
 
 
 def with_processes(config: JobConfig) -> JobConfig:
-    """The config with the training processes of this machine, if it runs here and names no machines."""
+    """Set the number of training processes, if the run is on this machine and names no machines."""
     processes = processes_here(config)
     return config if processes is None else _with(config, compute={"processes_per_instance": processes})
 
 
 def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
-    """The config with a sequence length, a mesh and a batch that fit its model and its machines, where it gives none,
-    and with the steps that its tokens take.
+    """Choose sequence length, mesh and batch by model and machines, unless given, and the steps from `train.tokens`.
 
-    On AWS a mesh that is not given is the planner's, as with `auto` everywhere; where the planner does not know model
-    or machines, and on this machine, it is data parallel. Raises `ConfigError` where nothing fits.
+    The planner chooses the mesh on AWS, and everywhere with `auto`; if it does not know the model or the machines, and
+    on this machine, the mesh is data parallel. Raises `ConfigError` if nothing fits.
     """
     if config.train.tokens is not None and "steps" in config.train.model_fields_set:
         raise ConfigError(["train.tokens: stands in place of train.steps; leave one of the two out"])
@@ -81,7 +79,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
             return _planned(config, pinned=auto)
     parallel, sequence = config.parallel, "sequence_parallel"
     if sequence not in parallel.model_fields_set and config.train.engine == "nxd" and parallel.tp > 1:
-        # NxD's gradients need it in bf16 (checks/train.py); before, such a config was refused.
+        # NxD's gradients are wrong without it in bf16 (core/config/checks/train.py).
         config = _with(config, parallel={sequence: config.train.precision == "bf16"})
     if "global_batch_size" not in train:
         config = _with(config, train={"global_batch_size": _batch_of(config)})
@@ -89,7 +87,7 @@ def _sizes(config: JobConfig, *, auto: bool) -> JobConfig:
 
 
 def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
-    """With the fastest mesh, and the smallest batch at which it is nearly as fast as at a large one."""
+    """Take the fastest mesh, and the smallest batch at which it is nearly as fast as at a large one."""
     if "global_batch_size" in config.train.model_fields_set:
         best = _fastest(config)
         if best is None:
@@ -110,14 +108,14 @@ def _planned(config: JobConfig, *, pinned: bool) -> JobConfig:
 
 
 def _fastest(config: JobConfig) -> Candidate | None:
-    """The fastest mesh of these machines in which the engine has no fault."""
+    """The fastest mesh of these machines that the engine accepts."""
     work, recompute = work_of(config, shape_of(config))
     found = search(work, [Machine.of_config(config)], recompute=recompute)
     return next((one for one in found if accepted(config, one.machine, one.mesh)), None)
 
 
 def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName | None = None) -> bool:
-    """Whether the checks of a config take this mesh on these machines: what is proposed may be written down."""
+    """Whether a config with this mesh passes the engine's checks, so that a proposal can be used as it is."""
     from smtrain.core.config.checks.train import engine_faults
 
     tried = _with(
@@ -133,7 +131,7 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
 
 
 def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> tuple[str, ...]:
-    """Why a mesh cannot be used; where LoRA would fit in another one of the same machines alone, with that one."""
+    """Reasons why a mesh cannot be used; also the mesh in which LoRA would fit, if it does not fit in this one."""
     faults = tuple(refusals(work, machine, mesh))
     if work.lora or not faults or not faults[0].startswith("memory:") or "LoRA" in faults[0]:
         return faults
@@ -151,8 +149,10 @@ def _words(mesh: Mesh) -> tuple[Any, ...]:
 
 
 def _batches(config: JobConfig) -> list[int]:
-    """Batches that such machines can be cut for: the odd part of their number, doubled; where the largest is given, up
-    to it, and the multiple of their number next to it."""
+    """Global batches to try: the odd part of the number of processes times powers of two.
+
+    With train.max_global_batch_size: up to that, and also the largest multiple of the number of processes.
+    """
     world, most = config.world_size, config.train.max_global_batch_size
     size, found = world // (world & -world), set()
     while size <= (most or max(64, _LARGE * world)):
@@ -165,7 +165,7 @@ def _batches(config: JobConfig) -> list[int]:
 
 
 def _batch_of(config: JobConfig) -> int:
-    """The least batch, from the usual one on, that the mesh as it is given can cut, or the largest that is allowed."""
+    """The smallest batch, from the default on, that the given mesh divides; or the largest that is allowed."""
     parallel, least = config.parallel, type(config.train).model_fields["global_batch_size"].default
     each = config.dp * parallel.micro_batch_size * (parallel.pp if parallel.virtual_stages > 1 else 1)
     most = config.train.max_global_batch_size
@@ -203,7 +203,7 @@ def _sized(config: JobConfig, batch: int) -> JobConfig:
 
 
 def _with(config: JobConfig, **sections: dict[str, Any]) -> JobConfig:
-    """A copy with values in its sections that count as not given."""
+    """A copy with other values, which count as not given."""
     changed = {name: _unset(getattr(config, name), values) for name, values in sections.items()}
     return _unset(config, changed)
 

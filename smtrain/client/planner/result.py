@@ -1,4 +1,4 @@
-"""A plan: needs, times and costs of a run, the best ways to do it, and all of it on one screen."""
+"""A plan: memory, time and cost of a run, the best choices, and a summary of one screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smtrain.stages.base import START_S
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to do the run, as the table of choices shows it."""
+    """One row of the table of choices."""
 
     machines: str
     mesh: Mesh
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run needs, takes and costs; figures in GiB, seconds, hours and dollars, None where unknown."""
+    """Needs and costs of a run in GiB, seconds, hours and dollars; None if unknown."""
 
     model: str
     parameters: int
@@ -35,46 +35,46 @@ class Plan:
     mesh: Mesh
     fits: bool
     faults: tuple[str, ...]
-    """Why it cannot run; empty if it fits."""
+    """Reasons why it cannot run; empty if it fits."""
     warnings: tuple[str, ...]
     memory_gib: dict[str, float]
-    """Of the core that needs most, by part; `total` and `available` too."""
+    """Memory by part of the core that needs the most, with `total` and `available`."""
     host_memory_gib: dict[str, float]
-    """At load, at save and during an asynchronous save; `available` too."""
+    """Memory of a host at load, at save and during an asynchronous save, with `available`."""
     step_s: dict[str, float] | None
-    """Seconds of an optimizer step by part, and `total`."""
+    """Seconds of an optimizer step by part, with `total`."""
     sequences_per_s: dict[str, float] | None
     """`value`, and the ends `low` and `high` of the 90 % interval."""
     tokens_per_s: float | None
     mfu: float | None
     calibrated: bool
     nearest: str | None
-    """The published run most like this one."""
+    """The most similar published run."""
     hours: float | None
-    """Billed wall time of the train stage, interruptions and saving included."""
+    """Billed wall time of the train stage, with interruptions and saves."""
     attempts: int | None
-    """Jobs that a cluster's time limit cuts the train stage into; None for another target."""
+    """Jobs of the train stage under a cluster's time limit; None for other targets."""
     dollars: float | None
     dollars_by_item: dict[str, float]
     dollars_per_million_tokens: float | None
     tokens_per_dollar: float | None
-    """As the published Trainium table counts: tokens of an undisturbed hour over its price."""
+    """Tokens of an undisturbed hour divided by its price, as in the published table for Trainium."""
     prices: tuple[Price, ...]
     save: Saving | None
     save_interval_steps: int | None
-    """The interval that loses least (Young/Daly), in steps."""
+    """The save interval that loses the least time (Young, Daly), in steps."""
     checkpoint_gib: float
     choices: tuple[Choice, ...]
-    """The best five ways, this one among them or not."""
+    """The five best choices; this plan may be another one."""
     relaxed: tuple[str, ...] = ()
-    """What would be gained without the budget, without the deadline, and with a larger train.max_global_batch_size."""
+    """Gains without the budget, without the deadline, and with a larger train.max_global_batch_size."""
 
     disk_gib: dict[str, float] = field(default_factory=dict)
     """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
     hours_by_stage: dict[str, float] = field(default_factory=dict)
-    """Hours of each stage of a run on AWS, one after the other; compile, fetch and prepare are among them."""
+    """Hours of each stage of a run on AWS; stages run one after the other."""
     here: bool = False
-    """Planned for this machine, which costs nothing."""
+    """Planned for this machine, at no cost."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; infinities become None."""
@@ -92,7 +92,7 @@ class Plan:
 
 
 def summary(plan: Plan) -> str:
-    """What a run needs, takes and costs, then the choices, then what to mind."""
+    """The plan in words: needs and costs, then choices, then warnings."""
     lines = [f"{plan.model}: {counted(plan.parameters)} parameters on {plan.machines}", f"mesh        {plan.mesh}"]
     if plan.memory_gib:
         m = plan.memory_gib
@@ -148,7 +148,7 @@ def summary(plan: Plan) -> str:
 
 
 def _total(plan: Plan) -> str:
-    """Time and money of all stages together, in the order in which they run."""
+    """Time and money of all stages, in the order in which they run."""
     hours = {stage: plan.hours_by_stage[stage] for stage in STAGES if stage in plan.hours_by_stage}
     parts = ", ".join(f"{stage} {spell(each * 3600)}" for stage, each in hours.items())
     money = "" if plan.dollars is None else f" and ${plan.dollars:,.2f}"
@@ -157,7 +157,7 @@ def _total(plan: Plan) -> str:
 
 
 def _three(value: float | None) -> str:
-    """Three significant digits as people write them, without an exponent."""
+    """A number with three significant digits and no exponent."""
     return "unknown" if value is None else f"{float(f'{value:.3g}'):,.10g}"
 
 

@@ -1,4 +1,4 @@
-"""Every legal mesh for the machines at hand, the best first, and for each that loses why it does."""
+"""Search all legal meshes for the machines, fastest first, and explain why a mesh does not fit or is slow."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from smtrain.client.planner.throughput import Coefficients, exchange_time, slot_
 from smtrain.core.model.lora import Lora, linears
 
 MICRO_BATCHES = (1, 2, 4, 8)
-BUBBLE = 0.2  # a larger share of a step spent waiting is called unwise
-ROOM = 0.95  # of a core's memory that the search fills: formulas are a few percent off, the runtime is a guess
-RANK = 16  # of adapters that are proposed: the config's default
-SLOWER = 1.25  # so much slower than the best mesh of the same machines is called unwise
+BUBBLE = 0.2  # warn if the pipeline waits for more than this share of a step
+ROOM = 0.95  # share of a core's memory to fill: the formulas are a few percent off, the runtime is a guess
+RANK = 16  # rank of proposed adapters: the config's default
+SLOWER = 1.25  # warn if a mesh is slower by more than this than the best one of the same machines
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mesh that fits, with its step."""
+    """A mesh that fits, and its step time."""
 
     machine: Machine
     mesh: Mesh
@@ -40,7 +40,7 @@ class Candidate:
 
 
 def tensor_degrees(work: Work, machine: Machine) -> list[int]:
-    """Powers of two that cut the model evenly and stay inside a host."""
+    """Powers of two that divide the model evenly and stay inside a host."""
     degrees, tp = [], 1
     while tp <= machine.cores:
         if machine.cores % tp == 0 and not work.shape.mesh_faults(tp, 1):
@@ -53,10 +53,10 @@ def search(
     work: Work, machines: Iterable[Machine], *, recompute: tuple[Recompute, ...] = RECOMPUTE,
     dollars_per_hour: dict[str, float] | None = None,
 ) -> list[Candidate]:  # fmt: skip
-    """The fastest way to run each (machine, tp, pp) that is legal and fits, fastest first.
+    """The fastest candidate for each (machine, tp, pp) that is legal and fits, fastest first.
 
-    Of micro-batch and recomputation only the best of each (tp, pp) is kept. Sequence parallelism is always used where
-    tp > 1 and the sequence can be cut: it saves memory and costs nothing.
+    Only the best micro-batch and recomputation of each (tp, pp) is kept. Sequence parallelism is used whenever tp > 1
+    divides the sequence: it saves memory and moves the same bytes (Korthikanti et al. 2022).
     """
     price = dollars_per_hour or {}
     ways: dict[Machine, _Ways] = {}
@@ -64,7 +64,7 @@ def search(
     slots: _Slots = {}
     found: list[Candidate] = []
     for machine in machines:
-        # How many hosts there are matters only where GPUs of one host have no network between them.
+        # The number of hosts changes the time of a slot only for GPUs: a single host uses its links, not the network.
         alone = replace(machine, count=min(machine.count, 2) if machine.link else 1)
         if alone not in ways:
             ways[alone] = _Ways(work, alone, recompute, shared, slots)
@@ -82,25 +82,25 @@ def search(
 
 @cache
 def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
-    """(pp, dp) whose product is `ranks`, with at least a layer a stage, and a batch that dp divides."""
+    """(pp, dp) whose product is `ranks`, with at least one layer per stage and a batch that dp divides."""
     pairs = ((pp, ranks // pp) for pp in range(1, min(ranks, layers) + 1) if ranks % pp == 0)
     return [(pp, dp) for pp, dp in pairs if batch % dp == 0]
 
 
-_Needs = dict[Mesh, dict[int, float]]  # bytes of a core of each stage that was looked at
+_Needs = dict[Mesh, dict[int, float]]  # bytes of a core, by stage, as far as computed
 _Shared = dict[bool, _Needs]
 _Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
 _Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
 
 
 class _Ways:
-    """What does not depend on how many machines there are, worked out once for each (tp, pp)."""
+    """Results that do not depend on the number of machines, computed once for each (tp, pp)."""
 
     def __init__(
         self, work: Work, machine: Machine, recompute: tuple[Recompute, ...], shared: _Shared, slots: _Slots
     ) -> None:
         self._work, self._machine, self._recompute = work, machine, recompute
-        # A mesh needs the same on all types that have a runtime on their cores.
+        # A mesh needs the same memory on all accelerated types.
         self._needs = shared.setdefault(machine.accelerated, {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
@@ -131,7 +131,7 @@ class _Ways:
         too_big: dict[Recompute, int] = {}
         for seconds, m, r in sorted(timed, key=lambda t: t[0]):
             if m >= too_big.get(r, m + 1):
-                continue  # more micro-batch never needs less
+                continue  # a larger micro-batch never needs less memory
             mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp))
             if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
@@ -139,7 +139,7 @@ class _Ways:
         return None
 
     def _need(self, mesh: Mesh) -> float:
-        """Bytes of the worst core; of the first stage that does not fit where one does not."""
+        """Bytes of the worst core, or of the first stage that does not fit: the rest is then not computed."""
         need, known = 0.0, self._needs.setdefault(mesh, {})
         for stage in telling_stages(self._work, mesh):
             if stage not in known:
@@ -152,7 +152,7 @@ class _Ways:
     def _make(self, tp: int, pp: int) -> list[_Slot]:
         work, machine, slots = self._work, self._machine, []
         least = stage_numbers(work.shape, Mesh(tp, pp, 1), pp - 1) * (work.width + (0.0 if work.lora else 4.0))
-        if least < machine.core_bytes:  # weights and gradients alone, which dp does not divide
+        if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
                     slot = slot_time(work, machine, Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp)), self._k)
@@ -164,7 +164,7 @@ class _Ways:
 
 
 def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
-    """Why a mesh cannot be used: what makes it illegal, or by how much memory falls short."""
+    """Reasons why a mesh cannot be used: it is illegal, or needs too much memory."""
     illegal = list(mesh_faults(work, machine, mesh))
     yield from illegal
     if illegal:
@@ -178,12 +178,12 @@ def refusals(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
 
 
 def with_adapters(work: Work) -> Work:
-    """The same with LoRA on all linears, as a config has it that says no more."""
+    """The same with LoRA on all linears, at the config's defaults."""
     return replace(work, lora=Lora(RANK, 2.0 * RANK, targets=linears(work.shape)))
 
 
 def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
-    """By how much a core's memory is too small, and what takes it."""
+    """Explain a lack of memory: by how much, and which part is the largest."""
     parts = {n: getattr(need, n) for n in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")}
     largest = max(parts, key=lambda n: parts[n])
     return (
@@ -194,7 +194,7 @@ def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
 
 
 def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> Iterator[str]:
-    """Why a mesh that runs is unwise, each with a number."""
+    """Warnings about a mesh that fits, each with a number."""
     step = step_time(work, machine, mesh)
     need = worst_core(work, machine, mesh)[1].total
     if ROOM * machine.core_bytes < need <= machine.core_bytes:

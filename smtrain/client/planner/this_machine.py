@@ -1,4 +1,4 @@
-"""A run on this machine: its training processes, the memory that they take, and the plan of them.
+"""Plan a run on this machine: its training processes, memory, disk and speed.
 
 A config that names no instance type and stays here is a run of this machine: `plan`, `check`, `run` and `launch` all
 count its processes by `processes_here`.
@@ -24,12 +24,12 @@ from smtrain.core.files import home_path
 from smtrain.core.machine import cores_here, gpus_here, memory_here, name_here
 
 PROCESS = 0.35 * GIB
-"""Of a training process before anything is loaded: 317 MiB were resident after `import
-smtrain.worker.engine.native`."""
+"""Memory of a training process before anything is loaded: 317 MiB were resident after importing
+`smtrain.worker.engine.native`."""
 
 
 def is_here(config: JobConfig) -> bool:
-    """Whether the hosts of a run are this machine as it is, no stand-ins for the instances that it names."""
+    """Whether a run uses this machine as it is, not as a stand-in for the instances that the config names."""
     compute = config.compute
     if config.target != "local" or config.own_machine is not None:
         return False
@@ -37,10 +37,9 @@ def is_here(config: JobConfig) -> bool:
 
 
 def processes_here(config: JobConfig) -> int | None:
-    """Training processes of each host of a run that is this machine's and says no number; None for any other run.
+    """Default training processes per host of a run on this machine; None for other runs, and if the number is given.
 
-    One replica of the model for each GPU here that the mesh and the batch can use; on the CPU one replica, whose
-    threads have all cores.
+    One replica of the model for each GPU that mesh and batch can use; on CPUs one replica, whose threads use all cores.
     """
     compute, parallel, train = config.compute, config.parallel, config.train
     if config.target != "local" or "instance_type" in compute.model_fields_set:
@@ -56,7 +55,7 @@ def processes_here(config: JobConfig) -> int | None:
 
 
 def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
-    """Settings with which the run fits this machine, for the command line; None if none are found.
+    """Command-line settings with which the run fits this machine; None if none are found.
 
     The mesh stays if it fits; else it is data parallel.
     """
@@ -86,7 +85,7 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
 
 
 def memory_of(config: JobConfig) -> float | None:
-    """Bytes that all training processes take at their peak on CPUs; None for a model that is not known here."""
+    """Peak bytes of all training processes on CPUs; None for an unknown model."""
     try:
         work, _ = work_of(config, shape_of(config), "native")
     except ConfigError:
@@ -97,10 +96,10 @@ def memory_of(config: JobConfig) -> float | None:
 
 
 def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:
-    """The plan of a run on this machine: its processes, their memory, its disk and its speed. It costs nothing.
+    """Plan a run on this machine: processes, memory, disk and speed; no cost.
 
-    `measured` are tokens a second of this very config; without them the machine's own speed is taken, which is measured
-    once if `measure`. Raises `ConfigError` for a model that is not known here.
+    `measured` is the tokens per second of this config; without it, the speed of the machine is used, which is measured
+    once if `measure`. Raises `ConfigError` for an unknown model.
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native")
@@ -135,14 +134,14 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
 
 
 def disk_needed(config: JobConfig, work: Work) -> float:
-    """Bytes that a run leaves below $SMTRAIN_HOME: the model three times (as it came, converted, exported), the
-    checkpoints that are kept with the one that is being written, and the text with its tokens."""
+    """Bytes of a run below $SMTRAIN_HOME: the model three times (original, converted, exported), the kept checkpoints
+    and the one being written, and the text with its tokens."""
     kept = (config.checkpoint.keep + 1) * checkpoint_bytes(work)
     return 3 * 4.0 * work.parameters + kept + 2 * (text_bytes(config) or 0.0)
 
 
 def free_disk() -> float:
-    """Free bytes of the disk of $SMTRAIN_HOME."""
+    """Free bytes on the disk of $SMTRAIN_HOME."""
     folder = home_path().absolute()
     return float(shutil.disk_usage(next(one for one in (folder, *folder.parents) if one.exists())).free)
 
@@ -167,12 +166,12 @@ def _disk_fault(needed: float, free: float) -> tuple[str, ...]:
 
 
 def _step(config: JobConfig, work: Work, mesh: Mesh, speed: Speed) -> StepTime | None:
-    """The time of an optimizer step, by what was measured of this machine."""
+    """Time of an optimizer step by the measured speed of this machine; None if it is unknown."""
     if speed.entry is None:
         return None
     return step_time(work, Machine.described("this machine", 1, speed.entry), mesh)
 
 
 def _host(config: JobConfig) -> Machine:
-    """This machine, as the memory of processes on CPUs is counted."""
+    """This machine for `core_memory`, which needs no speed."""
     return Machine("cpu", config.compute.instance_count, config.processes_per_instance, 1, 1, 1, 1, accelerated=False)

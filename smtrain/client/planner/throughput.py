@@ -1,9 +1,8 @@
-"""Time of an optimizer step: work over peak, communication over bandwidth, bubble and overhead, seven fitted numbers.
+"""Time of an optimizer step: operations / peak, bytes / bandwidth, pipeline bubble and overhead.
 
-Neuron cores have one set of them, each GPU that runs were published for another (core/facts/throughput_gpu.toml).
-
-The form is physical, so that few numbers carry over to unpublished shapes; docs/planner-formulas.md derives each
-term and says what was fitted. Where a term is bounded rather than known it errs to the slow side.
+Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with published runs
+(core/facts/throughput_gpu.toml). Each term has a physical form, so that the few coefficients also hold for shapes that
+were not published; docs/planner-formulas.md derives them. Where only a bound is known, the slower one is used.
 """
 
 from __future__ import annotations
@@ -14,51 +13,52 @@ from functools import cache
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, layers_of, trained_numbers
 from smtrain.core.facts import table
 
-# Passes over a layer's matrix products, and over its attention scores: forward 1, backward 2, recomputation 1.
+# Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
+# "selective" repeats only the scores (Korthikanti et al. 2022, arXiv 2205.05198).
 _DENSE = {"none": 3, "selective": 3, "full": 4}
 _SCORES = {"none": 3, "selective": 4, "full": 4}
-# Collectives of a layer: two all-gathers and two reduce-scatters (or two all-reduces) forward, as many backward, and
-# the forward ones once more where the whole layer is recomputed.
-# A pipeline stage launches forward and backward apart from each other, a whole model both at once.
+# A pipeline stage launches forward and backward separately, a whole model both at once.
 _LAUNCHES = 2
+# Collectives of a layer (Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al.): two all-gathers and two
+# reduce-scatters, or two all-reduces of the same bytes, forward; as many backward; the forward ones again if the whole
+# layer is recomputed.
 _COLLECTIVES = {"none": 8, "selective": 8, "full": 12}
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What the published runs say; core/facts/throughput.toml holds the fitted values."""
+    """Coefficients fitted to the published runs; core/facts/throughput.toml has their values."""
 
     efficiency: float
-    """Share of a core's peak that large matrix products reach."""
+    """Share of the peak that large matrix products reach."""
     link_bytes_per_flop: float
-    """Rate of tensor-parallel collectives, bytes a second for each operation a second of the core's peak."""
+    """Rate of tensor-parallel collectives: bytes per second, divided by the core's peak in operations per second."""
     network_share: float
     """Share of a host's network that the gradient exchange reaches."""
     slot_seconds: float
-    """Fixed cost of one micro-batch on one stage: launching graphs, handing over to the next stage."""
+    """Fixed time of a micro-batch on one stage: launching graphs, sending to the next stage."""
     fused_attention: float
-    """How much longer an operation in fused attention takes than one in a large matrix product."""
+    """Time of an operation in fused attention, relative to one in a large matrix product."""
     unfused_attention: float
-    """The same where scores go through memory."""
+    """The same if scores are written to memory."""
     yearly_gain: float
-    """Log of the gain from one Neuron release to the next, up to `MATURE`."""
+    """Log of the speed-up from one Neuron release to the next, up to `MATURE`."""
 
     @classmethod
     def fitted(cls, machine: Machine | None = None) -> Coefficients:
-        """The values in core/facts/throughput.toml; for a machine with GPUs, or of one's own, those of its chip or of
-        the one that stands in for it, with its own link."""
+        """The fitted values for Neuron cores; for GPUs and described machines those of their chip, or of the one that
+        stands in for it, scaled to their own link."""
         if machine is None or not machine.link:
             return _fitted()
         k, share = _of_chip(machine.chip)
         return replace(k, link_bytes_per_flop=share * machine.link / machine.core_flops)
 
 
-MATURE = 20  # the minor number of Neuron 2.x from which a release is no faster than the one before
+MATURE = 20  # minor number of Neuron 2.x from which releases are no faster than the one before
 
 
 def stand_in(chip: str) -> str:
-    """The chip whose published runs speak for this one: itself, or what core/facts/throughput_gpu.toml puts in its
-    place."""
+    """The chip whose published runs are used for this one: itself, or one like it (core/facts/throughput_gpu.toml)."""
     facts = table("throughput_gpu")
     name: str = facts["like"].get(chip, chip if chip in facts["chips"] else facts["like"]["other"])
     return name
@@ -66,7 +66,7 @@ def stand_in(chip: str) -> str:
 
 @cache
 def _of_chip(chip: str) -> tuple[Coefficients, float]:
-    """A chip's numbers, and the share of its link that collectives reach."""
+    """Coefficients of a chip, and the share of its link that collectives reach."""
     row = table("throughput_gpu")["chips"][stand_in(chip)]
     k = Coefficients(**{f.name: row[f.name] for f in fields(Coefficients)})
     return k, k.link_bytes_per_flop * row["tflops"] * 1e12 / (row["link_gbs"] * 1e9)
@@ -94,7 +94,7 @@ class StepTime:
         return self.compute + self.attention + self.tensor_parallel + self.bubble + self.overhead + self.data_parallel
 
     def faster(self, times: float) -> StepTime:
-        """All parts so many times as fast."""
+        """The same step, with every part faster by this factor."""
         return StepTime(*(getattr(self, f.name) / times for f in fields(self)))
 
     @property
@@ -104,7 +104,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Slot:
-    """Seconds of one micro-batch, forward and backward, on the slowest stage; `middle` is a stage without ends."""
+    """Seconds of one micro-batch, forward and backward, on the slowest stage; `middle`: on a stage with layers only."""
 
     dense: float
     attention: float
@@ -118,22 +118,23 @@ class Slot:
 
 
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
-    """One micro-batch on the last stage, which has the output matrix and the layers that are left over."""
+    """Time of a micro-batch on the last stage, which sets the pace: it has the output matrix and any extra layers."""
     shape, tokens = work.shape, work.seq_len * mesh.micro_batch
     span = min(work.seq_len, shape.sliding_window or work.seq_len)
     layers, held = layers_of(shape.layers, mesh.pp, mesh.pp - 1), cut(shape, mesh.tp)
     rate = k.efficiency * machine.core_flops
-    # 2 operations for each weight and token; scores and their product with v: 4 x heads x head size x span a token.
-    frozen = 1 if work.lora else 0  # without gradients of its weights, a product less; the adapters' own are small
+    # 2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
+    # (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
+    frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
     again = 0.0
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native's: the attention module's own matrices
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
         again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
     head = (3 - frozen) * 2.0 * held.head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops
-    if mesh.tp > machine.cores:  # the ring leaves the host: all its cores share the network
+    if mesh.tp > machine.cores:  # the ring leaves the host, whose cores share the network
         link = min(link, k.network_share * machine.network / machine.cores)
     moved = _COLLECTIVES[mesh.recompute] * tokens * shape.hidden * work.width * (mesh.tp - 1) / mesh.tp
     collectives = layers * moved / link
@@ -148,11 +149,11 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
 
 
 def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:
-    """Reduce-scatter of fp32 gradients and all-gather of weights (ZeRO-1), over the host's network.
+    """Time to reduce-scatter fp32 gradients and all-gather weights (ZeRO-1) over the host's network.
 
-    A host sends each number that it holds once round the ring of its data-parallel ranks. It is charged in full
-    however many hosts there are: a single one is faster, by up to 4 % of a step in the published runs. GPUs of a single
-    host use their own links instead, and one alone exchanges nothing.
+    Each number on a host goes once round the ring of data-parallel ranks. The full ring is charged even for a single
+    host, which is faster (docs/planner-formulas.md): otherwise twice the hosts could seem slower. GPUs of a single host
+    use their own links instead, and a single GPU exchanges nothing.
     """
     numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
     each = numbers * (4 + (4 if work.lora else work.width))
@@ -162,7 +163,7 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
 
 
 def step_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients | None = None) -> StepTime:
-    """Seconds of an optimizer step. The mesh must be one that `mesh_faults` has nothing against."""
+    """Seconds of an optimizer step, for a mesh without `mesh_faults`."""
     k = k or Coefficients.fitted(machine)
     slot = slot_time(work, machine, mesh, k)
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)

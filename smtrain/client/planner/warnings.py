@@ -1,4 +1,4 @@
-"""What to mind about a run that fits: limits on its time, what saving costs, memory of the hosts."""
+"""Warnings about a run that fits: time limits, the cost of saving, host memory, and an old image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smtrain.core.facts.images import unpatched
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
 THIN = 0.1
-"""The least share of a limit that should be left: a plan is not more exact than that."""
+"""Share of a limit that should be left, as a plan is not more exact than that."""
 
 
 def run_warnings(
@@ -41,8 +41,8 @@ def run_warnings(
         )
     if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
         out.append("cluster.time: more than half of every attempt goes into starting it; take a longer one")
-    if (told := slow_stop(step_s, lost.save_s)) is not None:
-        out.append(told)
+    if (warning := slow_stop(step_s, lost.save_s)) is not None:
+        out.append(warning)
     if config.compute.spot and not isfinite(lost.stretch):
         out.append("compute.spot: the run would practically never end between interruptions; save more often")
     if lost.stretch > 1.05:
@@ -54,7 +54,7 @@ def run_warnings(
 
 
 def slow_stop(step_s: float, save_s: float) -> str | None:
-    """Say that a stop may come too late, as the running step and its save hardly fit; None if they do."""
+    """Warn if the running step and its save hardly fit into the time after SIGTERM; None if they do."""
     left = 1 - (step_s + save_s) / GRACE_SECONDS
     if left >= THIN:
         return None
@@ -71,9 +71,9 @@ def slow_stop(step_s: float, save_s: float) -> str | None:
 
 
 def image_warnings(config: JobConfig) -> list[str]:
-    """That the image of a run on AWS gets no more patches."""
-    told = unpatched(config.compute.image) if config.target == "aws" else None
-    return [f"compute.image: {told}"] if told else []
+    """Warn if AWS no longer patches the image."""
+    warning = unpatched(config.compute.image) if config.target == "aws" else None
+    return [f"compute.image: {warning}"] if warning else []
 
 
 def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:

@@ -1,4 +1,4 @@
-"""The limits that a plan is held to, and what it would gain if one of them were relaxed."""
+"""Budget and deadline of a plan, and the gain if one of them were dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 
 Way = tuple[Candidate, Cost]
-_WORTH = 1.02  # times the tokens a second: less is within what the planner does not know
+_WORTH = 1.02  # a smaller gain in tokens per second is within the error of the planner
 
 
 def dollars(spent: Cost) -> float:
@@ -21,7 +21,7 @@ def dollars(spent: Cost) -> float:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a run's dollars and hours; None: no limit."""
+    """Limits of a run in dollars and hours; None: no limit."""
 
     budget: float | None = None
     deadline_hours: float | None = None
@@ -33,14 +33,14 @@ class Limits:
         return [f"the {name}" for name, limit in both if limit is not None]
 
     def kept(self, spent: Cost, but: str = "") -> bool:
-        """Whether a way keeps all of them, `but` left out."""
+        """Whether a cost is within all limits, or within all `but` one."""
         budget = inf if self.budget is None or but == "budget" else self.budget
         deadline = inf if self.deadline_hours is None or but == "deadline" else self.deadline_hours
         return dollars(spent) <= budget and spent.train_hours <= deadline
 
     def relaxed(self, ways: Sequence[Way]) -> list[str]:
-        """What each limit keeps out: the fastest way that only the budget forbids, the cheapest that only the deadline
-        does."""
+        """What each limit rules out: the fastest choice that only the budget forbids, and the cheapest that only the
+        deadline forbids."""
         rules: list[tuple[str, str, float | None, Callable[[Way], float]]] = [
             ("budget", f"${self.budget or 0:,.0f}", self.budget, lambda way: way[1].train_hours),
             ("deadline", spell((self.deadline_hours or 0) * HOUR), self.deadline_hours, lambda way: dollars(way[1])),
@@ -61,7 +61,7 @@ class Limits:
 def larger_batch(
     config: JobConfig, now: Candidate | None, search: Callable[[JobConfig], Iterable[Candidate]]
 ) -> list[str]:
-    """What twice train.max_global_batch_size would give on the same machines; `search` gives meshes, fastest first."""
+    """The gain of twice train.max_global_batch_size on the same machines; `search` yields meshes, fastest first."""
     most = config.train.max_global_batch_size
     if most is None or now is None:
         return []

@@ -1,4 +1,4 @@
-"""What a config trains, as the planner counts it: the model's shape, the work of a step, the size of the text."""
+"""The workload of a config for the planner: the model's shape, the work of a step, the size of the text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.near import hint
 
-# What an engine can leave to be computed again, and whether its backward pass gathers once more.
+# Recomputations that an engine supports, and whether its backward pass gathers again.
 _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
     "native": (("none", "full"), False),
     "nxd": (("selective", "full"), True),
@@ -28,7 +28,7 @@ _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
 def work_of(
     config: JobConfig, shape: ModelShape, engine: EngineName | None = None
 ) -> tuple[Work, tuple[Recompute, ...]]:
-    """What a config trains, and which recomputations its engine (or `engine`) knows."""
+    """The work of a config, and the recomputations that its engine (or `engine`) supports."""
     recompute, again = _ENGINES[engine or config.train.engine]
     train = config.train
     asked, lora = train.adapter, None
@@ -40,7 +40,7 @@ def work_of(
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of a config's model: from its folder, or by name for what lies elsewhere. Raises `ConfigError`."""
+    """The shape of a config's model: from its local folder, else by its name. Raises `ConfigError` if unknown."""
     if "://" not in config.model.path:
         file = Path(config.model.path) / "config.json"
         try:
@@ -52,8 +52,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     if config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        if (told := demo.described(config.model.path)) is not None:
-            return ModelShape.from_config(told)
+        if (described := demo.described(config.model.path)) is not None:
+            return ModelShape.from_config(described)
     shape = named_shape(config.model.path.partition("@")[0])
     if shape is None:
         name = config.model.path.partition("@")[0].rstrip("/").rpartition("/")[2]
@@ -67,7 +67,7 @@ def shape_of(config: JobConfig) -> ModelShape:
 
 
 def taken_by_name(config: JobConfig) -> list[str]:
-    """A warning where `shape_of` goes by the last part of a path alone, which anyone may give to any model."""
+    """Warn if `shape_of` used only the last part of a path, which any model may have."""
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
     known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
     asked = rest.startswith("known-models/")  # --model NAME
@@ -78,16 +78,16 @@ def taken_by_name(config: JobConfig) -> list[str]:
 
 
 def described_of(config: JobConfig) -> dict[str, Any] | None:
-    """The config.json of a model whose folder is on this machine."""
+    """The config.json of a model whose folder is on this machine; None if there is none."""
     try:
-        told = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+        described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return told if isinstance(told, dict) else None
+    return described if isinstance(described, dict) else None
 
 
 def positions_of(config: JobConfig) -> int | None:
-    """The longest sequence of a model whose config.json lies on this machine, or is known as published."""
+    """The longest sequence of a model by its local config.json, or as published; None if unknown."""
     if config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
@@ -98,13 +98,13 @@ def positions_of(config: JobConfig) -> int | None:
         try:
             described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
         except (OSError, ValueError):
-            return None  # told elsewhere
+            return None  # reported by the checks of model.path
     found = positions_named(described) if isinstance(described, dict) else None
     return found if found is not None and found > 1 else None
 
 
 def text_bytes(config: JobConfig) -> float | None:
-    """Of text on this machine; what lies elsewhere is not looked at."""
+    """Bytes of text on this machine; None if any of it is elsewhere."""
     paths = [source.path for source in config.data.all_sources]
     if config.data.prepared or not paths or any("://" in path for path in paths):
         return None
