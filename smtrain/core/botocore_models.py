@@ -1,7 +1,4 @@
-"""The descriptions of AWS's services that botocore brings, read once by a process: each session would read its own.
-
-A client of SageMaker or EC2 takes a tenth of a second to describe.
-"""
+"""Share botocore's models of AWS services between sessions, which each read their own (0.1 s for SageMaker or EC2)."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import Any
 
 
 def share_models(session: Any) -> None:
-    """Have a botocore session take the descriptions that other sessions of this process have read."""
+    """Let a botocore session use the models that other sessions of this process have read."""
     session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
 
 
 @cache
 def described(service: str) -> Any:
-    """botocore's model of a service, whatever the user's own AWS settings are."""
+    """botocore's model of a service, independent of the user's AWS settings."""
     import botocore.session
 
-    # AWS_PROFILE names a profile of the user's files, which are not read: botocore would say that there is none.
+    # The user's files are not read here, so botocore would not find the profile in AWS_PROFILE and raise.
     session = botocore.session.Session(
         session_vars={
             "profile": (None, None, None, None),

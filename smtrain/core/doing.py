@@ -1,6 +1,6 @@
-"""No command is silent: after half a second without a word, a person at a terminal reads what is being done.
+"""Show what a command is doing after half a second without output, at a terminal only.
 
-`say` (smtrain/core/text.py) counts as a word. Files, pipes and notebooks get nothing from here.
+`say` (smtrain/core/text.py) counts as output. Files, pipes and notebooks get nothing from here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SILENT_S = 0.5
-"""Longest silence."""
+"""Longest silence, in seconds."""
 _EVERY_S = 0.5
-"""Between two states of the line."""
+"""Seconds between two updates of the line."""
 _SHOWN_S = 2.0
-"""From when on the line tells how long it has taken."""
+"""Seconds after which the line shows how long the task has taken."""
 
 
 @dataclass
 class _Task:
-    """A task, told in a line that changes; or once, in a line that stays."""
+    """A task, shown in a line that is updated; or `once`, in a line that stays."""
 
     what: str | Callable[[], str]
     once: bool
     began: float
-    told: bool = False
+    shown: bool = False
 
     def line(self) -> str:
         text = self.what if isinstance(self.what, str) else self.what()
@@ -41,17 +41,17 @@ _tasks: list[_Task] = []
 _lock = threading.RLock()
 _last_word = time.monotonic()
 _drawn = False
-"""Whether the line stands on the terminal."""
+"""Whether the line is on the terminal."""
 _last_drawn = 0.0
 _watching = False
 
 
 @contextmanager
 def doing(what: str | Callable[[], str], *, once: bool = False) -> Iterator[None]:
-    """Within, `what` is shown after half a second of silence, and goes again with the next word or at the end.
+    """Show `what` after half a second of silence in the block, until the next output or the end of the block.
 
-    `what` may be a function, for a line that changes. `once`: one line that stays, if nothing at all has been said; it
-    may stand around output that does not go through `say`, such as a live panel.
+    `what` may be a function, for a line that changes. `once`: one line that stays, only if nothing was said before; it
+    may enclose output that does not go through `say`, such as a live panel.
     """
     if not _person():
         yield
@@ -69,7 +69,7 @@ def doing(what: str | Callable[[], str], *, once: bool = False) -> Iterator[None
 
 
 def word() -> None:
-    """Note that something is about to be said; the line makes way for it."""
+    """Remove the line, as other output follows."""
     global _last_word
     if not _tasks:
         return
@@ -79,7 +79,7 @@ def word() -> None:
 
 
 def _person() -> bool:
-    """Whether a person sees what is written on standard error."""
+    """Whether a person reads standard error."""
     return sys.stderr is not None and sys.stderr.isatty() and threading.current_thread() is threading.main_thread()
 
 
@@ -100,7 +100,7 @@ def _look() -> None:
                 return
             task, now = _tasks[-1], time.monotonic()
             quiet = now - max(_last_word, task.began) if not _drawn else now - _last_drawn
-            if quiet >= (_EVERY_S if _drawn else SILENT_S) and not task.told:
+            if quiet >= (_EVERY_S if _drawn else SILENT_S) and not task.shown:
                 _draw(task)
 
 
@@ -109,7 +109,7 @@ def _draw(task: _Task) -> None:
     _heard()
     columns = shutil.get_terminal_size().columns or 80
     if task.once or os.environ.get("TERM") in ("dumb", "unknown"):
-        task.told = True
+        task.shown = True
         sys.stderr.write(task.line() + "\n")
     else:
         sys.stderr.write(task.line()[: columns - 1])
@@ -118,9 +118,9 @@ def _draw(task: _Task) -> None:
 
 
 def _heard() -> None:
-    """Something is said: the line makes way, and those that are said only into silence are not said any more."""
+    """Remove the line, and drop the tasks that are shown only before any output."""
     for task in _tasks:
-        task.told = task.told or task.once
+        task.shown = task.shown or task.once
     _wipe()
 
 

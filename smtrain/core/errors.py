@@ -60,7 +60,7 @@ class SmtrainError(Exception):
     """Base of every error that a user can fix. Its text is clean: it may repeat what a job or AWS said."""
 
     code: Code = "error"
-    """What went wrong, for scripts."""
+    """The kind of error, for scripts (docs/api/errors.md)."""
 
     def __init__(self, *args: object, code: Code | None = None) -> None:
         carried = next((arg.code for arg in args if isinstance(arg, Sentence)), None)

@@ -1,6 +1,6 @@
-"""What to type where a package is missing: the packages of the extra that it belongs to, by their own names.
+"""The command that installs a missing package.
 
-smtrain itself may have come from a checkout, a wheel or a git repository, so no command could name it for everyone.
+It names the packages of an extra, not smtrain itself, which may come from a checkout, a wheel or a git repository.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODULES = {
 
 
 def present(module: str) -> bool:
-    """Whether a module could be imported; it is not."""
+    """Whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -52,12 +52,12 @@ def missing(module: str) -> Sentence:
     package = module.partition(".")[0]
     extra = next((name for name, modules in MODULES.items() if package in modules), None)
     of = f" (smtrain's extra {extra})" if extra else ""
-    told = f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
-    return Sentence(told, "package.missing")
+    sentence = f"this needs the package {package}, which is not installed; run `{install(extra, package)}`{of}"
+    return Sentence(sentence, "package.missing")
 
 
 def install(extra: str | None, package: str = "") -> str:
-    """The command that installs the packages of an extra, or `package` where the extra's are not known."""
+    """The command that installs the packages of an extra, or only `package` if those are unknown."""
     return f"pip install {' '.join(_packages(extra)) or package}"
 
 
@@ -79,10 +79,10 @@ def _packages(extra: str | None) -> list[str]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """For imports of large packages, and for the model of an AWS service: they make up to a million objects, none of
-    them garbage, and looking for it takes a fifth to a third of the time.
+    """Pause the garbage collector, for imports of large packages and the model of an AWS service.
 
-    What is there at the end counts as old, so that the next collection of young objects does not look through it.
+    They make up to a million objects, none of them garbage, and collections would take a fifth to a third of the time.
+    All objects count as old afterwards, so that the next young collection does not visit them.
     """
     running = gc.isenabled()
     gc.disable()
@@ -90,8 +90,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if running:
-            # There and back is the one way to the oldest generation that visits no object. What a program has frozen
-            # for its children stays frozen.
+            # Freezing and unfreezing moves objects to the oldest generation without visiting them. Skipped if a program
+            # has frozen objects for its children, which it would unfreeze.
             if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()

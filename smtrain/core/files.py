@@ -1,4 +1,4 @@
-"""Files of this machine: smtrain's folder, atomic writes, and errors of a full or failing disk."""
+"""Files on this machine: smtrain's folder, atomic writes, and errors of a full or failing disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAYS = {
     errno.EROFS: "{place} is read-only: make it writable, and the same command goes on",
     errno.EIO: "input/output error on {place}: look at the disk (`dmesg`), and the same command goes on",
 }
-# How libraries that do not raise OSError (SQLite, Rust, C++) spell the same.
+# The same errors in the words of libraries that do not raise OSError (SQLite, Rust, C++).
 _SPELLED = (
     (re.compile(r"no space left|os error 28\b|database or disk is full", re.I), errno.ENOSPC),
     (re.compile(r"disk quota exceeded|os error 122\b", re.I), errno.EDQUOT),
@@ -30,12 +30,12 @@ _PROBE_BYTES = 1 << 16
 
 
 def home_path() -> Path:
-    """The folder, which may not exist: for those who only read, such as a plan."""
+    """smtrain's folder, which may not exist: for readers, such as a plan."""
     return Path(os.environ.get("SMTRAIN_HOME") or Path.home() / ".smtrain")
 
 
 def home() -> Path:
-    """The folder, made with mode 0700 if it does not exist. Raises `SmtrainError` if it cannot be."""
+    """smtrain's folder, created with mode 0700 if needed. Raises `SmtrainError` if that fails."""
     folder = home_path()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,7 +48,7 @@ def home() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666, sync: bool = True) -> Iterator[IO[Any]]:
-    """A binary file that takes the place of `path` when the block ends: a reader sees the old bytes or the new ones.
+    """Open a binary file that replaces `path` when the block ends: readers see either the old bytes or the new ones.
 
     It is written under another name in the same folder and removed if the block raises.
 
@@ -88,7 +88,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def probe(folder: Path) -> None:
-    """Raise OSError where the disk of this folder takes nothing more."""
+    """Raise OSError if the disk of this folder cannot be written to."""
     file = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
     try:
         with open(file, "wb", buffering=0) as handle:
@@ -100,7 +100,7 @@ def probe(folder: Path) -> None:
 
 
 def disk_number(error: BaseException) -> int | None:
-    """The errno of a disk that is full, over its quota, read-only or failing, wherever it stands; None for others."""
+    """The errno of a full, read-only or failing disk anywhere in an error's chain of causes; None for other errors."""
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno in _SAYS:
             return cause.errno
@@ -112,10 +112,7 @@ def disk_number(error: BaseException) -> int | None:
 
 
 def disk_sentence(error: BaseException, place: str | Path | None = None) -> str | None:
-    """What to tell the user about a disk that takes no more; None for any other error.
-
-    `place` is used where the error names no file of its own.
-    """
+    """A sentence about a full, read-only or failing disk, else None; `place` is used if the error names no file."""
     number = disk_number(error)
     if number is None:
         return None

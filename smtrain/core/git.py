@@ -1,4 +1,4 @@
-"""The git commit that a run was started from: what a folder has checked out, and the tag by which its jobs carry it."""
+"""The git commit that a run was started from, and the tag of its jobs that holds it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 TAG = "smtrain:git"
 _VALUE = re.compile(r"[0-9a-f]{40,64}( with changes)?")
 _LONGEST_S = 5.0
-"""A folder on a disk that does not answer is not worth waiting for."""
+"""Time limit in seconds, for a folder on a disk that does not answer."""
 
 
 def committed(folder: Path | None = None) -> str | None:
-    """The commit that a folder (default: the working directory) has checked out, with "with changes" where files that
-    git knows differ from it. None where there is no git, no repository, or no commit."""
+    """The commit checked out in a folder (default: the working directory), with "with changes" if tracked files differ.
+
+    None without git, a repository or a commit.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -25,12 +27,12 @@ def committed(folder: Path | None = None) -> str | None:
 
 
 def commit_of(tags: Iterable[Mapping[str, str]]) -> str | None:
-    """The commit that a job's tags name."""
+    """The commit in a job's tags."""
     return next((tag["Value"] for tag in tags if tag["Key"] == TAG), None)
 
 
 def _git(folder: Path | None, *words: str) -> str | None:
-    # no lock is taken, and nothing is asked: another git may be at work in the folder
+    # no lock, no prompt: another git may be running in the folder
     command = ["git", "--no-optional-locks", *words]
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Ctrl-C while a job is followed: at once where nothing can be lost by it, else as soon as the line in hand is shown.
+"""Ctrl-C while a job is followed: raise at once if nothing can be lost, else after the current line is shown.
 
-Python's own handler raises between any two instructions: a line that was taken and not yet shown would be gone, also
-from the follow that resumes this one. So the handler raises only within `interruptible()`, which stands around calls
-to AWS and pauses; everywhere else it leaves a mark, which is looked at between two events.
+Python's handler raises between any two instructions: a line that was read and not yet shown would be lost, also for a
+later follow, which resumes behind it. So this handler raises only within `interruptible()`, which encloses calls to AWS
+and pauses; elsewhere it sets a flag, which is checked between two events.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 _Answer = TypeVar("_Answer")
 
 _STUCK_SECONDS = 2.0
-"""A Ctrl-C so long after one that had no effect raises wherever it comes: what is shown to does not take it."""
+"""A second Ctrl-C after this time, if the first had no effect, raises anywhere: the output may be blocked."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, by which nothing was lost. A notebook shows its sentence in place of a traceback."""
+    """A Ctrl-C that lost nothing; a notebook shows its sentence instead of a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's own hook."""
+        """IPython's hook."""
         return [str(self)]
 
 
 @contextmanager
 def gently(sentence: str) -> Iterator[None]:
-    """Within, and in a function that has this as its decorator, Ctrl-C ends in `Interrupted` with the sentence."""
+    """Turn Ctrl-C into `Interrupted` with the sentence; a context manager or decorator."""
     try:
         yield
     except Interrupted:
@@ -41,7 +41,7 @@ def gently(sentence: str) -> Iterator[None]:
 
 
 class Interrupts:
-    """Whether Ctrl-C was pressed."""
+    """The state of Ctrl-C."""
 
     def __init__(self) -> None:
         self.came = False
@@ -49,14 +49,14 @@ class Interrupts:
         self._first = 0.0
 
     def heed(self) -> None:
-        """Raises `KeyboardInterrupt` where one came and has had no effect yet."""
+        """Raise `KeyboardInterrupt` if Ctrl-C came and has had no effect yet."""
         if self.came and not self._heeded:
             self._heeded = True
             raise KeyboardInterrupt
 
     @contextmanager
     def free(self) -> Iterator[None]:
-        """Within, Ctrl-C raises at once."""
+        """Let Ctrl-C raise at once in the block."""
         self.heed()
         before, self._free = self._free, True
         try:
@@ -69,9 +69,9 @@ class Interrupts:
         if not self.came:
             self.came, self._first = True, now
         elif self._heeded or now - self._first < _STUCK_SECONDS:
-            return  # a second one must not cut short how the first is dealt with
+            return  # a second one must not interrupt the handling of the first
         if self._free or now - self._first >= _STUCK_SECONDS:
-            # Not heeded yet: Python drops what is raised in a finalizer.
+            # `_heeded` stays False, as Python drops an exception that is raised in a finalizer.
             raise KeyboardInterrupt
 
 
@@ -80,19 +80,16 @@ _current: Interrupts | None = None
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Within, Ctrl-C raises `KeyboardInterrupt` in `interruptible()` and from `heed`, once.
-
-    Only the main thread has signals.
-    """
+    """Let Ctrl-C raise only in `interruptible()` and from `heed`, once; only the main thread gets signals."""
     global _current
-    found = Interrupts()
+    state = Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield found
+        yield state
         return
-    before: Any = signal.signal(signal.SIGINT, found._take)
-    outer, _current = _current, found
+    before: Any = signal.signal(signal.SIGINT, state._take)
+    outer, _current = _current, state
     try:
-        yield found
+        yield state
     finally:
         _current = outer
         signal.signal(signal.SIGINT, before)
@@ -100,7 +97,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around what may take long and of which nothing is kept if it is cut short."""
+    """Enclose an operation that may take long and leaves nothing behind if it is interrupted."""
     if _current is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -109,7 +106,7 @@ def interruptible() -> Iterator[None]:
 
 
 def pause(seconds: float) -> None:
-    """Sleep so long, or until Ctrl-C."""
+    """Sleep, or until Ctrl-C."""
     with interruptible():
         time.sleep(seconds)
 

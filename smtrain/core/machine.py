@@ -1,4 +1,4 @@
-"""This machine: the processor cores and the memory that this process may use, and whether there is a GPU."""
+"""This machine: processor cores and memory that this process may use, and GPUs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def cores_here() -> int:
 
 
 def name_here() -> str:
-    """Host name and devices of this machine, as views of its jobs show it: `workstation (16 cores)`."""
+    """Host name and devices of this machine, such as `workstation (16 cores)`."""
     count, kind = (gpus_here(), "GPU") if gpu_here() else (cores_here(), "core")
     return f"{platform.node() or 'this machine'} ({count} {kind}{'s' * (count != 1)})"
 
 
 def processor_here() -> str:
-    """Model name of the processor, as far as the system tells it."""
+    """Model name of the processor, if the system has it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -28,19 +28,19 @@ def processor_here() -> str:
 
 
 def gpu_here() -> bool:
-    """Whether the system has a device file of a GPU: NVIDIA's, AMD's, or that of WSL."""
+    """Whether the system has a GPU's device file: NVIDIA's, AMD's or WSL's."""
     return gpus_here() > 0
 
 
 def gpus_here() -> int:
-    """GPUs by their device files; those of AMD and of WSL have one file in all, and count as one."""
+    """Number of GPUs by their device files; AMD and WSL have one file for all, which counts as one."""
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or int(
         any(Path("/dev", name).exists() for name in ("kfd", "dxg"))
     )
 
 
 def memory_here() -> float | None:
-    """Bytes of memory that are free on this machine, or in this container; None where it does not say."""
+    """Bytes of free memory on this machine, or in this container; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

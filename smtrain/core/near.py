@@ -1,4 +1,4 @@
-"""The known word that an unknown one was meant to be: every refusal of a command, option, key or value offers it."""
+"""Suggest the known word that an unknown command, option, key or value was probably meant to be."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MOST_SHOWN = 12
-"""Known words that one sentence lists."""
+"""Number of known words that a sentence lists."""
 
 
 def nearest(
     word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | None = None, cutoff: float = 0.6
 ) -> str | None:
-    """The known word that is most like another; None if no word is like it.
+    """The known word most similar to another; None if none is similar enough.
 
     Args:
         word: The unknown word; case, hyphens and underscores do not count.
-        known: The words that would do.
-        others: Known word -> what other tools call the same (core/facts/word_names.toml).
-        cutoff: The least likeness, from 0 to 1.
+        known: The valid words.
+        others: Known word -> its names in other tools (core/facts/word_names.toml).
+        cutoff: Least similarity, from 0 to 1.
     """
     spelled: dict[str, str] = {}
     for one in known:
@@ -39,29 +39,29 @@ def nearest(
 
 
 def listed(known: Iterable[str]) -> str:
-    """Known words as a sentence shows them: some, and how many more there are."""
+    """The first known words, and how many more there are."""
     words = list(known)
     more = len(words) - MOST_SHOWN
     return ", ".join(words[:MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def hint(word: str, known: Iterable[str], others: Mapping[str, Iterable[str]] | None = None) -> str:
-    """The end of a sentence about an unknown word: `did you mean X? known: X, Y`, or the known ones if none is near."""
+    """End of a sentence about an unknown word: `did you mean X? known: X, Y`, or only the known words."""
     words = list(known)
     near = nearest(word, words, others)
     return f"did you mean {near}? known: {listed(words)}" if near else f"known: {listed(words)}"
 
 
 def near_path(path: str | Path) -> str:
-    """`did you mean X? ` for a path that does not exist, if its folder holds one of nearly this name; else empty."""
-    asked = Path(path)
+    """`did you mean X? ` for a path that does not exist, if its folder holds a similar name; else empty."""
+    wrong = Path(path)
     try:
-        names = [entry.name for entry in asked.parent.iterdir() if not entry.name.startswith(".")]
+        names = [entry.name for entry in wrong.parent.iterdir() if not entry.name.startswith(".")]
     except OSError:
         return ""
     stems = {Path(name).stem: name for name in names}
-    near = stems.get(asked.name) or nearest(asked.name, names, cutoff=0.7)
-    return f"did you mean {asked.parent / near}? " if near else ""
+    near = stems.get(wrong.name) or nearest(wrong.name, names, cutoff=0.7)
+    return f"did you mean {wrong.parent / near}? " if near else ""
 
 
 def _plain(word: str) -> str:

@@ -1,8 +1,7 @@
-"""Text that others wrote, made safe to show: a job, a log and a service may hold what would steer a terminal.
+"""Make text of others safe to show: a job, a log or a service may contain sequences that control a terminal.
 
-`clean` is the one cleaner. It is applied where such text comes in (every answer of AWS,
-`client/backends/sagemaker/target.py`; every message of our own errors, `errors.py`) and where it goes out (`say`, which
-every command prints with).
+`clean` removes them from text that comes in (every answer of AWS, `client/backends/sagemaker/target.py`; every message
+of our errors, `errors.py`) and again from text that goes out (`say`, with which every command prints).
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from smtrain.core import doing
 _ASCII = {**dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), "…": "~", "━": "-", "╸": "-", "╺": "-", "─": "-", "±": "~"}
 _PLAINLY = "smtrain.plainly"
 Say = Callable[[str], None]
-"""Whoever shows a sentence to the user."""
+"""A function that shows a sentence to the user."""
 
-# A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with what it holds; without an end in its
-# line only its beginning goes, so that nothing can be hidden behind one. CSI; any other escape. In both codings.
+# A string sequence (OSC: titles, links, the clipboard; DCS, SOS, PM, APC) with its content; if it does not end in its
+# line, only its beginning is removed, so that it cannot hide text. Then CSI, and any other escape. Both encodings.
 _SEQUENCE = re.compile(
     r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]?"
 )
-# Controls but tab and line feed; what changes the direction of writing; halves of surrogate pairs, which have no UTF-8.
+# Control characters except tab and line feed; changes of the writing direction; lone surrogates, which have no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ENDS = re.compile(r"\r+\n|[\u2028\u2029]")
 _WORD = re.compile(r"`[^`]*`\S*|\S+")
-# What a wrapped line's next lines stand below: its last column if that is far enough to the left, or its second, else
-# the text behind a mark.
+# The column below which the rest of a wrapped line is indented: its last column if that is far enough to the left, or
+# its second, else the text behind a mark.
 _COLUMN = re.compile(r" *(?:\S+(?: \S+)*  +|-> +|[-!] +|\d+\. +)?")
 _NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
-# To be copied as it stands: the terminal breaks it, and copies it without the break.
+# A command to copy: the terminal wraps it, and copies it without a line break.
 _TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
 
 def clean(text: str) -> str:
-    """The text without what steers a terminal or turns the direction of writing; tabs and line ends are kept.
+    """Remove terminal sequences, control characters and changes of the writing direction; tabs and line ends stay.
 
-    Of a line that was drawn again and again (`\\r`) what was drawn last is left.
+    Of a line that was drawn repeatedly (`\\r`) the last state stays.
     """
     if text.isprintable():
-        return text  # what is printable is no control, nor does it turn the direction
+        return text  # printable text has neither controls nor changes of direction
     text = _SEQUENCE.sub("", _ENDS.sub("\n", text))
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -52,7 +51,7 @@ def clean(text: str) -> str:
 
 
 def clean_values(value: object) -> object:
-    """`clean` for every text in mappings and lists of an answer, which are changed in place; gives the value."""
+    """Apply `clean` to every text in the mappings and lists of an answer, in place; returns the value."""
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
@@ -65,7 +64,7 @@ def clean_values(value: object) -> object:
 
 
 def span(low: str, high: str) -> str:
-    """A range of two numbers as they are shown: one where they look the same."""
+    """A range of two numbers as shown; only one if they look the same."""
     return low if low == high else f"{low} to {high}"
 
 
@@ -76,7 +75,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """The text with its longer lines broken between words; a command, also one in backticks, stays in one piece."""
+    """Wrap long lines between words; a command, also in backticks, stays in one piece."""
     return "\n".join(_broken(line, columns) if len(line) > columns else line for line in text.split("\n"))
 
 
@@ -94,7 +93,7 @@ def _broken(line: str, columns: int) -> str:
     column = last if last.end() <= most else column
     indent = column.end() if column.end() <= most else len(line) - len(text) + 2
     lines: list[str] = []
-    start, end = 0, 0  # of the line that is being filled: its beginning, and the end of its last word
+    start, end = 0, 0  # beginning of the current line, and end of its last word
     for word in _WORD.finditer(line):
         if word.end() - start + (indent if lines else 0) > columns and end > start:
             lines.append(line[start:end])
@@ -105,14 +104,14 @@ def _broken(line: str, columns: int) -> str:
 
 
 def _indented(text: str, indent: int, columns: int) -> str:
-    """The text behind so many blanks, fewer if it would be broken by the terminal then: a URI is to be copied whole."""
+    """Indent, but less if the terminal would wrap the text: a URI should be copied whole."""
     return " " * min(indent, max(0, columns - len(text))) + text
 
 
 def say(*values: object, end: str = "\n", error: bool = False, whole: bool = False) -> None:
-    """Print, cleaned: on standard error if `error`. Where the encoding lacks a character, there is a mark for it.
+    """Print cleaned text, on standard error if `error`; characters that the encoding lacks become ASCII marks.
 
-    A terminal gets lines that fit; `whole` is for what programs read, such as JSON.
+    Lines are wrapped for a terminal, unless `whole`, for output that programs read, such as JSON.
     """
     import sys
 
@@ -126,14 +125,14 @@ def say(*values: object, end: str = "\n", error: bool = False, whole: bool = Fal
 
 
 def room() -> int:
-    """Columns of a line: the terminal's, or 80 where there is none."""
+    """Columns of the terminal, or 80 without one."""
     import shutil
 
     return max(20, shutil.get_terminal_size().columns)
 
 
 def plainly(stream: Any) -> None:
-    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) take marks of ASCII in their place."""
+    """Let a stream whose encoding lacks our bars and frames (LC_ALL=C) write ASCII marks instead."""
     if stream is None or not hasattr(stream, "reconfigure") or stream.errors == _PLAINLY:
         return
     try:

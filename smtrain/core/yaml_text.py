@@ -1,7 +1,7 @@
-"""YAML that a user wrote, as plain values: bounded in size, depth and time, and each fault with its line and key.
+"""Parse YAML of users into plain values, bounded in size, depth and time; each fault has its line and key.
 
-YAML allows more than settings need: tags that name classes, lists as keys, aliases that unfold to gigabytes. Values are
-built from the parser's events here, so no constructor of the yaml library runs, and none of its errors can escape.
+YAML allows more than settings need: tags that name classes, lists as keys, aliases that expand to gigabytes. Values are
+built from the parser's events, so no constructor of the yaml library runs, and none of its errors can escape.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 MOST_BYTES = 1 << 20
-"""Length of the longest text that is read, in bytes."""
+"""Size limit of a text, in bytes."""
 MOST_VALUES = 10_000
-"""Keys and values of a text, with those that its aliases repeat; more would take over a second to check."""
+"""Limit of keys and values, including those that aliases repeat; more would take over a second to check."""
 MOST_DEPTH = 50
 _LONGEST_NUMBER = 100
 _LONGEST_KEY = 200
@@ -27,7 +27,7 @@ _MERGE = f"{_CORE}merge"
 _PLACEHOLDER = re.compile(r"\{\{.{0,80}?\}\}|\{%.{0,80}?%\}")
 _FORBIDDEN = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null", "timestamp": "a date"}
-# What to do about a fault of the syntax, by a part of what the parser says of it (libyaml's words and Python's).
+# Remedies for syntax errors by a part of the parser's message (libyaml's and Python's wording).
 _REMEDIES = (
     (r"character '\\?t'|character that cannot start any token", "indent with spaces; put text that begins with a "
      "special character in quotes"),
@@ -42,30 +42,30 @@ _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlError(ValueError):
-    """A text that is not YAML, or YAML that settings cannot be: what it is, and the remedy."""
+    """Text that is not YAML, or YAML that settings cannot use: the fault and the remedy."""
 
-    def __init__(self, told: str, line: int = 0, key: str = "", *, syntax: bool = False) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, message: str, line: int = 0, key: str = "", *, syntax: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
         self.line = line
-        """Counted from 1; 0 if it is the whole text's."""
+        """Line number from 1; 0 for the whole text."""
         self.key = key
-        """The key that the value belongs to, such as `data.sources[1].path`; empty at the top."""
+        """The key of the value, such as `data.sources[1].path`; empty at the top level."""
         self.syntax = syntax
-        """The text is no YAML at all."""
+        """The text is not YAML at all."""
 
     def __str__(self) -> str:
         place = f"line {self.line}" if self.line else ""
         if self.syntax:
-            return f"not YAML{place and f' at {place}'} ({self.told.replace('; ', '); ', 1)}"
-        return ": ".join(filter(None, [", ".join(filter(None, [place, self.key])), self.told]))
+            return f"not YAML{place and f' at {place}'} ({self.message.replace('; ', '); ', 1)}"
+        return ": ".join(filter(None, [", ".join(filter(None, [place, self.key])), self.message]))
 
 
 def parse(text: str, *, unknown_tags: bool = False) -> Any:
-    """The value of a YAML text: dicts with keys of text, lists, texts, numbers, booleans and None.
+    """The value of a YAML text: dicts with text keys, lists, texts, numbers, booleans and None. Raises `YamlError`.
 
-    Every alias is a copy of its own. A key, and a date, is the text as it is written. With `unknown_tags` a value with
-    a tag of a program's own (`!function`) is None; else it is a fault. Raises `YamlError`.
+    Each alias becomes a copy. Keys and dates stay as written. With `unknown_tags` a value with a tag of another program
+    (`!function`) is None; otherwise it is a fault.
     """
     text = text.removeprefix("\ufeff")
     if len(text) > MOST_BYTES:
@@ -87,17 +87,17 @@ def dump(value: Any) -> str:
 
 @dataclass
 class _Anchored:
-    """A value with a name (`&name`)."""
+    """A value with an anchor (`&name`)."""
 
     value: Any = None
     values: int = 0
     depth: int = 0
     whole: bool = False
-    """Its end has been read."""
+    """Whether its end has been read."""
 
 
 class _Values:
-    """Values from the parser's events, in one pass."""
+    """Builds values from the parser's events, in one pass."""
 
     def __init__(self, text: str, unknown_tags: bool) -> None:
         self.text, self.way = text, ""
@@ -110,7 +110,7 @@ class _Values:
         self._deepest = 0
 
     def document(self) -> Any:
-        """The value of the only document; None of an empty text."""
+        """The value of the only document; None for an empty text."""
         value = None
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -123,10 +123,10 @@ class _Values:
                 self.fault(event, "a second document begins (`---`); keep one, in a file of its own")
         return value
 
-    def fault(self, event: Any, told: str) -> NoReturn:
-        """Raise the fault of a value, at its line."""
+    def fault(self, event: Any, message: str) -> NoReturn:
+        """Raise a fault at the line of an event."""
         way = self.way if len(self.way) <= _LONGEST_KEY else f"{self.way[:_LONGEST_KEY]}..."
-        raise YamlError(told, event.start_mark.line + 1, way)
+        raise YamlError(message, event.start_mark.line + 1, way)
 
     def _value(self, event: Any, depth: int) -> Any:
         self._count(event, 1, depth)
@@ -148,7 +148,7 @@ class _Values:
         return value
 
     def _count(self, event: Any, more: int, depth: int) -> None:
-        """Refuse a text as soon as it has too many values, before they are made."""
+        """Refuse a text with too many values before they are built."""
         self._values += more
         self._deepest = max(self._deepest, depth)
         if depth > MOST_DEPTH:
@@ -199,7 +199,7 @@ class _Values:
             self.way = f"{way}.{name}" if way else name
             found[name] = self._value(next(self._events), depth + 1)
         self.way = way
-        for values in below:  # the first of several wins, as YAML has it
+        for values in below:  # the first of several wins (yaml.org/type/merge.html)
             found = {**values, **found}
         return found
 
@@ -211,7 +211,7 @@ class _Values:
         return many
 
     def _key(self, mapping: Any, event: Any, depth: int) -> tuple[str, bool]:
-        """The text of a key, and whether it is `<<`."""
+        """The text of a key, and whether it is the merge key `<<`."""
         if isinstance(event, yaml.AliasEvent):
             value = self._value(event, depth + 1)
             if not isinstance(value, str):
@@ -234,7 +234,7 @@ class _Values:
         return event.value, tag == _MERGE
 
     def _unfilled(self, event: Any) -> str:
-        """The fault of a placeholder in the line of an event; empty if it has none."""
+        """The fault of a template placeholder in the line of an event; empty if there is none."""
         return unfilled(self.text.split("\n")[event.start_mark.line :][:1])
 
     def _scalar(self, event: Any) -> Any:
@@ -259,7 +259,7 @@ class _Values:
         return event.value if name == "timestamp" else value
 
     def _tag(self, event: Any) -> str:
-        """The tag of a scalar: that which is written, else that of its form."""
+        """The tag of a scalar: the one written, else the one of its form."""
         if event.tag and event.tag != "!":
             return str(event.tag)
         implicit = event.implicit if event.tag is None else (False, True)
@@ -267,7 +267,7 @@ class _Values:
         return str(resolved.resolve(yaml.ScalarNode, event.value, implicit))
 
     def _plain_tag(self, event: Any, name: str) -> None:
-        """Refuse a list or mapping with another tag than its own."""
+        """Refuse a list or mapping with any tag but its standard one."""
         own = (None, "!", f"{_CORE}{name}")
         if event.tag not in own and not (self._unknown_tags and not str(event.tag).startswith(_CORE)):
             self._foreign(event)
@@ -279,12 +279,12 @@ class _Values:
 
 
 def _line(event: Any) -> int:
-    """The line of an event, from 1."""
+    """Line number of an event, from 1."""
     return int(event.start_mark.line) + 1
 
 
 def unfilled(lines: list[str]) -> str:
-    """The fault of a template's placeholder in these lines; empty if they have none."""
+    """The fault of a template placeholder in these lines; empty if there is none."""
     found = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
     return f"{found[0]} is a placeholder that no template has filled in; put its value there" if found else ""
 
@@ -295,20 +295,20 @@ def _forbidden(text: str, wrong: re.Match[str]) -> NoReturn:
     if 0xD800 <= code <= 0xDFFF:
         raise YamlError(r"it holds a byte that is not UTF-8; save the text as UTF-8", line)
     escaped = f', or write "\\x{code:02x}" in double quotes' if 0 < code < 0x100 else ""
-    told = f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"
-    raise YamlError(told, line, syntax=code != 0)
+    message = f"it holds the character U+{code:04X}, which YAML does not allow; take it out{escaped}"
+    raise YamlError(message, line, syntax=code != 0)
 
 
 def _not_yaml(error: yaml.YAMLError, reader: _Values) -> NoReturn:
-    """Raise what the parser found in our words."""
+    """Raise a `YamlError` for an error of the parser."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark else 0
     problem = " ".join(str(getattr(error, "problem", None) or error).split())
     if "nesting" in problem:
         raise YamlError("its values are nested too deeply; close the brackets earlier", line, reader.way) from None
     lines = reader.text.split("\n")
-    if told := unfilled(lines[max(0, line - 2) : line]):
-        raise YamlError(told, line, reader.way, syntax=False) from None
+    if message := unfilled(lines[max(0, line - 2) : line]):
+        raise YamlError(message, line, reader.way, syntax=False) from None
     remedy = next((words for part, words in _REMEDIES if re.search(part, problem)), "put text with special characters "
                   "in quotes")  # fmt: skip
     raise YamlError(f"{problem}; {remedy}", line, reader.way, syntax=True) from None

@@ -280,7 +280,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Correction:
-    """How many times as fast as the model says a chip was in a run of the user's own."""
+    """The ratio of measured to planned speed in a run of the user's own, for its chip."""
 
     factor: float = 1.0
     core_flops: float = 0.0

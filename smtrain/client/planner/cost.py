@@ -118,7 +118,7 @@ def _unknown(key: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Saving:
-    """How often to save, and the time lost to saves and failures."""
+    """The save interval, and the time lost to saves and failures."""
 
     interval_s: float
     """Time between checkpoints, as planned."""

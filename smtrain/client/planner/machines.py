@@ -116,7 +116,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Mesh:
-    """How model and batch are divided; tp innermost, pp outermost."""
+    """The division of model and batch over processes; tp innermost, pp outermost."""
 
     tp: int
     pp: int

@@ -37,7 +37,7 @@ class Speed:
 
     entry: MachineEntry | None
     reason: str = ""
-    """Why it is unknown, with the remedy."""
+    """The reason if it is unknown, with the remedy."""
 
 
 def speed_of(config: JobConfig, *, measure: bool = True) -> Speed:

@@ -2,7 +2,7 @@
 
 Seven coefficients are fitted to published runs: one set for Neuron cores, and one for each GPU with published runs
 (core/facts/throughput_gpu.toml). Each term has a physical form, so that the few coefficients also hold for shapes that
-were not published; docs/planner-formulas.md derives them. Where only a bound is known, the slower one is used.
+were not published; docs/planner-formulas.md derives them. If only a bound is known, the slower one is used.
 """
 
 from __future__ import annotations

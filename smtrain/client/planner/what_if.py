@@ -39,8 +39,8 @@ class Limits:
         return dollars(spent) <= budget and spent.train_hours <= deadline
 
     def relaxed(self, ways: Sequence[Way]) -> list[str]:
-        """What each limit rules out: the fastest choice that only the budget forbids, and the cheapest that only the
-        deadline forbids."""
+        """The choices that a limit rules out: the fastest that only the budget forbids, and the cheapest that
+        only the deadline forbids."""
         rules: list[tuple[str, str, float | None, Callable[[Way], float]]] = [
             ("budget", f"${self.budget or 0:,.0f}", self.budget, lambda way: way[1].train_hours),
             ("deadline", spell((self.deadline_hours or 0) * HOUR), self.deadline_hours, lambda way: dollars(way[1])),

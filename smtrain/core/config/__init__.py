@@ -1,5 +1,4 @@
-"""The one description of a job, `JobConfig`; `client.planner.resolve.load_config` makes one from YAML, arguments and
---set."""
+"""`JobConfig`, the description of a job; `client.planner.resolve.load_config` makes one."""
 
 from smtrain.core.config.schema import JobConfig, Stage
 

@@ -1,4 +1,4 @@
-"""Types of the fields of a config."""
+"""Which fields of a config are sections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 @cache
 def is_section(annotation: Any) -> bool:
-    """Whether a field's type is a section of keys. (Python 3.10 takes dict[str, str] for a class.)"""
+    """Whether a field's type is a section. (In Python 3.10 dict[str, str] counts as a class.)"""
     return isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, BaseModel)
 
 
 def section_in(annotation: Any) -> Any:
-    """The section that a field holds, by itself or unless it is None; None where it holds another value."""
+    """The section that a field holds, possibly as an optional one; None if it holds another value."""
     inner = [one for one in get_args(annotation) if one is not NoneType]
     annotation = inner[0] if len(inner) == 1 and NoneType in get_args(annotation) else annotation
     return annotation if is_section(annotation) else None

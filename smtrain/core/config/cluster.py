@@ -1,4 +1,4 @@
-"""The section `cluster`: a Slurm cluster, and how its nodes are asked for (target slurm)."""
+"""The section `cluster`: a Slurm cluster and the options of its jobs (target slurm)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORD = r"^[^\s'\"]+$"
 
 
 class Cluster(Section):
-    """A Slurm cluster: where its head node is, which folder its nodes share, how nodes are asked for."""
+    """A Slurm cluster: its head node, the folder that its nodes share, and the options of its jobs."""
 
     host: str | None = Field(None, pattern=r"^[^\s'\"-][^\s'\"]*$")
     """The head node as your ssh knows it, such as me@head; default: this machine can run sbatch itself."""
@@ -33,9 +33,9 @@ class Cluster(Section):
     """Time limit of one attempt, as 4h; a train job saves before it and requeues itself until its steps are done.
     Default: compute.max_run."""
     save_before: Seconds = Field(300, ge=30, le=3600)
-    """How long before the time limit a job is told to save."""
+    """Time before the limit at which a job is told to save."""
     restarts: int = Field(3, ge=0, le=100)
-    """How often a train job that fails is started again; never when it fails at the same step twice."""
+    """Number of times a failed train job is started again; not if it fails at the same step twice."""
     venv: str | None = Field(None, pattern=_WORD)
     """A virtual environment on the nodes, which holds smtrain[train]; default: the nodes' python3."""
     modules: tuple[str, ...] = ()
@@ -47,9 +47,9 @@ class Cluster(Section):
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, such as ["--mail-type=END"]. --export=NAME passes a variable of the shell on."""
     cpu_sbatch: tuple[str, ...] = ()
-    """Options of sbatch that ask for a part of a node, such as ["--cpus-per-task=8", "--mem=64G"], for all stages but
+    """Options of sbatch that request a part of a node, such as ["--cpus-per-task=8", "--mem=64G"], for all stages but
     compile and train. Default: whole nodes (--exclusive, --mem=0)."""
     srun: tuple[str, ...] = ()
     """Further options of srun, such as ["--cpu-bind=none"]."""
     hyperpod: bool = False
-    """SageMaker HyperPod: srun replaces faulty nodes and goes on (--auto-resume=1)."""
+    """SageMaker HyperPod: srun replaces faulty nodes and continues (--auto-resume=1)."""

@@ -26,7 +26,7 @@ class Compute(Section):
     """Instance type of the stages that need no accelerator: prepare, convert, export, generate. Default: ml.m5.4xlarge,
     or for a stage that its 64 GiB do not hold the smallest type that does."""
     volume_gb: int = Field(256, ge=1, le=16384)
-    """Disk of each instance, in GiB; AWS ignores it for types that have NVMe disks of their own."""
+    """Disk of each instance, in GiB; AWS ignores it for types with NVMe disks."""
     max_run: Seconds = Field(86400, ge=1, le=28 * 86400)
     """Longest time a job may run, in seconds or as 90m, 12h, 3d; at most 28 days. It is then stopped."""
     compile_ahead: bool = False
@@ -44,15 +44,15 @@ class Compute(Section):
     retries: int | None = Field(None, ge=1, le=30)
     """Times SageMaker itself starts the train job again after an InternalServerError; default: never."""
     session_tag_chaining: bool = False
-    """Let the job use the session tags of whoever starts it (attribute-based access control)."""
+    """Let the job use the session tags of the user who starts it (attribute-based access control)."""
     sdk: Literal["auto", "v3", "v2", "boto3"] = "auto"
-    """What sends the request: SageMaker SDK v3 or v2, or boto3; `auto`: the SDK installed on AWS, boto3 locally."""
+    """The sender of the request: SageMaker SDK v3 or v2, or boto3; `auto`: the SDK installed on AWS, boto3 locally."""
     capacity_wait: Seconds = 0
-    """Try again for this long, from the first attempt on, when AWS has no machines (CapacityError); 0: do not."""
+    """Retry for this long, from the first attempt on, if AWS has no machines (CapacityError); 0: no retry."""
     fallback_instance_types: tuple[str, ...] = ()
     """Types for the train stage when there are no machines of instance_type, in this order; each must fit the mesh."""
     quota_wait: Seconds = 0
-    """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: say what to ask for, and end."""
+    """Wait this long for instances that a quota refuses (ResourceLimitExceeded); 0: end with the quota to request."""
     pool_wait: Seconds = 0
     """Wait this long for a warm pool that a matching job still uses; 0: start on other machines."""
     price_limit: float | None = Field(None, ge=0)
@@ -81,13 +81,13 @@ class Network(Section):
 
 
 class Local(Section):
-    """The hosts of jobs on this machine; AWS does not look at it."""
+    """The hosts of jobs on this machine; ignored on AWS."""
 
     run_in: Literal["sandbox", "docker", "auto"] = "sandbox"
-    """What a host is: `sandbox`, a process with this machine's Python; `docker`, a container of the image; `auto`, a
-    container where Docker answers and has the image."""
+    """The kind of host: `sandbox`, a process with this machine's Python; `docker`, a container of the image; `auto`, a
+    container if Docker answers and has the image."""
     image: str | None = Field(None, min_length=1)
-    """The image of containers here, in place of compute.image."""
+    """The image of containers here, instead of compute.image."""
     memory: str | None = Field(None, pattern=r"^([0-9]+[bkmg]?|instance)$")
     """Memory of each container as Docker writes it, 512m or 8g, or `instance`: as much as compute.instance_type has."""
     cpus: float | None = Field(None, gt=0, le=4096)
@@ -98,10 +98,10 @@ MachineName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$"
 
 
 class MachineEntry(Section):
-    """What the planner must know of a machine that no table has; `smtrain plan --probe` measures the one at hand."""
+    """A machine that no table has, for the planner; `smtrain plan --probe` measures the one at hand."""
 
     kind: Literal["gpu", "cpu"] = "gpu"
-    """What its devices are; a device of kind cpu is a training process's share of the host."""
+    """Kind of its devices; a device of kind cpu is a training process's share of the host."""
     devices: int = Field(ge=1, le=1024)
     """Devices of a host: one training process runs on each."""
     memory_gib: float = Field(gt=0, le=100_000)
@@ -115,4 +115,4 @@ class MachineEntry(Section):
     host_memory_gib: float = Field(gt=0, le=1_000_000)
     """Memory of the host, in GiB."""
     dollars_per_hour: float | None = Field(None, ge=0, le=1_000_000)
-    """What a host costs; default: it has no price."""
+    """Price of a host; default: none."""

@@ -1,4 +1,4 @@
-"""The section `data`: the text, and how it is read."""
+"""The section `data`: the text and how to read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.near import nearest
 
 Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
-"""Our names of the columns of instruction data."""
+"""Our names for the columns of instruction data."""
 
 
 class TextSource(Section):
@@ -22,25 +22,25 @@ class TextSource(Section):
     path: str
     """Text of this source, in every form that data.path takes."""
     weight: float | None = Field(None, gt=0)
-    """Its share of the samples, relative to the others'; for all sources or for none (every sample once an epoch)."""
+    """Share of the samples, relative to other sources; for all sources or for none (then each sample once an epoch)."""
 
 
 class NearDuplicatesAsked(Section):
-    """Documents that are nearly like an earlier one, found by MinHash and locality-sensitive hashing."""
+    """Near-duplicates of earlier documents, found by MinHash and locality-sensitive hashing."""
 
     similarity: float = Field(0.8, ge=0.3, lt=1)
-    """Jaccard similarity of the sets of word runs from which on documents count as near duplicates: nine of ten pairs
-    of just this similarity are found, more of those above it, fewer below."""
+    """Jaccard similarity of the sets of word runs above which documents count as near-duplicates: nine of ten pairs
+    with exactly this similarity are found, more above it, fewer below."""
     words: int = Field(5, ge=1, le=50)
     """Length of the word runs; scripts without spaces go by characters."""
     permutations: int = Field(128, ge=16, le=1024)
-    """Numbers of a signature: more cut sharper, and take time and memory."""
+    """Length of a signature: a longer one separates more sharply, and takes more time and memory."""
     documents: int = Field(20_000_000, ge=1)
-    """How many documents are remembered; later ones are compared with those alone."""
+    """Number of documents to remember; later ones are compared only with those."""
 
 
 class Data(Section):
-    """The text, and how it is read."""
+    """The text and how to read it."""
 
     path: str | None = None
     """Text to prepare: a file, folder or glob, s3://..., hf://NAME[:CONFIG][@SPLIT][#REVISION], demo://python-stdlib,
@@ -55,17 +55,18 @@ class Data(Section):
         "auto", "jsonl", "parquet", "arrow", "text", "megatron", "json", "csv", "mediawiki", "wikiextractor", "warc",
         "tar", "alpaca", "messages",
     ] = "auto"  # fmt: skip
-    """How to read the files; `auto` goes by their names. Records of train.objective sft are told apart by their fields
+    """Format of the files; `auto` goes by their names. Records of train.objective sft are distinguished by their fields
     unless this says `alpaca` (instruction, input, output) or `messages` (also ShareGPT's conversations)."""
     text_column: str = "text"
     """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
     `{title} {text}`."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """sft: what the records call these, as {instruction: question, output: chosen}; MindSpeed's --map-keys."""
+    """sft: names of these columns in the records, as {instruction: question, output: chosen}; MindSpeed's
+    --map-keys."""
     encoding: str | None = None
-    """What the text is in where it is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is seen by itself."""
+    """Encoding of text that is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is detected."""
     separator: str | None = Field(None, min_length=1)
-    """What stands between documents in plain text files; default: a file is a document."""
+    """Text between documents in plain text files; default: a file is a document."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """Unicode normalization of the text."""
     strip_control: bool = False
@@ -73,12 +74,12 @@ class Data(Section):
     min_characters: int = Field(0, ge=0)
     """Leave out documents with fewer characters; the log says how many."""
     deduplicate: bool = False
-    """Leave out documents that are exactly like an earlier one; the first 25 million are remembered."""
+    """Leave out documents that are identical to an earlier one; the first 25 million are remembered."""
     filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
-    """Quality filters of datatrove, with its settings, in this order; c4 also takes lines out of documents that it
+    """Quality filters of datatrove, with its settings, in this order; c4 also removes lines from documents that it
     keeps. They are made for English."""
     near_duplicates: NearDuplicatesAsked | None = None
-    """Leave out documents that are nearly like an earlier one."""
+    """Leave out documents that are nearly identical to an earlier one."""
     pii: Literal["mask", "drop", "count"] | None = None
     """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""
     phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")
@@ -88,14 +89,14 @@ class Data(Section):
     overlong: Literal["truncate", "drop"] = "truncate"
     """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out."""
     max_bad: int = Field(0, ge=0)
-    """How many unreadable records to skip, each reported, before the job gives up."""
+    """Number of unreadable records to skip, each reported, before the job fails."""
     workers: int | None = Field(None, ge=1)
     """Threads that tokenize; default: one per CPU core."""
 
     machines: int = Field(1, ge=1)
     """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
     spot: bool = True
-    """Whether several machines are spot instances; what they have done outlives an interruption."""
+    """Use spot instances for several machines; their work survives an interruption."""
 
     @field_validator("prepared")
     @classmethod
@@ -129,6 +130,6 @@ class Data(Section):
 
     @property
     def weights(self) -> list[float] | None:
-        """One for each source; None where there are none."""
-        found = [source.weight for source in self.sources if source.weight is not None]
-        return found or None
+        """One for each source; None if there are none."""
+        weights = [source.weight for source in self.sources if source.weight is not None]
+        return weights or None

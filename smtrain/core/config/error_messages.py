@@ -1,4 +1,4 @@
-"""What pydantic finds in a config, as one sentence a fault: the key, what was given, the remedy."""
+"""Word pydantic's errors as one sentence per fault: the key, the value, the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smtrain.core.protocol.uris import meant
 
 _LONGEST = 200
 
-# What a pattern of the schema means, by the key's last part.
+# The meaning of a pattern in the schema, by the last part of the key.
 _PATTERNS = {
     "name": "use letters, digits and single hyphens, at most 36 in all",
     "training_plan": "give the ARN of a training plan, arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
@@ -28,7 +28,7 @@ _PATTERNS = {
     "cpu_instance_type": "give a SageMaker instance type, such as ml.m5.4xlarge",
 }
 
-# What pydantic says in its own words ("Input should be ..."), by the kind of fault; the names are those of its context.
+# Our words for pydantic's messages ("Input should be ..."), by the type of error; names are those of its context.
 _WORDS = {
     "string_type": "text is needed; write it in quotes",
     "int_type": "a whole number is needed",
@@ -50,13 +50,13 @@ _WORDS = {
 
 
 def shown(text: str) -> str:
-    """A value as it was given, on one line and short enough for a sentence."""
+    """A value on one line, short enough for a sentence."""
     text = " ".join(text.splitlines())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
 def key_of(detail: Any) -> tuple[list[str], str]:
-    """Where pydantic found a fault: the keys on the way, and the key as it is written in a config."""
+    """The path of keys to a fault of pydantic's, and the key as it is written in a config."""
     way = [part for part in detail["loc"] if isinstance(part, str) and part != "[key]"]
     return way, ".".join(way) or "config"
 
@@ -91,7 +91,7 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
 
 
 def _keys_of(root: type[BaseModel], key: str, given: Any) -> str:
-    """The keys of a section that was given as one value; for `model` and `data` the key that the value is for."""
+    """The keys of a section that was given as one value; for `model` and `data` the key that was probably meant."""
     if key == "parallel":
         return ", or the word auto"
     names = _siblings(root, f"{key}.x")
@@ -101,7 +101,7 @@ def _keys_of(root: type[BaseModel], key: str, given: Any) -> str:
 
 
 def _choice_meant(detail: Any) -> str:
-    """The choice that an unknown one was meant to be; empty if no choice is like it."""
+    """The choice that was probably meant; empty if none is similar."""
     if detail["type"] != "literal_error" or not isinstance(detail.get("input"), str):
         return ""
     known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
@@ -110,7 +110,7 @@ def _choice_meant(detail: Any) -> str:
 
 
 def _pattern_meant(last: str, given: str) -> str:
-    """The instance type or region that was meant by what cannot be one; empty if none is like it."""
+    """The instance type, region or URI that was probably meant; empty if none is similar."""
     if last in ("instance_type", "cpu_instance_type"):
         near = instance_meant(given)
     elif last == "region":
@@ -124,12 +124,12 @@ def _pattern_meant(last: str, given: str) -> str:
 
 
 def unknown_key(meant: str | None, known: Iterable[str]) -> str:
-    """Say of a key that it is unknown, with the one that was meant, else with all that are known."""
+    """Say that a key is unknown, with the one that was meant, else with all known keys."""
     return f"unknown key; did you mean {meant}?" if meant else f"unknown key; known: {', '.join(known)}"
 
 
 def in_words(detail: Any) -> str:
-    """What is wrong with a value, without its key, from what pydantic found."""
+    """The fault of a value, without its key."""
     if words := _WORDS.get(detail["type"]):
         return words.format(**detail.get("ctx", {}))
     message = str(detail["msg"]).removeprefix("Value error, ")
@@ -144,13 +144,13 @@ def _default(root: type[BaseModel], key: str) -> Any:
 
 
 def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | None:
-    """The key that an unknown one stands for: one of another section, another tool's name for it, or one like it.
+    """The key that was probably meant: one of another section, another tool's name for it, or a similar one.
 
-    The section that was named goes first. close: also a key whose name is only a little like it.
+    Keys of the named section come first. close: also accept a key that is only somewhat similar.
     """
     head, _, last = key.rpartition(".")
     word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|-", "_", last).lower()
-    whole = "train" in root.model_fields  # aliases and other sections make sense for a whole config alone
+    whole = "train" in root.model_fields  # aliases and other sections make sense only for a whole config
     keys = [known for known in every_key(root) if "." in known] if whole else []
     siblings = _siblings(root, key)
     names = table("key_names")
@@ -180,7 +180,7 @@ def key_meant(root: type[BaseModel], key: str, *, close: bool = True) -> str | N
 
 
 def every_key(model: Any, head: str = "") -> Iterator[str]:
-    """Every key of a config with a value of its own, and every section, as they are written."""
+    """All keys and sections of a config, as they are written."""
     for name, field in model.model_fields.items():
         yield f"{head}{name}"
         if section := section_in(field.annotation):
@@ -193,7 +193,7 @@ def _siblings(root: type[BaseModel], key: str) -> list[str]:
     for part in parts:
         field = model.model_fields.get(part)
         model = section_in(field.annotation) if field else None
-        if model is None and field and get_origin(field.annotation) is dict:  # sections by names of one's own
+        if model is None and field and get_origin(field.annotation) is dict:  # sections under names of the user's
             model = section_in(get_args(field.annotation)[1])
             next(parts, None)
         if model is None:

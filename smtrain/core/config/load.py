@@ -1,4 +1,4 @@
-"""YAML, keyword arguments and `--set key=value` become one typed draft of a config, with every fault in it."""
+"""Merge YAML, keyword arguments and `--set key=value` into one typed draft of a config, with all its faults."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _LOCAL_PATHS = (("model", "path"), ("model", "weights"), ("data", "path"), ("dat
 
 @dataclass
 class Draft:
-    """A config as it was given: typed, but for what its machines decide, and with the faults found until here."""
+    """A typed config without the values that its machines decide, and the faults found so far."""
 
     config: JobConfig | None
-    """None where no typed config could be made of it."""
+    """None if no typed config could be made."""
     faults: list[str]
     left_out: set[str]
-    """Keys that are wrong by themselves: nothing is said about what depends on them."""
+    """Invalid keys; checks that depend on them are skipped."""
     auto: bool
     """Whether `parallel` was the word auto."""
 
@@ -54,10 +54,10 @@ def draft(
     for text in set_:
         faults += _assign(raw, text)
     known = get_args(JobConfig.model_fields["target"].annotation)
-    if target is not None and raw.get("target", target) in (*known, target):  # a wrong one stands, to be told
+    if target is not None and raw.get("target", target) in (*known, target):  # a wrong target stays, to be reported
         raw["target"] = target
-    if told := [*_text_faults(raw), *_name_faults(raw)]:
-        raise ConfigError([" ".join(fault.splitlines()) for fault in told[:_MOST_FAULTS]], code="config.wrong_value")
+    if wrong := [*_text_faults(raw), *_name_faults(raw)]:
+        raise ConfigError([" ".join(fault.splitlines()) for fault in wrong[:_MOST_FAULTS]], code="config.wrong_value")
     _place_on_cluster(raw)
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
@@ -100,8 +100,11 @@ def _read(source: Source | None) -> dict[str, Any]:
 
 
 def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
-    """Sections given as models become mappings, so that every source merges alike. Raises `ConfigError` for what no
-    file of settings can hold: a value within itself, a key that is no text, a number of a hundred digits."""
+    """Make plain mappings of sections, so that all sources merge in the same way.
+
+    Raises `ConfigError` for what no file of settings can hold: a value that contains itself, a key that is not text, a
+    number of a hundred digits.
+    """
     where = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
         raise ConfigError(
@@ -128,7 +131,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
 
 
 def _text_faults(value: Any, key: str = "") -> Iterator[str]:
-    """Faults of texts that no file name, variable or request can hold."""
+    """Texts with characters that no file name, variable or request can hold."""
     if isinstance(value, dict):
         for name, item in value.items():
             inner = f"{key}.{name}" if key else name
@@ -145,7 +148,7 @@ def _text_faults(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
-    """Faults of paths that no file system takes."""
+    """Paths that are too long for a file system."""
     for given, field in _paths(raw):
         value = given.get(field) if isinstance(given, dict) else None
         if isinstance(value, str) and (
@@ -159,7 +162,7 @@ def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
 
 
 def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
-    """Sections, each with the key that holds a path."""
+    """Sections, and the key of each that holds a path."""
     places = [(raw.get(section), field) for section, field in _LOCAL_PATHS]
     data = raw.get("data")
     sources = data.get("sources") if isinstance(data, dict) else None
@@ -193,12 +196,12 @@ def _place_on_cluster(raw: dict[str, Any]) -> None:
 
 
 def _is_address(value: str, base: Path) -> bool:
-    """True for a URI, and for what was meant as one and is no path here."""
+    """Whether this is a URI, or was probably meant as one and does not exist as a path."""
     return "://" in value or (meant(value) is not None and not (base / value).exists())
 
 
 def _home_of(text: str) -> Path:
-    """A path with `~` as the home folder that it stands for; as it is if there is no such user."""
+    """A path with `~` expanded; unchanged if there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -224,11 +227,11 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
     try:
         parsed = parse(value)
     except YamlError as error:
-        told = unfilled([value]) or (
-            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.told
+        fault = unfilled([value]) or (
+            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.message
         )
-        if told:
-            return [hide(f"--set {shown(text)}: {told}")]
+        if fault:
+            return [hide(f"--set {shown(text)}: {fault}")]
         parsed = value
     here = raw
     for part in parts[:-1]:
@@ -244,7 +247,7 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
 
 
 def _is_text(parts: list[str]) -> bool:
-    """Whether a key takes nothing but text, as `name` does: `--set name=123` means the characters."""
+    """Whether a key takes only text, such as `name`: `--set name=123` means the characters."""
     model: Any = JobConfig
     for part in parts[:-1]:
         field = model.model_fields.get(part) if model else None
@@ -255,9 +258,9 @@ def _is_text(parts: list[str]) -> bool:
 
 
 def _validate(raw: dict[str, Any]) -> tuple[JobConfig | None, set[str], list[str]]:
-    """The config, the keys that had to be left out to build it, and the faults of those keys.
+    """The config, the keys that were left out to build it, and the faults of those keys.
 
-    Faulty keys are dropped until the rest is valid, so that the checks of combinations see what can be seen.
+    Faulty keys are dropped until the rest is valid, so that the rules for combinations can check the rest.
     """
     raw = json.loads(json.dumps(raw, default=str))
     removed: set[str] = set()

@@ -1,4 +1,4 @@
-"""Sections of a config: what a run keeps, and what is made of the trained model."""
+"""Sections of a config: checkpoints, output, the stages after training, and notifications."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from smtrain.core.config.section import Section
 
 
 class Checkpoint(Section):
-    """Where training state is kept."""
+    """The training checkpoints."""
 
     s3_uri: str | None = Field(None, pattern=r"^s3://.+")
     """s3:// prefix of the checkpoints; default: <output.s3_uri>/<name>/checkpoints/."""
     keep: int = Field(2, ge=1)
-    """How many of the newest checkpoints are kept; the only whole one is never deleted."""
+    """Number of newest checkpoints to keep; the only complete one is never deleted."""
     form: Literal["pt", "xser"] = "pt"
     """Engine nxd: one file per rank (pt), or one per tensor, written by all data-parallel ranks (xser)."""
     asynchronous: bool = False
     """Engine nxd: write in the background; a checkpoint is finished when the next one begins, or at the end."""
     resume: bool = True
-    """Go on from the newest whole checkpoint of this run, if there is one."""
+    """Resume from the newest complete checkpoint of this run, if there is one."""
     verify: Literal["full", "size"] = "full"
     """Before the first step: compare the hash of every file that is read with the one written, or its size only."""
     step: int | None = Field(None, ge=0)
@@ -29,7 +29,7 @@ class Checkpoint(Section):
 
 
 class Output(Section):
-    """Where results go."""
+    """The destination of results."""
 
     s3_uri: str | None = Field(None, pattern=r"^s3://.+")
     """s3:// prefix of everything that runs write; default: s3://<SageMaker's default bucket>/smtrain."""
@@ -40,18 +40,18 @@ class Output(Section):
 
 
 class Export(Section):
-    """What the export stage writes."""
+    """Options of stage export."""
 
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint: the newest, or that with the lowest validation loss, which train.validation.keep_best keeps."""
     merge: bool = False
     """With train.adapter: write the model with the adapter merged into its weights, instead of the adapter alone."""
     megatron: bool = False
-    """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` beside the Hugging Face files."""
+    """Also write the model as Megatron-core's `torch_dist`, in the folder `megatron` next to the Hugging Face files."""
 
 
 class Generate(Section):
-    """What the generate stage asks the exported model."""
+    """Prompts for the exported model (stage generate)."""
 
     prompts: tuple[str, ...] = ("Once upon a time",)
     """Prompts to complete, one completion each; with train.objective sft, questions to answer."""
@@ -62,13 +62,13 @@ class Generate(Section):
 
 
 class Evaluate(Section):
-    """What the evaluate stage asks the exported model and the base model (lm-evaluation-harness)."""
+    """Evaluation of the exported model and the base model (lm-evaluation-harness)."""
 
     tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
     """Tasks or groups by name, such as mmlu; without any there is no stage evaluate."""
     data: str | None = None
-    """A folder or s3:// URI of task YAMLs with their data, or of MMLU (the hub's Parquet, or CSV folders), for which no
-    network is needed; default: the data sets of the hub."""
+    """A folder or s3:// URI of task YAMLs with their data, or of MMLU (the hub's Parquet, or CSV folders), which needs
+    no network; default: the data sets of the hub."""
     num_fewshot: int | None = Field(None, ge=0, le=100)
     """Worked examples before each question; default: what the task says (mmlu: 0; published numbers use 5)."""
     limit: int | None = Field(None, ge=1)
@@ -85,12 +85,13 @@ Occasion = Literal["finished", "failed", "stopped"]
 
 
 class Notify(Section):
-    """Who is told when a run has finished, or when one of its jobs failed or was stopped."""
+    """Notifications when a run has finished, or when one of its jobs failed or was stopped."""
 
     on: tuple[Occasion, ...] = Field(("finished", "failed", "stopped"), min_length=1)
-    """When."""
+    """The events to notify of."""
     sns: str | None = Field(None, pattern=r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,256}$")
-    """ARN of an SNS topic, on AWS: an EventBridge rule sends the jobs' changes of state there, whoever follows."""
+    """ARN of an SNS topic, on AWS: an EventBridge rule sends the jobs' changes of state there, also if no command
+    follows them."""
     webhook_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of an environment variable that holds the URL to which the following command posts JSON."""
     command: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A first config for a model, a text and machines: a few keys, each with its description from the schema."""
+"""Write a first config for a model, a text and machines: a few keys, each with its description from the schema."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Machines:
-    """Where a config is for: this machine, or so many instances of a type."""
+    """The machines of a config: this machine, or instances of a type."""
 
     instance_type: str | None
-    """None: this machine."""
+    """None for this machine."""
     count: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Machines:
-        """`here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for anything else."""
+        """Parse `here`, `ml.trn1.32xlarge` or `ml.trn1.32xlarge:2`; raises `ConfigError` for other text."""
         if text.strip().lower() in (HERE, "local", ""):
             return cls(None)
         match = _MACHINES.fullmatch(text.strip())
@@ -45,10 +45,8 @@ class Machines:
 
 
 def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str, Any]:
-    """The keys of the config. What follows from the machines, so that it changes with them, is left out.
-
-    That is the engine and, where the planner knows the model and the machines (`mesh`), the mesh and the batch.
-    """
+    """The keys of the config, without those that should follow the machines: the engine and, if the planner knows model
+    and machines (`mesh`), mesh and batch."""
     here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
     cores = row.get("cores", 1)
     tp = min(8, cores)
@@ -83,7 +81,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
 
 
 def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) -> str:
-    """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, put there as comments."""
+    """The config as YAML for `file`. `left_open`: examples of keys such as `compute.role`, as comments."""
     lines = ["# Every key, its meaning and its default: `smtrain config schema`."]
     if content["target"] == "local":
         lines += [f"# A trial first:  smtrain run {file} --set name={content['name'][:30]}-trial --set train.steps=20"]
@@ -108,13 +106,13 @@ def text_of(content: dict[str, Any], file: str, *, left_open: dict[str, str]) ->
 
 
 def name_of(model: str) -> str:
-    """A name for the run of a model: `llama-3-2-1b` for `hf://meta-llama/Llama-3.2-1B@main`."""
+    """A run's name from its model: `llama-3-2-1b` for `hf://meta-llama/Llama-3.2-1B@main`."""
     last = model.partition("@")[0].rstrip("/").replace("\\", "/").rpartition("/")[2]
     return re.sub(r"[^a-z0-9]+", "-", last.lower())[:36].strip("-") or "run"
 
 
 def _positions(model: str) -> int:
-    """The longest sequence of a model of this machine or of a published one; where it is not known, no limit."""
+    """The longest sequence of a local or published model; unlimited if unknown."""
     try:
         described = json.loads((Path(model).expanduser() / "config.json").read_text("utf-8"))
         return positions_named(described) or 1 << 30
@@ -132,6 +130,6 @@ def _described(section: type[BaseModel], field: str, indent: str) -> list[str]:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, float):
-        # with its point: YAML 1.1 reads 1e-4 as text
+        # with a decimal point, as YAML 1.1 reads 1e-4 as text
         return f"{value:.1e}" if value < 1e-3 else f"{value:g}"
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,4 @@
-"""`JobConfig`, whose sections lie in modules of their own: typed, frozen, closed to unknown keys."""
+"""`JobConfig`: typed, frozen, without unknown keys; its sections are in modules of their own."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ TRACED_STEPS = 10  # what AWS advises for the run in which neuron_parallel_compi
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
-    """In a file `parallel` may also be the word auto, which it is on AWS where it is left out: loading puts the
-    planner's mesh in its place."""
+    """Allow the word auto for `parallel` in a file, which is the default on AWS; loading replaces it by the planner's
+    mesh."""
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "auto"}]
 
 
 class JobConfig(Section):
-    """A run from text to a trained model: every stage reads the part that concerns it."""
+    """A run from text to a trained model; each stage reads its part."""
 
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
     target: TargetName = "local"
-    """Where jobs run: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
+    """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
     overrides it."""
     model: Model
     """The model that training starts from."""
     data: Data = Data()
-    """The text, and how it is read."""
+    """The text and how to read it."""
     parallel: Parallel = Field(Parallel(), json_schema_extra=_or_auto)
-    """How the model is cut over processes; the word `auto` lets the planner choose the fastest cut that fits."""
+    """Division of the model over processes; the word `auto` lets the planner choose the fastest that fits."""
     train: Train = Train()
     """The training itself: how long, how large, how fast it learns."""
     compute: Compute = Compute()
@@ -53,27 +53,27 @@ class JobConfig(Section):
     cluster: Cluster = Cluster()
     """A Slurm cluster, for target slurm."""
     checkpoint: Checkpoint = Checkpoint()
-    """Where training state is kept, and what a resume reads."""
+    """The training checkpoints, and what a resume reads."""
     output: Output = Output()
-    """Where results go."""
+    """The destination of results."""
     export: Export = Export()
-    """What the export stage writes."""
+    """Options of stage export."""
     generate: Generate = Generate()
-    """What the generate stage asks the exported model."""
+    """Prompts for the exported model."""
     evaluate: Evaluate = Evaluate()
-    """What the evaluate stage asks the exported model and the base model."""
+    """Evaluation of the exported model and the base model."""
     track: Track = Track()
-    """Where curves go while a job trains: TensorBoard, MLflow, Weights & Biases."""
+    """Trackers of the training curves: TensorBoard, MLflow, Weights & Biases."""
     notify: Notify = Notify()
-    """Who is told when the run ends."""
+    """Notifications when the run ends."""
     network: Network = Network()
     """VPC and isolation."""
     machines: dict[MachineName, MachineEntry] = Field(default_factory=dict)
-    """Machines of one's own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
+    """Machines of your own by name, to plan for with `smtrain plan --machines NAME:COUNT` (docs/gpus.md)."""
     local: Local = Local()
-    """What the hosts of jobs are on this machine."""
+    """The hosts of jobs on this machine."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """Tags of every job, as key: value. Everyone who may describe the job can read them."""
+    """Tags of every job, as key: value. Anyone who may describe the job can read them."""
 
     @property
     def processes_per_instance(self) -> int:
@@ -83,7 +83,7 @@ class JobConfig(Section):
 
     @property
     def own_machine(self) -> MachineEntry | None:
-        """The entry of `machines` that `compute.instance_type` names; None where it is one of SageMaker's types."""
+        """The entry of `machines` that `compute.instance_type` names; None if it is one of SageMaker's types."""
         return self.machines.get(self.compute.instance_type)
 
     @property

@@ -1,7 +1,7 @@
-"""What a secret written out looks like: by its issuer's pattern, by the name it stands under, or by its randomness.
+"""Recognise secrets in clear text by their issuer's pattern, by the name of their key, or by their randomness.
 
-Our own rules hold everywhere. Where detect-secrets is installed, as on every machine that sends jobs, the patterns it
-keeps of issuers' tokens are added; a container has it not, and `hide` does there with ours. Rates: docs/secrets.md.
+Our own rules apply everywhere. On machines with detect-secrets, which every client has, its patterns of issuers' tokens
+are added; a container has only our rules. Rates: docs/secrets.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ISSUED = re.compile(
     r"|eyJ[\w-]{8,1000}\.eyJ[\w-]{8,}\.[\w-]{8,}"
     r")(?![A-Za-z0-9])|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
 )
-# Parts of longer texts, each with the secret in a group of its own: a password in a URL of any scheme; what signs a
-# URL; what makes a web hook; the token of an Authorization header; a password among settings, options or JSON.
+# Secrets inside longer texts, each in the group `secret`: a password in a URL; the signature of a URL; the path of a
+# web hook; the token of an Authorization header; a password in settings, options or JSON.
 _PARTS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -48,12 +48,12 @@ _SETTING = re.compile(
 _PLAIN = re.compile(
     r"-?[\d.,:]+|true|false|yes|no|on|off|none|null|auto|\W.{0,3}|<.*>|\$\{[\w.]+\}|\$[A-Z_]{3,}|\*+", re.IGNORECASE
 )
-# What names something elsewhere is no secret, however random it looks; a secret's own name may stand here.
+# A reference to something elsewhere is not a secret, even if it looks random.
 _POINTER = re.compile(r"[a-z][a-z0-9+.-]*://|arn:aws|\d{12}\.dkr\.ecr\.|[~.]{0,2}/[\w.-]+(/|$)")
 _WORD = re.compile(r"[a-z]+([-_ ][a-z]+)*")
 _RUN = re.compile(r"[A-Za-z0-9+/]{20,}")
-# Detectors of the library that know an issuer's pattern. Keywords and entropies are ours to judge, and Artifactory's
-# pattern takes in ordinary words (AP, a letter, eight more).
+# Detectors of the library for an issuer's pattern. Keywords and entropies are judged by our rules, and Artifactory's
+# pattern matches ordinary words (AP, a letter, eight more).
 _DETECTORS = {
     "aws": "AWSKeyDetector", "azure_storage_key": "AzureStorageKeyDetector", "basic_auth": "BasicAuthDetector",
     "discord": "DiscordBotTokenDetector", "github_token": "GitHubTokenDetector", "gitlab_token": "GitLabTokenDetector",
@@ -65,7 +65,7 @@ _DETECTORS = {
 
 
 def is_secret(value: str, name: str = "") -> bool:
-    """Whether `value`, which stands under the key `name`, is likely to be a secret itself."""
+    """Whether `value`, under the key `name`, is probably a secret."""
     if not value or _PLAIN.fullmatch(value):
         return False
     if any(True for _ in _issued(value)) or any(_real(match) for match in _HEADER.finditer(value)):
@@ -84,7 +84,7 @@ def is_secret(value: str, name: str = "") -> bool:
 
 
 def hide(text: str) -> str:
-    """The text without what looks like a secret in it: for error messages, which repeat what they were given."""
+    """Replace what looks like a secret, for error messages, which repeat their input."""
     for part in {*_issued(text), *_library(text)}:
         text = text.replace(part, HIDDEN)
     for pattern in (_HEADER, _SETTING):
@@ -93,7 +93,7 @@ def hide(text: str) -> str:
 
 
 def _hidden_runs(word: str) -> str:
-    """A word of a text without the random runs in it; those in an address of something are its own business."""
+    """Replace the random runs in a word, except in addresses."""
     if re.search(r"\w://", word):
         return word
     return _RUN.sub(lambda run: HIDDEN if is_random(run[0]) else "/".join(map(_piece, run[0].split("/"))), word)
@@ -104,7 +104,7 @@ def _piece(part: str) -> str:
 
 
 def _issued(text: str) -> Iterator[str]:
-    """The parts of a text that are secrets by their form alone."""
+    """The parts of a text that are secrets by their form."""
     for match in _ISSUED.finditer(text):
         yield match[0]
     for pattern in _PARTS:
@@ -120,7 +120,7 @@ def _settings(text: str) -> Iterator[re.Match[str]]:
 
 
 def _shown(match: re.Match[str]) -> bool:
-    """Whether a setting's value is written out: no number, switch, address or token of a tokenizer."""
+    """Whether a setting has a value in clear text: not a number, switch, address or token of a tokenizer."""
     value = match["secret"]
     named = match.re is _HEADER or telling(match["name"])
     return bool(named) and not (_PLAIN.fullmatch(value) or _POINTER.match(value) or is_special_token(value))
@@ -138,23 +138,23 @@ def _without(match: re.Match[str]) -> str:
     return match[0].replace(value, HIDDEN) if hidden and HIDDEN not in match[0] else match[0]
 
 
-_LINES, _LENGTH = 200, 2000  # what the library is given of a text: its patterns are not ours to bound
+_LINES, _LENGTH = 200, 2000  # limits of the text given to the library, whose patterns may be slow
 _with_library = True
 
 
 def use_library(wanted: bool) -> None:
-    """Without it the rules are those of a container: for scripts/bench leaks."""
+    """Switch the library on or off, for scripts/bench leaks: without it the rules are those of a container."""
     global _with_library
     _with_library = wanted
 
 
 def has_library() -> bool:
-    """Whether detect-secrets is installed here."""
+    """Whether detect-secrets is installed."""
     return bool(_detectors())
 
 
 def _library(text: str) -> list[str]:
-    """What the library knows. It is loaded when there is something that our own rules know nothing of."""
+    """The secrets that the library recognises; it is loaded only for text that our rules cannot judge."""
     if not _with_library or not _unknown(text):
         return []
     lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
@@ -163,7 +163,7 @@ def _library(text: str) -> list[str]:
 
 
 def _unknown(text: str) -> bool:
-    """Whether a pattern of the library's can match: each takes a run that is not words alone, or a login in a URL."""
+    """Whether a pattern of the library can match: each needs a run that is not only words, or a login in a URL."""
     if "_authToken" in text or re.search(r"://\S*@", text):
         return True
     return any(not _WORD.fullmatch(run) for run in re.findall(r"[\w-]{16,}", text))
@@ -190,7 +190,7 @@ _CERTAIN = re.compile(
 )
 _KEYS = re.compile(r"API|ACCESS|SECRET|PRIVATE|AUTH|ENCRYPTION|SIGNING|MASTER|SERVICE|ACCOUNT|CLIENT|SSH|DEPLOY|HMAC")
 _OTHER_KEYS = re.compile(r"KMS|PUBLIC|PARTITION|SORT|PRIMARY|FOREIGN|CACHE|OBJECT|ROUTING|GROUP|HOT")
-# Of a name that ends so the value is about the secret, and not the secret.
+# If a name ends so, its value is about the secret and not the secret itself.
 _ABOUT = re.compile(
     r"FILE|PATH|DIR|FOLDER|NAME|ID|ARN|URI|URL|HOST|ENDPOINT|REGION|TYPE|MODE|TTL|EXPIRY|LENGTH|COUNT|LIMIT|SIZE|PREFIX"
     r"|VERSION|PROVIDER|MANAGER|STORE|ENABLED|USER|METHOD|CLASS"
@@ -200,7 +200,7 @@ _WAYS = re.compile(r"basic|iam|ldap|kerberos|oauth2?|oidc|sso|jwt|tls|ssl|mtls|d
 
 
 def telling(name: str) -> Literal["certain", "likely"] | None:
-    """What a name says of its value: that it is a secret, that it is one if it looks drawn by chance, or nothing."""
+    """Whether a name marks its value as a secret (certain), as one if it looks random (likely), or not at all."""
     parts = [part.upper() for part in _NAME_PARTS.findall(name)]
     if not parts or _ABOUT.fullmatch(parts[-1]):
         return None
@@ -216,12 +216,12 @@ def telling(name: str) -> Literal["certain", "likely"] | None:
 
 
 def is_special_token(value: str) -> bool:
-    """What stands under such a name and is none: a token of a tokenizer, a way to log in."""
+    """Whether a value under such a name is harmless: a token of a tokenizer, a method to log in."""
     return bool(_WAYS.fullmatch(value)) or (value.startswith(("<", "[")) and value.endswith((">", "]")))
 
 
-# The commonest pairs of letters in English and in names of code (this repository's, the standard library's): nine of
-# ten pairs of a word are among them, one of four of a random string.
+# The most common pairs of letters in English and in names of code (this repository, the standard library). They are
+# nine of ten pairs in words, and one of four in random strings.
 _PAIRS = (
     "erinreteonatesenlesttiorntcodesearedaletralimengrotaanritritecionenddimaexpelaloasgeacctisnsceeltovecapaprfiea"
     "siicunchilssllthnatsamolmprsouadheomncurrtimodpoemplutnooprrhaocabmoidckotaposmiepkeniigdascfospsublshefptsocl"
@@ -235,14 +235,14 @@ _RANDOM = 0.68
 
 
 def is_random(run: str) -> bool:
-    """Whether chance made it; digests in hexadecimal and what has letters of one case only do not count."""
+    """Whether a run of characters looks random; hexadecimal digests and runs in one case do not count."""
     if _HEX.fullmatch(run) or not {"a", "A"} <= {_kind(char) for char in run}:
         return False
     return score(run) >= _RANDOM
 
 
 def drawn(value: str) -> bool:
-    """Whether a whole value was: `is_random`, or a digest, or letters and digits in no order of words."""
+    """Whether a whole value looks random: as `is_random`, but digests and values in one case count."""
     value = value.rstrip("=")
     if len(value) < 16 or not re.fullmatch(r"[A-Za-z0-9+/._~-]+", value):
         return False
@@ -250,7 +250,8 @@ def drawn(value: str) -> bool:
 
 
 def score(run: str) -> float:
-    """Changes of class per character (not those at beginnings of words and at signs), and the share of rare pairs."""
+    """Randomness: changes of character class per character (not at signs or at the beginning of words), plus the share
+    of rare pairs of letters."""
     kinds = [_kind(char) for char in run]
     pairs = list(itertools.pairwise(kinds))
     changes = sum(one != other and "+" not in (one, other) and (one, other) != ("A", "a") for one, other in pairs)

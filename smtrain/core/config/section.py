@@ -1,4 +1,4 @@
-"""What every section of a config is."""
+"""The base of all sections of a config."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
 
 
 class _Called(ModelMetaclass):
-    """What a section answers to who makes one by hand: the sentences of `smtrain.load_config`, not pydantic's report.
+    """Makes a section that is built by hand raise the sentences of `load_config` instead of pydantic's report.
 
-    `model_validate`, which loading uses, does not come this way.
+    `model_validate`, which loading uses, does not pass through here.
     """
 
     def __call__(self, *args: Any, **values: Any) -> Any:
@@ -37,18 +37,18 @@ class _Called(ModelMetaclass):
             words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
             raise ConfigError([f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping"])
         if not values and not any(field.is_required() for field in section.model_fields.values()):
-            # Defaults are not validated; where JobConfig has whole sections as its own, each one's validator would
-            # be built for nothing else.
+            # Defaults need no validation. Else the default sections of JobConfig would build the validator of every
+            # section at import.
             return section.model_construct()
         try:
             return super().__call__(**values)
         except ValidationError as error:
-            found = error.errors()
-        raise ConfigError([sentence_of(section, key_of(detail)[1], detail) for detail in found])
+            details = error.errors()
+        raise ConfigError([sentence_of(section, key_of(detail)[1], detail) for detail in details])
 
 
 class Section(BaseModel, metaclass=_Called):
-    """Base of every section: numbers are finite, and true and false are no numbers."""
+    """Base of all sections: numbers are finite, and true and false are not numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -59,7 +59,7 @@ class Section(BaseModel, metaclass=_Called):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        # pydantic 2.9 writes a default section with that section's own serializer, not built yet (defer_build).
+        # pydantic 2.9 serializes a default section with its own serializer, which defer_build has not built yet.
         for field in cls.model_fields.values():
             if isinstance(field.default, BaseModel):
                 type(field.default).model_rebuild()
@@ -78,7 +78,7 @@ class Section(BaseModel, metaclass=_Called):
             raise ValueError("a number is needed here, not true or false")
         if wanted & {int, float} and any(isinstance(n, int | float) and _HUGE < abs(n) < inf for n in items):
             raise ValueError("the number is too large to mean anything")
-        # YAML 1.1 reads `1e4` as text, and so does a keyword argument; for a whole number it is 10000.
+        # YAML 1.1 reads `1e4` as text; for a key that takes a whole number it means 10000.
         if int in wanted and str not in wanted and isinstance(value, str) and _POWER.fullmatch(value):
             return float(value)
         return value
@@ -86,9 +86,9 @@ class Section(BaseModel, metaclass=_Called):
 
 @cache
 def descriptions(section: type[BaseModel]) -> dict[str, str]:
-    """What the text under each key of a section says.
+    """The description of each key: the docstring below it.
 
-    pydantic's `use_attribute_docstrings` would read the source of every section whenever a config is loaded.
+    pydantic's `use_attribute_docstrings` would read the source of all sections whenever a config is loaded.
     """
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
@@ -102,7 +102,7 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
 
 
 def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
-    """The plain types that a field takes, by itself or as items."""
+    """The plain types that a field takes, also as items of a list."""
 
     def within(annotation: Any) -> set[Any]:
         found = get_args(annotation)
@@ -112,11 +112,11 @@ def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
 
 
 class Secret(Section):
-    """A secret by its name; the container reads it with the job's role, and it is in no request, log or file."""
+    """A secret by its name; the container reads it with the job's role, and its value is in no request, log or file."""
 
     secret: str | None = None
     """Name or ARN in Secrets Manager."""
     ssm: str | None = None
     """Name or ARN of an SSM parameter."""
     key: str | None = None
-    """The field to take where the secret is a JSON object."""
+    """The field of a secret that is a JSON object."""

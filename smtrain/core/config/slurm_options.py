@@ -1,4 +1,4 @@
-"""Options of sbatch and srun in a config: how each is read, and those that a stage cannot run with."""
+"""Parse the options of sbatch and srun in a config, and refuse those that a stage cannot run with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def options_of(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
-    """A sentence for each option that sbatch or srun cannot take from a script, or that would break the stage."""
+    """Options that sbatch or srun cannot take from a script, or that would break the stage."""
     for option in options_of(words):
         shown = option if len(option) <= 60 else f"{option[:57]}..."
         if _CONTROL.search(option):
@@ -93,7 +93,7 @@ def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
 
 
 def _broken(option: str, program: str) -> Iterator[str]:
-    """Why an option breaks the stage."""
+    """Reasons why an option would break the stage."""
     refused = _REFUSED[program]
     for name in _names(option, program):
         known = [full for full in refused if full == name] or [full for full in refused if full.startswith(name)]
@@ -104,7 +104,7 @@ def _broken(option: str, program: str) -> Iterator[str]:
 
 
 def _names(option: str, program: str) -> list[str]:
-    """The long names of the options in one argument."""
+    """Long names of the options in one argument."""
     if long := _NAME.match(option):
         return [long[1]]
     found = []
@@ -122,14 +122,14 @@ class Exported:
     everything: bool = False
     """ALL: the whole environment of the shell that submits."""
     names: tuple[str, ...] = ()
-    """Variables of that shell."""
+    """Variables of the shell that submits."""
     values: tuple[tuple[str, str], ...] = ()
-    """NAME=value."""
+    """Variables with a value: NAME=value."""
     faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, words: Iterable[str]) -> Exported:
-        """From the options of sbatch; NONE and NIL add nothing."""
+        """Parse the options of sbatch; NONE and NIL add nothing."""
         everything, names, values, faults = False, list[str](), list[tuple[str, str]](), list[str]()
         for option in options_of(words):
             if not is_export(option):

@@ -1,4 +1,4 @@
-"""The config that a job is given, as a file of its own input channel, and what a tuning job changes in it."""
+"""The config of a job, from the file in its input channel and the values of a tuning job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.container import Container
 
 TUNED = "smtrain_tuned"
-"""The hyperparameter that names the keys, with commas between, whose values a tuning job gives as hyperparameters."""
+"""The hyperparameter that lists, with commas, the keys that a tuning job sets by hyperparameters."""
 
 
 def stage_config(container: Container) -> JobConfig:
     """The stage's config, from the channel `config`; keys of other stages have their defaults.
 
-    Raises `ConfigError` where a tuning job has given a value that the schema refuses.
+    Raises `ConfigError` if the schema refuses a value of the tuning job.
     """
     path = container.channel("config") / "config.json"
     raw: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -35,20 +35,21 @@ def stage_config(container: Container) -> JobConfig:
     except ValidationError as error:
         if not values:
             raise
-        told = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
-    raise ConfigError([f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in told])
+        faults = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
+    raise ConfigError([f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults])
 
 
 def tuned_values(container: Container) -> dict[str, str]:
-    """What this job's tuning job has chosen, as texts by key; nothing for any other job."""
+    """The values that the tuning job chose, as texts by key; empty for other jobs."""
     path = container.root / "input/config/hyperparameters.json"
     try:
-        told: dict[str, str] = json.loads(path.read_text("utf-8"))
+        parameters: dict[str, str] = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    return {key: _plain(told[key]) for key in _plain(told.get(TUNED, "")).split(",") if key in told}
+    keys = _plain(parameters.get(TUNED, "")).split(",")
+    return {key: _plain(parameters[key]) for key in keys if key in parameters}
 
 
 def _plain(text: str) -> str:
-    """The characters that a hyperparameter means: SDK v2 and the toolkit send text as JSON."""
+    """The text of a hyperparameter: SDK v2 and the toolkit send text as JSON."""
     return str(json.loads(text)) if text.startswith('"') else text

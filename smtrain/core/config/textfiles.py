@@ -1,6 +1,6 @@
-"""Which files of a source are read as text, and for what reason others are not.
+"""Choose which files of a source are read as text, and give the reason for each file that is not.
 
-Pure Python, because both the client and the job say it: a file that is neither read nor named would be lost unseen.
+Pure Python, as both the client and the job report this: otherwise a file could be lost unseen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "arrow": (".arrow",),
     "megatron": (".idx",),
     "text": (".txt",),
-    "json": (),  # one array, told from lines by its beginning
+    "json": (),  # one array; its first bytes distinguish it from lines
     "csv": (".csv", ".tsv"),
     "mediawiki": (".xml",),
     "wikiextractor": (),  # wiki_00, wiki_01...
@@ -31,9 +31,9 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "tar": (".tar",),
 }
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd", ".lz4": "lz4"}
-"""Of a whole file, for the kinds that are read from their beginning to their end."""
+"""Compressions of a whole file, for the kinds in STREAMS."""
 STREAMS = ("jsonl", "text", "json", "csv", "mediawiki", "wikiextractor", "warc", "tar")
-"""Kinds that are read from their beginning to their end, and so may be compressed."""
+"""Kinds that are read from beginning to end, so that they may be compressed."""
 _EXTRACTED = re.compile(r"wiki_\d+")
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
@@ -42,7 +42,7 @@ _HEAD = 1 << 16
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that is not read, by its name in the source."""
+    """A file that is not read, with its name in the source."""
 
     name: str
     reason: str
@@ -50,13 +50,13 @@ class LeftOut:
 
 @dataclass
 class TextFiles:
-    """The names to read with their kind (a key of ENDINGS), in their order, and the files that are left out."""
+    """The files to read, in order, each with its kind (a key of ENDINGS), and the files that are left out."""
 
     read: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
-        """What is left out, one sentence a reason."""
+        """The files that are left out: one sentence per reason."""
         by_reason: dict[str, list[str]] = {}
         for file in self.left_out:
             by_reason.setdefault(file.reason, []).append(file.name)
@@ -71,7 +71,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def encoding_like(data: bytes) -> str:
-    """The encoding that bytes which are not UTF-8 look like, by iconv's name and Python's alike; empty for no text."""
+    """Guess the encoding of bytes that are not UTF-8, by a name that iconv and Python know; empty if not text."""
     for mark, name in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
         if data.startswith(mark):
             return name
@@ -88,8 +88,7 @@ def encoding_like(data: bytes) -> str:
 
 
 def encoding_remedy(data: bytes, file: object = "FILE") -> str:
-    """Say what to do about bytes that are not UTF-8, as a sentence's end: the encoding they look like, and how to read
-    or convert them."""
+    """End of a sentence about bytes that are not UTF-8: their probable encoding, and how to read or convert them."""
     name = encoding_like(data)
     if not name:
         return "it looks like no text at all, so leave this file out, or save it as text"
@@ -100,12 +99,12 @@ def encoding_remedy(data: bytes, file: object = "FILE") -> str:
 
 
 def compression(name: str) -> str | None:
-    """gzip, bz2, xz, zstd, lz4 or None, by the ending."""
+    """gzip, bz2, xz, zstd, lz4 or None, by the file's ending."""
     return COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
 
 
 def kind(name: str) -> str | None:
-    """A key of ENDINGS, by the ending; None for one that says nothing."""
+    """A key of ENDINGS, by the file's ending; None if it is unknown."""
     if _EXTRACTED.fullmatch(PurePosixPath(_bare(name)).name):
         return "wikiextractor"
     kinds = STREAMS if compression(name) else tuple(ENDINGS)
@@ -113,13 +112,13 @@ def kind(name: str) -> str | None:
 
 
 def _bare(name: str) -> str:
-    """In small letters, without the ending of a compression."""
+    """The name in lower case, without the ending of a compression."""
     small = name.lower()
     return small.removesuffix(PurePosixPath(small).suffix) if compression(name) else small
 
 
 def folder_files(folder: Path, skip: Path | None = None) -> tuple[list[Path], list[LeftOut]]:
-    """Every file below a folder that is not hidden, sorted, and what else lies there; nothing below `skip`."""
+    """All files below a folder that are not hidden, sorted, and what is left out; `skip` is not entered."""
     paths: list[Path] = []
     left: list[LeftOut] = []
     for parent, folders, names in os.walk(folder):
@@ -148,9 +147,9 @@ def _no_file(path: Path, is_folder: bool) -> str:
 def choose(
     files: Iterable[tuple[str, int]], form: str, open_file: Callable[[str], IO[bytes]], left_out: Iterable[LeftOut] = ()
 ) -> TextFiles:
-    """What of `files` (name and bytes) a source of the format `form` reads.
+    """Choose which of `files` (name, bytes) a source of format `form` reads.
 
-    `open_file` opens one of them by its name; it is asked for small descriptions and for the heads of .json files.
+    `open_file` opens one by its name, to read small descriptions and the first bytes of .json files.
     """
     made = TextFiles()
     sizes = dict(files)
@@ -178,7 +177,7 @@ def choose(
         elif form not in ("auto", known):
             why = f"data.format is {form}"
         elif known == "arrow" and path.parent in described and path.name not in described[path.parent]:
-            why = "it is not of the data set that the state.json beside it describes"
+            why = "it is not of the data set that the state.json next to it describes"
         else:
             why = _no_lines(name, open_file) if _bare(name).endswith(".json") and known == "jsonl" else ""
             if known == "mediawiki" and form == "auto" and b"<mediawiki" not in _head(name, open_file):
@@ -192,19 +191,15 @@ def choose(
 
 
 def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:
-    """What of a folder of this machine is read, and the bytes of each of its files."""
+    """Choose the files of a local folder; also returns the bytes of each file."""
     paths, others = folder_files(folder)
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     return choose(sizes.items(), form, lambda name: (folder / name).open("rb"), others), sizes
 
 
-def _beside_an_index(path: PurePosixPath, names: dict[str, int]) -> bool:
-    return path.suffix in (".bin", ".sums") and path.with_suffix(".idx").as_posix() in names
-
-
 def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, str]:
-    """Folders and files of splits that are not to be trained on, with the reason: a DatasetDict's, and by the names
-    that the hub gives (test-00000-of-00001.parquet beside train-...)."""
+    """Folders and files of splits other than train, with the reason: those of a DatasetDict, and those with the hub's
+    names (test-00000-of-00001.parquet next to train-...)."""
     found: dict[PurePosixPath, str] = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -227,7 +222,7 @@ def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) 
 
 
 def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, set[str]]:
-    """The data files of each folder that `datasets` saved."""
+    """The data files of each folder that was saved by `datasets`."""
     found = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -248,7 +243,7 @@ def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
 
 
 def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:
-    """A key of ENDINGS, by the ending and, where a .json is one array, by the beginning."""
+    """A key of ENDINGS, by the file's ending, and for .json also by its first bytes."""
     known = kind(name)
     if known == "jsonl" and _bare(name).endswith(".json"):
         head = _head(name, open_file).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -257,11 +252,11 @@ def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:
 
 
 def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
-    """The beginning of a file, unpacked; nothing where it cannot be."""
+    """The decompressed beginning of a file; empty if it cannot be decompressed."""
     openers: dict[str | None, Any] = {None: lambda raw: raw, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
     unpack = openers.get(compression(name))
     if unpack is None:
-        return b""  # zstd and lz4, which the standard library has not
+        return b""  # zstd and lz4 are not in the standard library
     try:
         with open_file(name) as raw:
             head: bytes = unpack(raw).read(_HEAD)
@@ -271,7 +266,7 @@ def _head(name: str, open_file: Callable[[str], IO[bytes]]) -> bytes:
 
 
 def _no_lines(name: str, open_file: Callable[[str], IO[bytes]]) -> str:
-    """Why a .json file is not JSON lines, which many are; "" where it is, or where the reading will tell."""
+    """The reason why a .json file is not JSON lines; empty if it is, or if only reading can tell."""
     head = _head(name, open_file)
     if not head:
         return ""

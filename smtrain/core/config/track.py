@@ -1,4 +1,4 @@
-"""The section `track`: where curves go while a job trains."""
+"""The section `track`: trackers of a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wandb(Section):
 
 
 class Track(Section):
-    """Where steps, settings and results are sent while a job trains. A tracker that is down never slows training."""
+    """Trackers of steps, settings and results while a job trains. A tracker that is down never slows training."""
 
     tensorboard: Literal["live"] | None = None
     """`live`: TensorBoard's files go to S3 while the job runs (TensorBoardOutputConfig); default: at its end."""
@@ -36,10 +36,10 @@ class Track(Section):
     experiment: str | None = Field(None, min_length=1)
     """MLflow's experiment; default: smtrain."""
     machines: bool = False
-    """Have CloudWatch chart what the machines use as the job says it (train:device, train:net_in, ...), beside what
-    SageMaker measures itself, which knows no Neuron cores and no network."""
+    """Have CloudWatch chart what the job says of its machines' use (train:device, train:net_in, ...), in addition to
+    SageMaker's own metrics, which have no Neuron cores and no network."""
     by: Literal["client", "job"] = "client"
-    """Who sends to MLflow and W&B: the command that follows the job (`run`, `launch`, `logs --follow`), or the job
+    """Sender to MLflow and W&B: the command that follows the job (`run`, `launch`, `logs --follow`), or the job
     itself, whose image must then hold their packages."""
 
     @field_validator("mlflow")

@@ -1,4 +1,4 @@
-"""Sections of a config: the model, how it is cut, and how it is trained."""
+"""Sections of a config: the model, its division over processes, and its training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_STEPS = 10**9
 
 
 def _chosen(schema: dict[str, Any]) -> None:
-    """The default of a field that loading chooses, by the machines, is not a fixed value."""
+    """Remove the default of a field that loading chooses by the machines."""
     schema.pop("default", None)
 
 
 def _or_one(schema: dict[str, Any]) -> None:
-    """A list of names may be one name."""
+    """Allow a single name for a list of names."""
     names = {key: schema.pop(key) for key in ("type", "items")}
     schema["anyOf"] = [names, {"type": "string"}]
 
@@ -29,10 +29,10 @@ class Model(Section):
     """The model that training starts from."""
 
     path: str
-    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://..., hf://organization/model@revision,
-    modelscope://organization/model@revision, demo://smollm2 or demo://tiny-llama."""
+    """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://...,
+    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2 or demo://tiny-llama."""
     weights: str | None = None
-    """Where the weights are, if not in `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
+    """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
     """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
@@ -46,24 +46,25 @@ class Model(Section):
 
 
 class Parallel(Section):
-    """How the model is cut over processes."""
+    """Division of the model over processes."""
 
     tp: int = Field(1, ge=1)
     """Tensor-parallel degree: how many processes share every layer."""
     pp: int = Field(1, ge=1)
     """Pipeline-parallel degree: into how many stages the layers are cut."""
     dp: int | None = Field(None, ge=1)
-    """Data-parallel degree: how many copies of the model train, each on other data; default: processes / (tp x pp)."""
+    """Data-parallel degree: how many copies of the model train, each on different data; default: processes / (tp x
+    pp)."""
     micro_batch_size: int = Field(1, ge=1)
     """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
     sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
-    """Also cut what lies between the shared layers, along the sequence: less memory; needs tp > 1 to have an effect.
-    Default: true where engine nxd must (bf16)."""
+    """Also divide the activations between tensor-parallel layers, along the sequence: less memory; needs tp > 1.
+    Default: true if engine nxd needs it (bf16)."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """`full` keeps only each layer's input and recomputes the rest in the backward pass; `selective` recomputes only
     attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
     zero1: bool = True
-    """Split the optimizer's state over the copies of the model; only engine nxd can do without."""
+    """Split the optimizer's state over the copies of the model; only engine nxd can train without."""
     pipeline_cuts: tuple[int, ...] = ()
     """Engine nxd: the last layer of every pipeline stage but the last; default: even stages, the remainder last."""
     virtual_stages: int = Field(1, ge=1)
@@ -71,14 +72,14 @@ class Parallel(Section):
 
 
 class AdapterSection(Section):
-    """LoRA: the model's weights stay as they are, and two small matrices beside each linear layer are trained."""
+    """LoRA: the model's weights stay as they are, and two small matrices next to each linear layer are trained."""
 
     type: Literal["lora"] = "lora"
     """The kind of adapter: lora."""
     rank: int = Field(16, ge=1, le=65536)
     """Rank of the two matrices (peft's r): more can learn more, and takes more memory."""
     alpha: float = Field(32.0, gt=0)
-    """What the adapters add is multiplied by alpha / rank (peft's lora_alpha)."""
+    """The adapters' output is multiplied by alpha / rank (peft's lora_alpha)."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's input that is dropped in training (peft's lora_dropout); engine nxd takes 0 only."""
     targets: tuple[str, ...] = Field(("all-linear",), json_schema_extra=_or_one)
@@ -94,12 +95,12 @@ class AdapterSection(Section):
 
 
 class Validation(Section):
-    """Loss on text that the training never sees."""
+    """Validation on text that the training never sees."""
 
     interval: int = Field(100, ge=1)
-    """Steps between validations; there is one before the first step and one after the last, too."""
+    """Steps between validations; there is also one before the first step and one after the last."""
     batches: int | None = Field(None, ge=1)
-    """How many global batches of the held-out text each validation takes, always the same ones; default: all."""
+    """Number of global batches of the held-out text in each validation, always the same ones; default: all."""
     fraction: float | None = Field(None, gt=0, lt=1)
     """Share of the documents (sft: conversations) that is held out, chosen by a hash of their text."""
     path: str | None = None
@@ -110,7 +111,7 @@ class Validation(Section):
     keep_best: bool = False
     """Also keep the checkpoint with the lowest validation loss, whatever its age."""
     samples: int = Field(0, ge=0, le=64)
-    """sft: how many held-out questions the model answers into the log at every validation."""
+    """sft: number of held-out questions that the model answers into the log at every validation."""
     sample_tokens: int = Field(64, ge=1, le=4096)
     """sft: longest of these answers, in tokens."""
 
@@ -123,7 +124,7 @@ class Validation(Section):
 
     @property
     def chosen(self) -> dict[str, float | str]:
-        """What decides which text is held out."""
+        """The settings that decide which text is held out."""
         given = {"fraction": self.fraction, "path": self.path, "split": self.split}
         return {key: value for key, value in given.items() if value is not None}
 
@@ -131,7 +132,7 @@ class Validation(Section):
 def parts(split: str) -> tuple[float, float, float]:
     """The shares of training, validation and test, which add up to 1.
 
-    Raises ValueError where these are no such numbers, or training or validation has none.
+    Raises ValueError if these are no such numbers, or training or validation has none.
     """
     try:
         numbers = [float(part) for part in split.replace("/", ",").split(",") if part.strip()]
@@ -150,31 +151,31 @@ class Profile(Section):
     """A trace of a few steps, and which part of a step takes how long, early in a job."""
 
     steps: int = Field(3, ge=1, le=100)
-    """How many steps are traced for a viewer; as many more are timed by their parts."""
+    """Number of steps to trace for a viewer; as many more are timed by their parts."""
     skip: int = Field(2, ge=0, le=10**6)
-    """Steps of the job before those: the first ones compile, allocate and read what later ones find."""
+    """Steps of the job before those: the first ones compile, allocate and fill caches."""
 
 
 class Train(Section):
     """The training run itself."""
 
     engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
-    """What does the parallel work: torch alone, or neuronx-distributed (docs/nxd.md); default: what the machines run,
+    """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one for the machines,
     nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine."""
     objective: Literal["pretrain", "sft"] = "pretrain"
     """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
     adapter: AdapterSection | None = None
     """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
     steps: int = Field(1000, ge=0, le=MOST_STEPS)
-    """Optimizer steps of the whole run; one that resumes goes on up to this number."""
+    """Optimizer steps of the whole run; one that resumes continues up to this number."""
     tokens: Count | None = Field(None, ge=1, le=10**17)
-    """Train on at least so many tokens (300000000, 2e9, `2B`), in place of steps: as many steps as they take."""
+    """Train on at least so many tokens (300000000, 2e9, `2B`), instead of steps: as many steps as they take."""
     global_batch_size: int = Field(8, ge=1, le=10**7, json_schema_extra=_chosen)
     """Sequences per optimizer step over all machines, a multiple of dp x parallel.micro_batch_size; default: the least
-    from 8 on, or, on AWS where `parallel` is left out too, the least that keeps the machines busy."""
+    from 8 on, or, on AWS if `parallel` is also left out, the least that keeps the machines busy."""
     max_global_batch_size: int | None = Field(None, ge=1, le=10**7)
-    """Choose the global batch up to this one at which the machines train most tokens a second, in place of
-    global_batch_size; with a mesh that is given, the largest that it can cut."""
+    """Choose the global batch up to this one at which the machines train most tokens a second, instead of
+    global_batch_size; with a given mesh, the largest multiple that it takes."""
     seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
     """Tokens per sequence, at most what the model has positions for; default: 4096, or as many as a model in a local
     folder has."""
@@ -183,7 +184,7 @@ class Train(Section):
     min_lr: float = Field(0.0, ge=0)
     """Learning rate at the end of a cosine or linear schedule."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """How the learning rate falls after warm-up: not at all, along a cosine, or in a straight line."""
+    """Decay of the learning rate after warm-up: none, along a cosine, or linear."""
     warmup_steps: int | float = Field(0, ge=0, le=10**9)
     """Steps of linear warm-up from 0 to `lr`; below 1 the share of train.steps, such as 0.1."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -206,9 +207,9 @@ class Train(Section):
     numbers differ in the last digits from those that are not compiled."""
     deterministic: bool = True
     """Engine native on accelerators: only kernels that give the same bits each time, as CPUs do anyway. `false` is
-    faster, and a run that resumes goes on with losses that differ in the last digits."""
+    faster, and a resumed run continues with losses that differ in the last digits."""
     stall_minutes: float = Field(30, ge=0, le=100_000)
-    """Minutes without a finished step after which the job ends, saying where each rank stands; 0: never."""
+    """Minutes without a finished step after which the job ends, with the position of each rank in the log; 0: never."""
     log_interval: int = Field(1, ge=1)
     """Steps between log lines."""
     save_interval: int = Field(100, ge=1)
@@ -227,5 +228,5 @@ class Train(Section):
 
     @property
     def warmup(self) -> int:
-        """Steps of the warm-up, also if it is given as a share of `steps`."""
+        """Steps of the warm-up, also if given as a share of `steps`."""
         return int(self.warmup_steps) if self.warmup_steps >= 1 else round(self.warmup_steps * self.steps)

@@ -1,5 +1,4 @@
-"""Amounts as people write them. Durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) are always kept in seconds,
-counts of tokens (`2e9`, `"1.5B"`) as whole numbers."""
+"""Parse and format durations (`90`, `"90s"`, `"10m"`, `"2h30m"`, `"3d"`) and counts of tokens (`2e9`, `"1.5B"`)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _PARTS = re.compile(r"(\d+)\s*([smhd])")
 
 
 def seconds(value: Any) -> Any:
-    """A duration in seconds; raises `ValueError` for text that is none."""
+    """Parse a duration into seconds; raises `ValueError` for other text."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower()
@@ -38,7 +37,7 @@ _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbt]?)")
 
 
 def count(value: Any) -> Any:
-    """How many (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`), whole; raises `ValueError` for text that is none."""
+    """Parse a count (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`); raises `ValueError` for other text."""
     if not isinstance(value, str):
         return value
     found = _COUNT.fullmatch(value.strip().lower())
@@ -55,7 +54,7 @@ Count = Annotated[
 
 
 def spell(value: float) -> str:
-    """Seconds as people read them: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Format seconds: `42 s`, `3 min 05 s`, `2 h 10 min`."""
     whole = round(value)
     if whole < 60:
         return f"{value:.1f} s" if value < 10 else f"{whole} s"
@@ -65,7 +64,7 @@ def spell(value: float) -> str:
 
 
 def spell_age(seconds: float) -> str:
-    """How long ago something was, in one unit: `42 s`, `7 min`, `3 h`, `12 d`."""
+    """Format an age in one unit: `42 s`, `7 min`, `3 h`, `12 d`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
@@ -73,12 +72,12 @@ def spell_age(seconds: float) -> str:
 
 
 def counted(parameters: float) -> str:
-    """How many parameters a model has, in billions, or in millions where there are fewer: 6.74 B, 135 M."""
+    """Format a number of parameters in billions, or in millions if fewer: 6.74 B, 135 M."""
     return f"{parameters / 1e9:.2f} B" if parameters >= 999.5e6 else f"{parameters / 1e6:.3g} M"
 
 
 def spell_bytes(size: float) -> str:
-    """`512 B`, `4.1 kB`, `1.2 GB`: decimal, as disks are sold."""
+    """Format bytes in decimal units: `512 B`, `4.1 kB`, `1.2 GB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

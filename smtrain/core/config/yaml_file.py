@@ -1,4 +1,4 @@
-"""Files of settings that a user names (YAML, TOML): read within bounds, and every fault as one sentence."""
+"""Read files of settings (YAML, TOML) within bounds; each fault is one sentence."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def read_yaml(path: Path, what: str = "config", remedy: str = "name the YAML file of the config") -> Any:
-    """The value of a YAML file; None of an empty one.
+    """The value of a YAML file; None for an empty one.
 
     Args:
         path: The file, in UTF-8, of at most `MOST_BYTES`.
-        what: What the file holds, for sentences.
-        remedy: What to do about a file that is not of the kind, as an order.
+        what: The contents of the file, for sentences.
+        remedy: The remedy for a file of another kind, as an imperative.
 
     Raises:
-        ConfigError: It is not there, cannot be read, is no text or not the YAML of settings: with line and key.
+        ConfigError: It does not exist, cannot be read, or is not YAML that settings can use; with line and key.
     """
     text = read_settings(path, what, remedy)
     try:
@@ -48,7 +48,7 @@ def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
 
 
 def read_settings(path: Path, what: str, remedy: str) -> str:
-    """The text of a file of settings. Raises `ConfigError`: it is not there, too long, or not UTF-8."""
+    """The text of a file of settings. Raises `ConfigError` if it does not exist, is too long or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -74,12 +74,12 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
 
 
 def _new_name(path: Path) -> str:
-    """The name with which `smtrain init` would write this config; empty if it writes no such file."""
+    """The argument with which `smtrain init` would write this file; empty if it could not."""
     return f" {path}" if path.suffix in (".yaml", ".yml") and path.parent.is_dir() else ""
 
 
 def decoded(content: bytes, name: str, remedy: str) -> str:
-    """The text of bytes in UTF-8. Raises `ConfigError`, with the line, for others."""
+    """Decode UTF-8. Raises `ConfigError`, with the line, for other bytes."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

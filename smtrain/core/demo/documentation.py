@@ -41,7 +41,7 @@ def documentation() -> Iterator[dict[str, str]]:
 
 
 def described(name: str, value: Any) -> str | None:
-    """`value` as `help()` shows it: signature, and below it the first paragraph. None where there is no such thing."""
+    """`value` as `help()` shows it: signature, and below it the first paragraph. None if there is no such thing."""
     try:
         signature = str(inspect.signature(value))
     except (ValueError, TypeError):

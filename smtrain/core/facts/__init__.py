@@ -20,11 +20,11 @@ def table(name: str) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """TOML as a mapping. Raises `ValueError` where it is none."""
+    """TOML as a mapping. Raises `ValueError` if it is none."""
     return tomllib.loads(text)
 
 
 def instance(instance_type: str) -> dict[str, Any] | None:
-    """The row of a SageMaker instance type, or None where no row is known."""
+    """The row of a SageMaker instance type, or None if no row is known."""
     row: dict[str, Any] | None = table("instances")["instances"].get(instance_type)
     return row

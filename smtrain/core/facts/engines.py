@@ -17,7 +17,7 @@ def engine_of(instance_type: str) -> EngineName:
 
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
-    """Why an engine cannot train on instances of a type, with the way out; None where it can."""
+    """Why an engine cannot train on instances of a type, with the way out; None if it can."""
     if engine == engine_of(instance_type):
         return None
     if engine == "nxd":
@@ -32,7 +32,7 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
 
 
 def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:
-    """Why a job cannot train in a precision with an engine on instances of a type; None where it can."""
+    """Why a job cannot train in a precision with an engine on instances of a type; None if it can."""
     if precision != "fp16":
         return None
     if engine == "nxd":

@@ -36,7 +36,7 @@ class EcrImage:
 
 
 def ecr_image(uri: str) -> EcrImage | None:
-    """The image that a URI names; None where it is not in Amazon ECR."""
+    """The image that a URI names; None if it is not in Amazon ECR."""
     found = _ECR.match(uri)
     return EcrImage(*found.groups()) if found else None
 
@@ -99,7 +99,7 @@ def unpatched(uri: str | None, today: date | None = None) -> str | None:
 
 
 def _registry(region: str) -> str:
-    """Where AWS keeps its training images in a region. Raises `ConfigError` where that is not known."""
+    """Where AWS keeps its training images in a region. Raises `ConfigError` if that is not known."""
     images = table("images")
     account = images["accounts"].get(region, images["default_account"])
     if region not in images["accounts"] and region not in images["default_regions"]:
@@ -142,13 +142,13 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
 
 
 def sdk_release(uri: str) -> tuple[int, int, int] | None:
-    """Release of the Neuron SDK in an image, read from its tag; None where the tag does not say."""
+    """Release of the Neuron SDK in an image, read from its tag; None if the tag does not say."""
     found = _SDK.search(uri.rpartition("/")[2])
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def serves(uri: str, engine: str) -> bool | None:
-    """Whether an image ships what an engine needs on Neuron cores, as far as its name says; None where it does not."""
+    """Whether an image ships what an engine needs on Neuron cores, as far as its name says; None if it does not."""
     release, bounds = sdk_release(uri), table("images")["engines"][engine].get("sdk")
     if release is None or bounds is None:
         return None

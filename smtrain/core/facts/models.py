@@ -10,7 +10,7 @@ from smtrain.core.facts import table
 
 def positions(uri: str) -> int | None:
     """The longest sequence of a model of the hub (`hf://organization/model`, with a revision or without) as its
-    organization published it; None where that is not known."""
+    organization published it; None if that is not known."""
     told = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
     for row in table("models")["models"].values():
         if uri.startswith("hf://") and row["source"].lower() == told:

@@ -16,7 +16,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The metadata at the head of a README; empty where there is none, or none that can be read."""
+    """The metadata at the head of a README; empty if there is none, or none that can be read."""
     from smtrain.core.yaml_text import YamlError, parse
 
     match = _FRONT.match(text)

@@ -21,7 +21,7 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, token
 
 
 def cache_of(described: Mapping[str, Any]) -> float:
-    """`cache_bytes` of the model with this config.json in bf16; 0 where it does not tell."""
+    """`cache_bytes` of the model with this config.json in bf16; 0 if it does not tell."""
     try:
         if described.get("model_type") in FAMILIES:
             shape = ModelShape.from_config(described)

@@ -54,7 +54,7 @@ class HFConfig:
 
     shape: ModelShape
     rope: Rope | None
-    """None where positions are learned."""
+    """None if positions are learned."""
     positions: int
     """max_position_embeddings."""
     eps: float
@@ -109,7 +109,7 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
 
 
 def positions_named(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence that a config.json of any kind names; None where it names none."""
+    """The longest sequence that a config.json of any kind names; None if it names none."""
     found = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
     return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 

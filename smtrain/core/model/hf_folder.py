@@ -151,7 +151,7 @@ def folder_of(path: str) -> str:
 
 
 def weights_in(names: Iterable[str]) -> str | None:
-    """The file or index that a reader of weights begins with; None where there are none."""
+    """The file or index that a reader of weights begins with; None if there are none."""
     held = set(names)
     return next((name for pair in WEIGHTS for name in reversed(pair) if name in held), None)
 
@@ -171,7 +171,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def tokenizer_in(names: Iterable[str]) -> tuple[str, ...]:
-    """The files that a tokenizer is made from; empty where there are none."""
+    """The files that a tokenizer is made from; empty if there are none."""
     held = set(names)
     return next((files for files in TOKENIZERS if held.issuperset(files)), ())
 

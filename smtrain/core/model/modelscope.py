@@ -51,7 +51,7 @@ def site() -> str:
 def listed(name: str, revision: str | None = None, token: str | None = None) -> tuple[str, list[RepositoryFile]]:
     """The newest commit of a branch, a tag or a commit (None: the main branch), and the files that it has.
 
-    Raises SmtrainError where ModelScope refuses, cannot be reached, or answers something else.
+    Raises SmtrainError if ModelScope refuses, cannot be reached, or answers something else.
     """
     asked = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
     try:

@@ -110,7 +110,7 @@ class Rope:
 def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positions: int) -> Rope:
     """The rotary embedding that a config.json describes, `positions` being its max_position_embeddings.
 
-    Raises `CheckpointError` where its two spellings say different things, the type is unknown, or a setting is missing
+    Raises `CheckpointError` if its two spellings say different things, the type is unknown, or a setting is missing
     or no number.
     """
     new, old = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
@@ -181,7 +181,7 @@ def _beside(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
 
 
 def _agreed(key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> Any:
-    """The value of `key` in whichever has it. Raises `CheckpointError` where they say different things."""
+    """The value of `key` in whichever has it. Raises `CheckpointError` if they say different things."""
     a, b = one[1].get(key), other[1].get(key)
     if a is not None and b is not None and a != b:
         raise CheckpointError(

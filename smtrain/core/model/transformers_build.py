@@ -19,7 +19,7 @@ _TOLERANCE = 1e-5  # of the same number in single and in double precision
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """The installed transformers' config object of a config.json of any. Raises `CheckpointError` where it refuses."""
+    """The installed transformers' config object of a config.json of any. Raises `CheckpointError` if it refuses."""
     written = explicit(config)
     try:
         return AutoConfig.for_model(**written)

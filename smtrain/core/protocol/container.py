@@ -46,7 +46,7 @@ class Container:
         return self.hosts.index(self.host)
 
     def channel(self, name: str) -> Path:
-        """The folder of an input channel; raises `SmtrainError` where the job has none of that name."""
+        """The folder of an input channel; raises `SmtrainError` if the job has none of that name."""
         folder = Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name))
         if not folder.is_dir():
             raise SmtrainError(f"{folder}: the job has no input channel named {name!r}; add it to the request")

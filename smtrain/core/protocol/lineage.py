@@ -57,7 +57,7 @@ class Origin:
 
 @dataclass
 class Folder:
-    """One job's checkpoints; `origin` is None where its record is missing or damaged."""
+    """One job's checkpoints; `origin` is None if its record is missing or damaged."""
 
     origin: Origin | None = None
     steps: dict[int, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Lines:
 
     @property
     def newest(self) -> str | None:
-        """The job whose line the run goes on with: the one begun last. None where there is none."""
+        """The job whose line the run goes on with: the one begun last. None if there is none."""
 
         def rank(job: str) -> tuple[int, int, str]:
             return self.number(job), max(self.folders[job].steps, default=-1), job

@@ -32,7 +32,7 @@ LONGEST = 30 * 86400.0
 """Seconds that no job of SageMaker lasts."""
 
 Status = Callable[[str, str], "str | None"]
-"""TrainingJobStatus of a job in a region; None where there is no such job. Raises where SageMaker cannot be asked."""
+"""TrainingJobStatus of a job in a region; None if there is no such job. Raises where SageMaker cannot be asked."""
 
 
 class OwnerError(JobError):
@@ -113,7 +113,7 @@ class Fence:
             self._refuse_unless_ended(seen)
 
     def keep(self) -> None:
-        """Renew, by the job itself. Raises `OwnerError` where the record has gone to another job."""
+        """Renew, by the job itself. Raises `OwnerError` if the record has gone to another job."""
         self.me = replace(self.me, renewed=True)
         seen = self._read()
         if seen and seen.owner.job == self.me.job:
@@ -121,7 +121,7 @@ class Fence:
         self._take()
 
     def check(self) -> None:
-        """Raise `OwnerError` where another job owns the checkpoints; a record that is gone counts as ours."""
+        """Raise `OwnerError` if another job owns the checkpoints; a record that is gone counts as ours."""
         seen = self._read()
         if seen and seen.owner.job not in (None, self.me.job):
             raise OwnerError(self._lost(seen.owner))
@@ -172,7 +172,7 @@ class Fence:
         return _Seen(Owner.parse(answer["Body"].read(), self.uri), answer["ETag"], age, now.timestamp())
 
     def _write(self, owner: Owner, etag: str | None) -> bool:
-        """Write on the condition that nothing has changed; False where S3 refuses."""
+        """Write on the condition that nothing has changed; False if S3 refuses."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
             answer = self._s3.put_object(Bucket=self._bucket, Key=self._key, Body=owner.to_json(), **condition)

@@ -15,7 +15,7 @@ PATIENCE_S = 10.0
 
 
 def unanswered(uri: str) -> str | None:
-    """What keeps S3 from being asked about a URI, with a remedy and without its full stop; None where it answers.
+    """What keeps S3 from being asked about a URI, with a remedy and without its full stop; None if it answers.
 
     Whatever answers will do: who may read what is for the client to find out.
     """

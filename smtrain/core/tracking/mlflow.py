@@ -60,7 +60,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run, status=_ENDS.get(status, "FAILED"))
 
     def attach(self, files: Sequence[Path], numbers: dict[str, float]) -> bool:
-        """Files as artefacts and numbers as metrics of the run's newest MLflow run; False where there is none."""
+        """Files as artefacts and numbers as metrics of the run's newest MLflow run; False if there is none."""
         client, found = self._connect(), self._find()
         if found is None:
             return False

@@ -29,13 +29,13 @@ class Tracked:
 
 
 def variable(track: Track) -> str | None:
-    """The variable's value; None where nothing is tracked. Secrets are names in it, as in the config."""
+    """The variable's value; None if nothing is tracked. Secrets are names in it, as in the config."""
     told = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})
     return json.dumps(told, sort_keys=True) if told else None
 
 
 def parse(value: str | None) -> Track | None:
-    """The section that a job carries; None where it has none, or one that this version does not know."""
+    """The section that a job carries; None if it has none, or one that this version does not know."""
     try:
         return Track.model_validate_json(value) if value else None
     except ValueError:

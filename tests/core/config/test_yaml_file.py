@@ -110,7 +110,7 @@ def test_the_same_behind_set(raw: dict[str, Any], text: str, sentence: str) -> N
 def _fault(value: str) -> str:
     with pytest.raises(YamlError) as caught:
         parse(value)
-    return caught.value.told
+    return caught.value.message
 
 
 @pytest.mark.parametrize(("text", "sentence"), SYNTAX)

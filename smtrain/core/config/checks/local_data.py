@@ -1,4 +1,4 @@
-"""Faults of text and prepared data on this machine, found from the files themselves before any of them is sent."""
+"""Check the files of text and of prepared data on this machine before they are uploaded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MAGIC = {
 
 
 def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> Iterator[Fault]:
-    """What is wrong with the local files that `data` names; `described` is the model's config.json, if it is here.
+    """Faults of the local files that `data` names; `described` is the model's config.json, if it is on this machine.
 
-    Raises OSError where a file may not be read.
+    Raises OSError if a file may not be read.
     """
     if config.data.prepared is not None:
         if "://" not in config.data.prepared:
@@ -78,7 +78,7 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
 
 
 def _no_archive(file: Path) -> str | None:
-    """Say of a file whose ending names a compression that it does not begin as one."""
+    """A fault if a file's ending names a compression and its first bytes are another."""
     packed = compression(file.name)
     if (mark := _MAGIC.get(packed or "")) is None:
         return None
@@ -101,8 +101,7 @@ def _is_pair(file: Path) -> bool:
 
 
 def _binary(file: Path, encoding: str | None = None) -> bool:
-    """True if its beginning is not of the encoding (UTF-8, or that of its byte order mark), or has a byte that no text
-    has."""
+    """Whether the beginning of a file is not text in the encoding (UTF-8, or that of its byte order mark)."""
     head = _head(file)
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if encoding or marked:
@@ -116,7 +115,7 @@ def _binary(file: Path, encoding: str | None = None) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        return not (len(head) == _HEAD and error.start > len(head) - 4)  # a character that the cut went through
+        return not (len(head) == _HEAD and error.start > len(head) - 4)  # the head ends inside a character
     return False
 
 
@@ -148,7 +147,7 @@ def _prepared_faults(config: JobConfig, folder: Path, described: dict[str, Any] 
 def mismatches(
     config: JobConfig, manifest: dict[str, Any], described: dict[str, Any] | None, tokenizer: Path | None
 ) -> Iterator[str]:
-    """Where a prepared dataset was made for another config, model or tokenizer."""
+    """Differences between a prepared dataset and the config, model or tokenizer."""
     objective = manifest.get("objective", "pretrain")
     if objective != config.train.objective:
         yield f"the data was prepared for train.objective: {objective}, and it is {config.train.objective}"

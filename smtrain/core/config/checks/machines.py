@@ -174,7 +174,7 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def _own_machine_fault(config: JobConfig) -> str | None:
-    """Why a machine that is not one of SageMaker's cannot train this run."""
+    """The reason why a machine other than SageMaker's cannot train this run."""
     name = config.compute.instance_type
     if name.startswith("ml."):
         return None

@@ -42,7 +42,7 @@ TRAIN = (
 
 
 def machine_fault(config: JobConfig) -> str | None:
-    """Why the engine cannot train on these machines; on this machine the control plane runs any type's jobs on CPUs.
+    """The reason why the engine cannot train on these machines; on this machine, CPUs run the jobs of any type.
 
     NxD lays its groups out for the chip, so it needs a Neuron type even if it runs on CPUs.
     """
@@ -52,7 +52,7 @@ def machine_fault(config: JobConfig) -> str | None:
 
 
 def _image_fault(config: JobConfig) -> str | None:
-    """Why the image cannot train; the control plane runs jobs without an image, or in one of its own."""
+    """The reason why the image cannot train. Only on AWS: the control plane needs no image, or uses its own."""
     image, compute = config.compute.image, config.compute
     return unsuited(image, config.train.engine, compute.instance_type) if image and config.target == "aws" else None
 

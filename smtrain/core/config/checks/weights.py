@@ -1,4 +1,4 @@
-"""Rules for the model: where it is, its weights, and what its shape rules out."""
+"""Rules for the model: its path, its weights, and its shape."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
-    """What the model's shape rules out, by its config.json."""
+    """Settings that the shape in the model's config.json rules out."""
     try:
         model = normalise(described)
     except SmtrainError as error:
