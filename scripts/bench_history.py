@@ -1,9 +1,9 @@
-"""Keep what benchmarks said: one JSON line a run in docs/benchmarks/history.jsonl, and a picture of all of them.
+"""Keep benchmark results: one JSON line per run in docs/benchmarks/history.jsonl, and a picture of all of them.
 
     scripts/bench NAME --append      calls `append NAME` with the benchmark's line of JSON on its standard input
-    scripts/bench_history.py draw    makes docs/benchmarks/history.svg anew from the file
+    scripts/bench_history.py draw    draws docs/benchmarks/history.svg again from the file
 
-Only runs of one machine can be compared: each has a panel of its own by benchmark and machine.
+Compare only runs of one machine: each benchmark and machine has its own panel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST = 8  # numbers drawn of a benchmark
 
 
 def machine() -> str:
-    """What a figure depends on most: the processor's model and how many cores there are."""
+    """The processor's model and number of cores, on which a figure depends most."""
     model = platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -37,7 +37,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit that ran, with a + where the tree had changes."""
+    """The commit that ran, with a + if the tree had changes."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
     )
@@ -45,7 +45,7 @@ def commit() -> str:
 
 
 def entry(name: str, text: str) -> dict[str, Any]:
-    """The record of a run. Raises ValueError where the last line is no JSON object."""
+    """The record of a run. Raises ValueError if the last line is not a JSON object."""
     lines = [line for line in text.splitlines() if line.strip()]
     result = json.loads(lines[-1]) if lines else None
     if not isinstance(result, dict):
@@ -73,7 +73,7 @@ def read(history: Path) -> list[dict[str, Any]]:
 
 
 def picture(records: list[dict[str, Any]]) -> str:
-    """An SVG with a line for each number of each benchmark and machine: its run by run course, first and last value."""
+    """An SVG with a line for each number of each benchmark and machine: its course run by run, first and last value."""
     panels: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         panels.setdefault((record["name"], record["machine"]), []).append(record)
@@ -104,7 +104,7 @@ def picture(records: list[dict[str, Any]]) -> str:
 def _line(key: str, values: list[float], y: int) -> list[str]:
     low, high = min(values), max(values)
     step = LINE / max(1, len(values) - 1)
-    # Zero is the bottom: a change of a percent shall not look like a cliff.
+    # Zero is the bottom: a change of one percent must not look like a cliff.
     span = max(high, 0.0) - min(low, 0.0) or 1.0
     points = [(LABEL + i * step, y - 22 * (value - min(low, 0.0)) / span) for i, value in enumerate(values)]
     path = " L".join(f"{x:.1f} {up:.1f}" for x, up in points)

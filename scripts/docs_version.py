@@ -1,4 +1,4 @@
-"""A hook of mkdocs: every page of the site says which version it is of. The version stands in smtrain/version.py."""
+"""A hook of mkdocs: every page of the site shows the version in smtrain/version.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "smtrain/version.py"
 
 
 def version() -> str:
-    """Read, not imported: the site is built without installing anything of ours."""
+    """The version, parsed and not imported: the site is built without installing smtrain."""
     for node in ast.parse(SOURCE.read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return str(ast.literal_eval(node.value))

@@ -1,16 +1,16 @@
-"""Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, against `cp -r` and against whole-model-in-memory.
+"""Conversion at the speed of the disk: HF -> NxD tp8 pp2 and back, compared with `cp -r` and with a conversion in
+memory.
 
 A bf16 Llama with grouped queries and random weights is written under --folder (default: a temporary folder), and its
-shards for NxD. Then in every round: our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter
-into the model, the shards back, and the two conversions written straightforwardly with torch; before each of ours a
-cp -r of what it reads, which it is compared with. Every target is deleted at once, so that each run is given pages that
-were in use a moment ago: on a virtual machine those that were free for longer cost twice the time. The page cache
-should have room for three times the model: else the disk, and the kernel as it looks for pages to drop, are what is
-measured.
-Wall times are medians of whole processes, Python's start and our imports (`start_s`) included; memory is the peak
-RssAnon of the converting process (pages of files do not count). Our conversions read each byte of the source once, and
-check its crc32 on the way. Dirty pages are flushed before every measurement, so that no run pays for those of another.
-The first of --billions is compared with the conversion in memory too; the keys of the others end in their size.
+shards for NxD. Every round runs our conversions to NxD and to Megatron's two forms, our merge of a LoRA adapter, the
+shards back, and the two conversions written straightforwardly with torch. Before each of ours a cp -r of its input is
+timed for comparison. Every target is deleted at once, so that each run gets recently used pages: on a virtual machine
+pages that were free for longer cost twice the time. The page cache should have space for three times the model;
+otherwise the disk and the kernel's page reclaim are measured. Wall times are medians of whole processes, with Python's
+start and our imports (`start_s`); memory is the peak RssAnon of the converting process (without pages of files). Our
+conversions read each byte of the source once and check its crc32. Dirty pages are flushed before every measurement, so
+that no run pays for those of another. The first of --billions is compared with the conversion in memory too; the keys
+of the others end in their size.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
                 run(f"cp_{name}", ["cp", "-r", str(read[0])])
             run(name, [sys.executable, "-c", code, *map(str, read)])
     seconds = {name: statistics.median(run.seconds for run in made) for name, made in runs.items()}
-    # each run of ours over the cp before it: what else the machine does meets both alike
+    # ratio to the cp just before: other load on the machine affects both alike
     over = {
         name: statistics.median(a.seconds / b.seconds for a, b in zip(runs[name], runs[f"cp_{name}"], strict=True))
         for name in runs
@@ -163,7 +163,7 @@ def measure(folder: Path, size: str, rounds: int, memory: bool) -> dict[str, Any
 
 
 def peak(runs: dict[str, list[Run]], *names: str) -> int:
-    """Most memory of these, in MiB."""
+    """The highest peak, in MiB."""
     return round(max(run.peak_mib for name in names for run in runs[name]))
 
 
@@ -180,7 +180,7 @@ class Run(NamedTuple):
 def timed(command: list[str]) -> Run:
     """Run a process to its end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled once, not in every process
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as an installed package: compiled once, not in every process
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment)
     peak, ended = 0.0, threading.Event()

@@ -1,19 +1,19 @@
-"""From text to tokens, and from tokens to batches, against the libraries themselves and the sample notebooks' way.
+"""Text to tokens, and tokens to batches, compared with the libraries themselves and with the sample notebooks.
 
-The text is what this machine has (Python's own sources, those of installed packages, /usr/share), as one JSON line a
-file, and the same as Parquet; where there is less than --megabytes of it, it is repeated, and `repeated` says so. The
-tokenizer is a byte-level BPE of 32,000 trained on a twentieth of it. Every measurement is a process of its own, timed
-inside once its libraries are imported, --rounds times in turn; figures are medians. MB are bytes of text.
+The text is what this machine has (Python's own sources, those of installed packages, /usr/share), as one JSON line per
+file, and the same as Parquet; if that is less than --megabytes, it is repeated, and `repeated` says so. The tokenizer
+is a byte-level BPE of 32,000 trained on a twentieth of it. Every measurement is a separate process, timed inside after
+its libraries are imported, --rounds times in turn; figures are medians. MB are bytes of text.
 
-  gigatoken    encode_batch on the whole text in memory, on all cores: what can be hoped for
+  gigatoken    encode_batch on the whole text in memory, on all cores: the upper limit
   tokenizers   encode_batch_fast on the first --slow-megabytes in memory, on all cores
   notebook     the sample notebooks: load_dataset, map to tokens, map to blocks of 4096, save_to_disk, of the same part
   ours         `prepare` from JSON lines, and from Parquet, to the finished data set
 
-`over_*` takes the slower of our two. `identical` compares every id of ours with those of `tokenizers`, over the whole
+`over_*` uses the slower of our two. `identical` compares every id of ours with those of `tokenizers`, over the whole
 text. `peak_mib` is our process's anonymous memory; `peak_mib_double` that of a run over the text twice. `loader_*` are
-samples a second at sequence length 4096: our loader and `datasets` with a DataLoader, from a folder and through the
-FUSE mount that local FastFile channels have; `fuse` is null where there is no FUSE.
+samples per second at sequence length 4096: our loader and `datasets` with a DataLoader, from a folder and through the
+FUSE mount of local FastFile channels; `fuse` is null without FUSE.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, for the text written under `folder`."""
+    """Measure everything, with the text written under `folder`."""
     text_bytes, repeated = write_text(folder, options.megabytes * 10**6, options.slow_megabytes * 10**6)
     rates: dict[str, list[float]] = {}
     tokens: dict[str, int] = {}
@@ -94,7 +94,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_case(name: str, folder: Path) -> tuple[dict[str, Any], float]:
-    """What a case prints, and the peak of its processes' RssAnon in MiB."""
+    """The output of a case, and the peak of its processes' RssAnon in MiB."""
     command = [sys.executable, __file__, "--case", name, str(folder)]
     environment = {
         **os.environ,
@@ -139,7 +139,7 @@ def _anonymous(pid: int) -> float:
 
 
 def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
-    """text.jsonl, text.parquet, slow.jsonl and tokenizer/; bytes of text, and how often it is there beyond once."""
+    """text.jsonl, text.parquet, slow.jsonl and tokenizer/; bytes of text, and how often it is repeated."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -171,7 +171,7 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
 
 
 def documents(size: int) -> Iterator[str]:
-    """Text of this machine, about so many bytes of it where there is so much."""
+    """Text of this machine, at most about so many bytes."""
     paths = sysconfig.get_paths()
     found = 0
     for root in (Path(paths["stdlib"]), Path(paths["purelib"]), Path("/usr/share/doc"), Path("/usr/share")):
@@ -199,7 +199,7 @@ def _size(texts: list[str]) -> int:
 
 
 def gigatoken_alone(folder: Path) -> dict[str, Any]:
-    """The whole text as one Arrow column in memory, gigatoken's fastest input there; caches cold as in ours."""
+    """The whole text as one Arrow column in memory, gigatoken's fastest input; with cold caches, like ours."""
     import awkward
     import gigatoken
     import pyarrow.parquet as pq
@@ -227,7 +227,7 @@ def tokenizers_alone(folder: Path) -> dict[str, Any]:
 
 
 def notebook(folder: Path) -> dict[str, Any]:
-    """What the public SageMaker samples do."""
+    """The steps of the public SageMaker samples."""
     from itertools import chain
 
     import datasets
@@ -276,7 +276,7 @@ def _ours(folder: Path, inputs: list[Path], name: str) -> dict[str, Any]:
 
 
 def identical(folder: Path) -> dict[str, Any]:
-    """Ours from both forms against `tokenizers`, every id."""
+    """Compare every id of ours, from both forms, with `tokenizers`."""
     import numpy as np
     from tokenizers import Tokenizer
 
@@ -360,7 +360,7 @@ def loaders(folder: Path, rounds: int) -> dict[str, Any]:
 
 @contextmanager
 def fuse_mount(source: Path, mountpoint: Path) -> Iterator[Path]:
-    """The files of `source` in local S3, mounted as FastFile channels are. Raises OSError where that is impossible."""
+    """The files of `source` in local S3, mounted like FastFile channels. Raises OSError if that is impossible."""
     if not (Path("/dev/fuse").exists() and shutil.which("fusermount3")):
         raise OSError("/dev/fuse or fusermount3 is missing")
     from smtrain.plane.client import ensure_running

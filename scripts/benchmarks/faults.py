@@ -1,9 +1,8 @@
-"""Every fault that smtrain promises to outlast, tried: how often, and what was lost.
+"""Test every fault that smtrain promises to survive: how often it was tried, and how often something was lost.
 
-Each row of `faults.toml` names a fault and the tests that try it; they run here, several tries each, and what does not
-pass is lost. `--many` tries each as often as its row says it can be tried, which takes hours: those that are tried the
-same number of times run together, one such group after the other; `--only` takes some of them. docs/reliability.md has
-the table.
+Each row of `faults.toml` names a fault and its tests; they run here, several tries each, and a try that does not pass
+is lost. `--many` tries each as often as its row allows, which takes hours: rows with the same number of tries run
+together, one group after the other; `--only` selects rows. docs/reliability.md has the table.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str, tuple[int, bool]]:
-    """Tries and outcome by test id; a test that tries a fault several times says so with the property `tries`."""
+    """Tries and outcome by test id; a test that tries a fault several times reports it in the property `tries`."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         subprocess.run(
@@ -81,21 +80,21 @@ def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str
 
 
 def read(report: Path) -> dict[str, tuple[int, bool]]:
-    """Tries and outcome by test id, of a report by pytest."""
+    """Tries and outcome by test id, from a report of pytest."""
     tree = ElementTree.parse(report)
     found = {}
     for case in tree.iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         properties = {p.get("name"): p.get("value") for p in case.iter("property")}
         if case.find("skipped") is not None:
-            continue  # not tried
+            continue  # skipped
         bad = any(case.find(kind) is not None for kind in ("failure", "error"))
         found[name] = (int(properties.get("tries") or 1), not bad)
     return found
 
 
 def counted(tests: list[str], results: dict[str, tuple[int, bool]]) -> tuple[int, int]:
-    """Tries and survivals of the results that a row's tests are: files, functions, or single cases."""
+    """Tries and survivals of a row's tests: files, functions, or single cases."""
     tried = survived = 0
     for name, (tries, well) in results.items():
         if any(name == test or name.startswith((f"{test}::", f"{test}[")) for test in tests):

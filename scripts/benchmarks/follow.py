@@ -1,5 +1,8 @@
-"""Follow a job of 32 hosts while 30 % of the API calls go wrong and lines come late and out of order: what is lost or
-doubled (by count and hash of every host's lines), and the client's own calls, processor seconds and memory."""
+"""Follow a job of 32 hosts while 30 % of the API calls fail and lines arrive late and out of order.
+
+Counts lost and repeated lines (by count and hash of every host's lines), and the client's own calls, processor seconds
+and memory.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ from testing.plane import plane
 
 
 def main() -> None:
-    """Follow one synthetic job and print what it took."""
+    """Follow one synthetic job and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--lines", type=int, default=10_000, help="of each host")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long they take to write them")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds that the hosts take to write them")
     parser.add_argument(
-        "--late", type=float, default=3.0, help="seconds; the tenth that is out of order comes later still"
+        "--late", type=float, default=3.0, help="seconds; the tenth that is out of order arrives even later"
     )
-    parser.add_argument("--wrong", type=float, default=0.3, help="fraction of the calls that go wrong")
+    parser.add_argument("--wrong", type=float, default=0.3, help="fraction of the calls that fail")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["SMTRAIN_HOME"] = home
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Every line's hash is kept in a fixed sum a host, so that what grows is the client alone."""
+    """Keep a fixed-size sum of line hashes per host, so that only the client's memory can grow."""
     control = plane()
     control.delivery(late=options.late, reorder=0.1, late_streams=options.late, empty_pages=0.05, seed=1)
     third = options.wrong / 3
@@ -82,12 +85,12 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
 
 
 def mark(text: str) -> int:
-    """Sums of these agree where the same lines came the same number of times."""
+    """Sums of these are equal if the same lines arrived the same number of times."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
 
 
 def peak() -> float:
-    """Greatest resident memory so far, in MiB."""
+    """Peak resident memory so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

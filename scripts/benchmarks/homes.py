@@ -1,13 +1,13 @@
-"""Damage each file of a home of the local control plane, one at a time: does it start, and what is left?
+"""Damage each file of a home of the local control plane, one at a time, and check what survives.
 
     scripts/bench homes [--count 100] [--seed 0] [--json]
     scripts/bench homes --full                      # every file in every way: about ten minutes
     scripts/bench homes --many --only job.json      # every variant of wrong types
     scripts/bench homes --only 'index.sqlite:types:3'
 
-The home has eleven kinds of jobs. A file is cut to a half, emptied, filled with random bytes, replaced by a folder,
-written well formed with wrong types, removed, or gets foreign neighbours. Then the plane must start, and start again;
-name in server.log what it left out; have all other jobs with their logs, metrics and objects; and run a new job.
+The home has eleven kinds of jobs. A file is cut in half, emptied, filled with random bytes, replaced by a folder,
+well-formed with wrong types, removed, or gets foreign neighbours. Then the plane must start, and start again; name in
+server.log what it skipped; have all other jobs with their logs, metrics and objects; and run a new job.
 Prints each fault with its mutation, `FILE:WAY[:VARIANT]`. The status is 1 if there was a fault.
 """
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--count", type=int, default=100, help="how many mutations, chosen by --seed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further one after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further one after this time")
     parser.add_argument("--full", action="store_true", help="every file in every way")
     parser.add_argument("--many", action="store_true", help="every variant of wrong types")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutations whose name has this text")

@@ -1,4 +1,4 @@
-"""Random jobs that do odd but legal things in their sandboxes: does the local control plane survive them?
+"""Run random jobs that do odd but legal things in their sandboxes, and check that the local control plane survives.
 
     scripts/bench hostile [--jobs 500] [--seed 0] [--json]
     scripts/bench hostile --seed 17 --jobs 1           # one job again
@@ -6,18 +6,18 @@
     scripts/bench hostile --without backtracking,bomb  # leave out families of steps
 
 Each seed is a job of `tests/plane/hostile_job.py`: odd file names, links, fifos, sparse files, deep trees, floods,
-metric lines, daemons, a stop or a limit. Several run at once, with a neighbour that behaves well. Then:
+metric lines, daemons, a stop or a limit. Several run at once, next to a well-behaved neighbour. Then:
 
-  end         the job has ended in time, with a status and a reason that fit what it did
+  end         the job has ended in time, with a status and a reason that match its plan
   files       its good checkpoint, model and output are in S3 byte for byte, and no file from outside /opt/ml
   log         its log has every mark in order; its last good metric is known
   neighbour   it Completed with its whole log, metrics, model and checkpoint
   plane       DescribeTrainingJob answered within a second (times the load of a machine that is busy with other work)
-  restart     after each 25 jobs the plane is killed and has all jobs when it is back; every other time amid jobs
+  restart     after each 25 jobs the plane is killed and has all jobs when it is back; every second time while jobs run
   clean       `smtrain local clean --all` leaves no job, object, folder or process
 
-Prints each fault with its seed; a plane that stands still or does not start is replaced by a new one, and the jobs that
-ran then are tried one by one. The status is 1 if there was a fault.
+Prints each fault with its seed; a plane that hangs or does not start is replaced by a new one, and the jobs that ran
+then are run again one by one. The status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ OUTSIDE = hashlib.sha256(Path("/etc/passwd").read_bytes()).hexdigest()
 
 
 def busy() -> float:
-    """How many times slower this machine is than an idle one."""
+    """The slowdown of this machine compared with an idle one."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
 class Fault:
-    """Something that is not as promised."""
+    """A broken guarantee."""
 
     seed: int
     kind: str
@@ -88,11 +88,11 @@ class Totals:
 
 
 class LostError(Exception):
-    """The plane stands still or is gone."""
+    """The plane hangs or is gone."""
 
 
 class Home:
-    """One home: a plane, jobs on it, and what is known of them."""
+    """One home: a plane, its jobs, and their expected results."""
 
     def __init__(self, folder: Path, options: argparse.Namespace, totals: Totals) -> None:
         self.options, self.totals = options, totals
@@ -101,9 +101,9 @@ class Home:
         self.lost = threading.Event()
         self.unstartable = False
         self.tainted = False
-        """A fault left something behind, so that further checks of this home would tell the same fault again."""
+        """True after a fault whose leftovers would repeat it in further checks of this home."""
         self.kills: list[tuple[float, float]] = []
-        """(from, to): when the plane was away."""
+        """(from, to): times without the plane."""
         self.running: dict[str, Plan | None] = {}
         self.filled: set[str] = set()
         self.ended: dict[str, str] = {}
@@ -126,7 +126,7 @@ class Home:
     # Calls
 
     def call(self, made: Callable[[], Any]) -> Any:
-        """A call; one that meets a plane that was killed is made again when it is back. Raises `LostError`."""
+        """Make a call; retry it if the plane was killed and is back. Raises `LostError`."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         until = time.monotonic() + 30 * busy()
@@ -260,7 +260,7 @@ class Home:
         lines = self.lines(name)
         ours = [line for line in lines if line in set(hostile.marks_of(plan))]
         marks = hostile.marks_of(plan)
-        # A stop, a limit or a kill may come before the end; what was said until then is still in order.
+        # A stop, a limit or a kill may come before the end; the lines until then are still in order.
         cut = restarted or plan.end[0] == "sleep"
         if ours != marks[: len(ours)] or (len(ours) < len(marks) and not cut):
             fault("log", f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last: {lines[-1:]!r:.200}")
@@ -276,7 +276,7 @@ class Home:
         self._leftovers(name, fault)
 
     def _files(self, name: str, plan: Plan, lines: list[str], fault: Callable[[str, str], None]) -> None:
-        """Good files are there byte for byte; of others that S3 can hold none is missing; none is from outside."""
+        """Check files: good ones byte for byte, no other that S3 can hold missing, none from outside."""
         full = name in self.filled or "huge" in plan.families
         bases = {"checkpoints": f"checkpoints/{name}/", "model": f"out/{name}/output/model/"}
         bases["output/data"] = f"out/{name}/output/data/"
@@ -313,7 +313,7 @@ class Home:
         outside += [f"{a}/{n}" for a, files in found.items() for n in files if n.rpartition("/")[2] == "shadow"]
         for key in outside[:3]:
             if key in there and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE and key.endswith("passwd"):
-                continue  # a file of the job's own
+                continue  # one of the job's own files
             fault("leak", f"{key} is in S3")
 
     def _leftovers(self, name: str, fault: Callable[[str, str], None]) -> None:
@@ -326,7 +326,7 @@ class Home:
             self.tainted = True
 
     def neighbour(self, number: int) -> None:
-        """One job that behaves well."""
+        """A well-behaved job."""
         name, began = f"neighbour-{number}", time.time()
         with self.lock:
             beside = [plan for plan in self.running.values() if plan]
@@ -353,13 +353,13 @@ class Home:
             return None
         if job["TrainingJobStatus"] != "Completed":
             return fault(f"{job['TrainingJobStatus']} {reason!r}")
-        # If the kernel has no namespaces, the log says so in a line.
+        # Without namespaces in the kernel, the log has one line more.
         if (lines := [line for line in self.lines(name) if not line.startswith("smtrain: ")]) != (
             hostile.neighbour_lines()
         ):
             fault(f"{len(lines)} of {hostile.LINES} lines")
         final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
-        # The service keeps metrics in single precision; ours are as they were printed.
+        # The service stores metrics in single precision; ours are exactly as printed.
         if final != {"good": hostile.LINES - 1, "loss": float(f"{1 / hostile.LINES:.6f}")}:
             fault(f"metrics {final}")
         for path, body in hostile.good_files(name).items():
@@ -371,7 +371,7 @@ class Home:
         return None
 
     def ping(self, until: threading.Event) -> None:
-        """Ask again and again how long an answer takes."""
+        """Measure repeatedly how long an answer takes."""
         (client,), silent = self.server.clients("sagemaker"), 0
         while not until.wait(0.2):
             with self.lock:
@@ -382,7 +382,7 @@ class Home:
             try:
                 client.describe_training_job(TrainingJobName=names[0])
             except client.exceptions.ClientError:
-                continue  # the job is not made yet
+                continue  # the job does not exist yet
             except Exception:
                 answered = False
             took = time.monotonic() - began
@@ -402,7 +402,7 @@ class Home:
     def block(self, seeds: list[int], chance: random.Random, at_once: int) -> tuple[list[int], list[int]]:
         """Run these seeds, kill the plane, compare.
 
-        If the plane is lost: the seeds that may have done it, and those that have not run.
+        Returns, if the plane is lost, the seeds that may have caused it and those that have not run.
         """
         left: queue.Queue[int] = queue.Queue()
         for seed in seeds:
@@ -460,7 +460,7 @@ class Home:
                 self.fault(seeds[0], "plane lost", repr(errors[0]), plan_of(seeds[0], self.options.only))
         else:
             self.restart(seeds)
-        # A plane that does not start again was damaged by any of those that ran since its last start.
+        # A plane that does not start again may have been damaged by any job since its last start.
         started = [seed for seed in seeds if seed not in rest]
         return (started if self.unstartable else sorted(suspects)), rest
 
@@ -494,14 +494,14 @@ class Home:
                 self.fault(seed, "restart", f"{name} was {status} and is {after.get(name)} after a restart")
 
     def _note(self) -> None:
-        """Keep what the server log says and how much memory the plane has."""
+        """Record the server log and the plane's memory."""
         self.totals.causes = {**causes(self.server.logged()), **self.totals.causes}
         with contextlib.suppress(OSError, AttributeError):
             status = Path(f"/proc/{self.server.process.pid}/status").read_text()  # type: ignore[union-attr]
             self.totals.memory_mib.append(int(status.partition("VmRSS:")[2].split()[0]) / 1024)
 
     def end(self) -> None:
-        """Clean up as a user does, and see that nothing is left."""
+        """Clean up as a user does, and check that nothing is left."""
         self._note()
         if self.lost.is_set() or self.tainted:
             return
@@ -525,7 +525,7 @@ class Home:
 
 
 def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:
-    """Why the end of a job does not fit its plan."""
+    """Explain how the end of a job differs from its plan."""
     status, secondary, reason = job["TrainingJobStatus"], job["SecondaryStatus"], job.get("FailureReason", "")
     how, what = plan.end
     if "ModelArtifacts" not in job:
@@ -565,7 +565,7 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
-    """A new home, on a file system of its own if that can be: a job may fill it."""
+    """A new home, if possible on its own file system, because a job may fill it."""
     with scratch("2G") as folder:
         made = Home(folder, options, totals)
         try:
@@ -580,10 +580,10 @@ def home(options: argparse.Namespace, totals: Totals) -> Iterator[Home]:
 
 
 def fuzz(options: argparse.Namespace) -> Totals:
-    """All seeds, in blocks; a home goes on until it is lost or tainted."""
+    """Run all seeds, in blocks; a home is used until it is lost or tainted."""
     totals, chance = Totals(), random.Random(options.seed)
     seeds: Iterator[int] = itertools.count(options.seed)
-    if options.only:  # else most jobs would do nothing
+    if options.only:  # otherwise most jobs would do nothing
         seeds = (seed for seed in seeds if plan_of(seed, options.only).steps)
     todo = list(itertools.islice(seeds, options.jobs))
     while todo:
@@ -604,7 +604,7 @@ def fuzz(options: argparse.Namespace) -> Totals:
 
 
 def alone(options: argparse.Namespace, totals: Totals, suspects: list[int]) -> None:
-    """Try jobs that may have ended a plane one by one, each in a home of its own, until one does it again."""
+    """Run jobs that may have ended a plane one by one, each in a new home, until one does it again."""
     for seed in suspects:
         with home(options, totals) as made:
             made.block([seed], random.Random(seed), 1)

@@ -1,14 +1,13 @@
-"""From `launch()` to CreateTrainingJob on the wire, against the bare SageMaker SDK doing the same upload.
+"""From `launch()` to CreateTrainingJob on the wire, compared with the bare SageMaker SDK doing the same upload.
 
 Both sides upload the same two objects (the source bundle and the stage's config) to the local control plane's S3,
-under a prefix that is new each time, and then send the same request, which is caught before it leaves: no job runs.
-`bare` is what one would write by hand with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an
-Estimator (v2), a start without waiting; its telemetry and its look at the role through IAM are off, which favours it.
-`cold` is a fresh process from its first import on, `warm` the median of five further launches in that process, each
-with a session of its own. Each round has both sides, and who goes first alternates; a ratio is the median of the
-rounds', `over_sdk` the greater one of cold and warm. `api_calls` is how many HTTP requests our side makes,
-CreateTrainingJob included. `smtrain check`, which a launch on AWS runs first, is left out on our side, as nothing of
-the SDK's does its work.
+under a new prefix each time, and then send the same request, which is caught before it leaves: no job runs. `bare` is
+the hand-written equivalent with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an Estimator (v2), a
+start without waiting; its telemetry and its IAM lookup of the role are off, which favours it. `cold` is a fresh process
+from its first import on, `warm` the median of five further launches in that process, each with its own session. Each
+round has both sides in alternating order; a ratio is the median of the rounds', `over_sdk` the greater one of cold and
+warm. `api_calls` is the number of our HTTP requests, CreateTrainingJob included. `smtrain check`, which a launch on AWS
+runs first, is left out on our side, because the SDK has nothing like it.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ WARM = 5  # launches of one process after its first; their median counts
 
 
 class Sent(Exception):  # noqa: N818
-    """CreateTrainingJob has come to the wire."""
+    """CreateTrainingJob has reached the wire."""
 
 
 def config_of(prefix: str) -> dict[str, Any]:
-    """A train stage that needs no stage before it."""
+    """A train stage that needs no previous stage."""
     return {
         "name": f"bench-{prefix}",
         "target": "aws",
@@ -56,7 +55,7 @@ def ours(prefix: str) -> None:
 
 
 def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
-    """The same by hand: `files` maps local paths to key prefixes."""
+    """The same written by hand: `files` maps local paths to key prefixes."""
     import boto3
 
     algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
@@ -74,7 +73,7 @@ def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
         from sagemaker.train import ModelTrainer
 
         telemetry_logging._send_telemetry_request = lambda *a: None
-        session = Session(boto_session=boto3.Session(), default_bucket="another")  # its own would be asked for at STS
+        session = Session(boto_session=boto3.Session(), default_bucket="another")  # else the SDK asks STS for one
         for path, key in files.items():
             session.upload_data(path, bucket=BUCKET, key_prefix=key)
         ModelTrainer(
@@ -103,7 +102,7 @@ def bare(prefix: str, request: dict[str, Any], files: dict[str, str]) -> None:
         from sagemaker.telemetry import telemetry_logging
 
         telemetry_logging._send_telemetry_request = lambda *a: None
-        session = Session(boto_session=boto3.Session(), default_bucket="another")  # its own would be asked for at STS
+        session = Session(boto_session=boto3.Session(), default_bucket="another")  # else the SDK asks STS for one
         for path, key in files.items():
             session.upload_data(path, bucket=BUCKET, key_prefix=key)
         Estimator(
@@ -192,7 +191,7 @@ def main() -> None:
         request = smtrain.request(config_of("x"), set_=[f"compute.region={plane.region}"])
         files = {str(bundle): "code", str(config): "configs"}
         for round_ in range(options.rounds + 1):
-            # Who goes first changes from round to round: what the machine does meanwhile falls on both.
+            # The order changes from round to round, so that other load on the machine affects both.
             for side in (list(seen), list(seen)[::-1])[round_ % 2]:
                 asked = json.dumps({"side": side, "request": request, "files": files})
                 command = [sys.executable, __file__, "--worker", asked]

@@ -1,12 +1,12 @@
-"""How well secrets are told from innocent values: 20,000 generated of 20 kinds each, found and hidden, by kind.
+"""Measure how well secrets are told from innocent values: 20 kinds of each, 20,000 values, refused and hidden, by kind.
 
     scripts/bench leaks [--json] [--count 1000] [--seed 0]
 
-A secret is `found` where a config that holds it is refused (its name is told with it), and `hidden` where it is gone
-from an error message that repeats it. The rates without the library (detect-secrets) are those of a container.
+A secret is `found` if a config that holds it is refused (its name is part of the config), and `hidden` if an error
+message that repeats it no longer contains it. The rates without the library (detect-secrets) are those of a container.
 """
 
-# ruff: noqa: E501 - a table of makers reads best with one to a line
+# ruff: noqa: E501 - the table of generators is easiest to read with one per line
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from smtrain.core.config import secrets
 LETTERS, DIGITS = string.ascii_letters, string.digits
 ALNUM, HEX, BASE64 = LETTERS + DIGITS, "0123456789abcdef", LETTERS + DIGITS + "+/"
 Make = Callable[[random.Random], tuple[str, str, str]]
-"""Gives (name, value, what of the value must be hidden)."""
+"""Returns (name, value, the part of the value that must be hidden)."""
 PLAIN_NAMES = ("NOTE", "RUN_OPTION", "value", "EXTRA", "owner", "STAGE_ARGUMENT", "config", "")
 _TEXT = (
     "llama mistral qwen corpus wiki english shard tokens data train model base instruct chat large small web crawl code "
@@ -47,7 +47,7 @@ def whole(prefix: str, alphabet: str, length: int, names: tuple[str, ...] = PLAI
 
 
 def password(rng: random.Random) -> str:
-    """As people and generators make them."""
+    """A password as people and generators make it."""
     return rng.choice(
         [
             lambda: rng.choice(WORDS).capitalize() + str(rng.randrange(1, 9999)) + rng.choice("!$#%?"),

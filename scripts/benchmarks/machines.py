@@ -1,12 +1,12 @@
-"""A preparation on several machines beside one: `prepare` jobs of 1 and of --machines hosts of the local control plane.
+"""Compare a preparation on several machines with one: `prepare` jobs of 1 and of --machines local hosts.
 
-The text is --corpus, a folder of JSON lines, or --megabytes of what `scripts/bench data` gathers; the tokenizer a
+The text is --corpus, a folder of JSON lines, or --megabytes of the text of `scripts/bench data`; the tokenizer a
 byte-level BPE of 32,000 trained on some of it. All hosts share this machine's cores, so the same work on more hosts
-takes as long where nothing is lost by sharing it. Four jobs: half of the text and all, on one host and on several.
+takes as long if sharing it loses nothing. Four jobs: half of the text and all of it, on one host and on several.
 
   identical      every file of the result has the same SHA-256 on one host and on several, and for half of the text too
-  over_single    MB of text a second of a job's time, several hosts over one, over all of the text; start-up is in it
-  over_single_per_core   the same by seconds of processors, which others on the machine change less
+  over_single    MB of text per second of a job's time, several hosts over one, over all of the text, start-up included
+  over_single_per_core   the same per second of processors, which other load on the machine changes less
   peak_mib_*     the largest anonymous memory of one host; `double` is that of all the text over that of half of it
 """
 
@@ -37,12 +37,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--corpus", type=Path, help="a folder of .jsonl files with a column `text`")
-    parser.add_argument("--megabytes", type=int, default=500, help="of text, where no corpus is given")
-    parser.add_argument("--workers", type=int, help="of each host; every core without it")
+    parser.add_argument("--megabytes", type=int, default=500, help="of text, if no corpus is given")
+    parser.add_argument("--workers", type=int, help="of each host; default: every core")
     parser.add_argument("--folder", type=Path, help="where to write text and tokens")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="bench-machines-") as folder:
-        os.environ["SMTRAIN_HOME"] = str(Path(folder) / "home")  # a control plane of its own
+        os.environ["SMTRAIN_HOME"] = str(Path(folder) / "home")  # a separate control plane
         from smtrain.plane.client import shut_down
 
         try:
@@ -85,7 +85,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gathered(folder: Path, megabytes: int) -> Path:
-    """Eight files of text of this machine, of which there is less than asked where there is no more."""
+    """Eight files of text of this machine; fewer bytes than requested if there are no more."""
     from scripts.benchmarks.data import documents
 
     folder.mkdir()
@@ -103,7 +103,7 @@ def gathered(folder: Path, megabytes: int) -> Path:
 
 
 def tokenizer_for(files: list[Path], folder: Path) -> None:
-    """A tokenizer of 32,000 of the first documents of every file, and a small model's config beside it."""
+    """A tokenizer of 32,000 of the first documents of every file, and a small model's config next to it."""
     from transformers import LlamaConfig
 
     from smtrain.core.demo.inputs import save_tokenizer
@@ -120,7 +120,7 @@ def tokenizer_for(files: list[Path], folder: Path) -> None:
 
 
 def copied(files: list[Path], folder: Path, share: float) -> int:
-    """That share of every file's lines, by bytes, in `folder`; how many bytes."""
+    """Write that share of every file's lines, by bytes, to `folder`; return the bytes."""
     folder.mkdir()
     for path in files:
         if share == 1.0:
@@ -137,7 +137,7 @@ def copied(files: list[Path], folder: Path, share: float) -> int:
 
 @dataclass
 class HostsSeen:
-    """What a job has taken: `peak` MiB of its largest host, seconds of its own and of processors."""
+    """Usage of a job: `peak` MiB of its largest host, its seconds and its processor seconds."""
 
     peak: float = 0.0
     seconds: float = 0.0
@@ -146,7 +146,7 @@ class HostsSeen:
     ticks: dict[int, int] = field(default_factory=dict, repr=False)
 
     def look(self, job: Any) -> None:
-        """Add what is to be seen of its processes now."""
+        """Add the current usage of its processes."""
         from tests.processes import processes_of, read
 
         hosts: dict[str, float] = {}
@@ -182,7 +182,7 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     def watch() -> None:
         while not done.is_set():
             seen.look(job)
-            time.sleep(0.3)  # a look reads what every process of this machine is called
+            time.sleep(0.3)  # a reading goes through all processes of this machine
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -1,4 +1,4 @@
-"""Predicted against measured peak memory of the native engine, over gloo on this machine's CPUs, as a table."""
+"""Compare predicted with measured peak memory of the native engine, over gloo on this machine's CPUs, as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--lora", action="store_true", help="only LoRA's, with the peak of full training before them")
+    parser.add_argument("--lora", action="store_true", help="only LoRA's, after the peak of full training")
     options = parser.parse_args()
     worlds = {size: World(size) for size in (1, 2, 4)}
     asked = [] if options.lora else [(family, mesh, False) for family, mesh in COMBINATIONS]

@@ -1,4 +1,4 @@
-"""How long and how much memory it takes to plan 70B over every mesh of 1 to 64 instances of all types, on one core.
+"""Time and memory to plan 70B over every mesh of 1 to 64 instances of all types, on one core.
 
 Measured from outside: a fresh interpreter from its start to its end, its peak resident memory as the kernel counts it.
 """
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def used() -> float:
-    """Processor seconds of all children so far: what the wall would show on a core that nobody else uses."""
+    """Processor seconds of all children so far: the wall time on an otherwise idle core."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

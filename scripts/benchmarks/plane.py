@@ -1,5 +1,5 @@
-"""Memory of the local control plane, resident, over many small jobs and over one of much output, and how quickly it
-answers meanwhile."""
+"""Memory of the local control plane, resident, over many small jobs and one with much output, and its response
+time meanwhile."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FLOOD = f"import sys; any(sys.stdout.write({LINE}) is None for n in range(LINES)
 
 
 def main() -> None:
-    """Run the jobs and print what the plane's memory was after each part, and its peak."""
+    """Run the jobs and print the plane's memory after each part, and its peak."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--jobs", type=int, default=300)
-    parser.add_argument("--megabytes", type=int, default=1000, help="of output of the one job")
+    parser.add_argument("--megabytes", type=int, default=1000, help="of output of the large job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["SMTRAIN_HOME"] = home
@@ -70,7 +70,7 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def told_of(ended: threading.Event, client: Any, program: str) -> None:
-    """Run the one large job, and say when it has ended however that was."""
+    """Run the one large job, and signal its end in any case."""
     try:
         run(client, "flood", [sys.executable, "-c", program])
     finally:
@@ -91,13 +91,13 @@ def run(client: Any, name: str, command: list[str]) -> None:
 
 
 def resident(pid: int) -> int:
-    """MB of a process that are in memory."""
+    """Resident MB of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
 
 
 class Peak:
-    """The most that a process has in memory while this is open, looked at ten times a second."""
+    """Peak memory of a process while this is open, sampled ten times a second."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.megabytes = pid, 0

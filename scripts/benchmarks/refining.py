@@ -1,9 +1,9 @@
-"""How much text a core takes a second through each pass over documents: the figures that `smtrain plan` goes by.
+"""Measure the text that a core processes per second in each pass over documents: the figures that `smtrain plan` uses.
 
-The text is what this machine has of prose (.md, .rst and .txt of installed packages), --megabytes of it. All cores work
-at once, as in a prepare stage, each through the same text. A figure is MB of text a second of the processor's time, as
-others on the machine lengthen the clock's more; the median over cores, and over --rounds rounds. `all` is every pass
-one after the other.
+The text is the prose of this machine (.md, .rst and .txt of installed packages), --megabytes of it. All cores work at
+once, as in a prepare stage, each on the same text. A figure is MB of text per processor second, because other load on
+the machine affects wall time more; the median over cores, and over --rounds rounds. `all` is every pass one after the
+other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def prose(wanted: float) -> tuple[list[str], int]:
-    """Documents of about so many bytes together, and how many they are."""
+    """Documents of about so many bytes in total, and their number."""
     texts, size = [], 0
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*")):
         if path.suffix in ENDINGS and path.is_file() and size < wanted:
@@ -60,7 +60,7 @@ def prose(wanted: float) -> tuple[list[str], int]:
 
 
 def timed(asked: tuple[str, list[str]]) -> float:
-    """Seconds of the processor for one pass over the texts, once its libraries are loaded."""
+    """Processor seconds of one pass over the texts, after its libraries are loaded."""
     name, texts = asked
     refiner = Refiner(PASSES[name])
     refiner.refine(texts[:2])

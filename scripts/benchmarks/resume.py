@@ -1,12 +1,12 @@
-"""What verifying a checkpoint adds to going on from it: `checkpoint.verify: full` against `size`, in one run.
+"""The cost of verifying a checkpoint when resuming: `checkpoint.verify: full` compared with `size`, in one run.
 
-A native checkpoint of a Llama of about `--billions` parameters (bf16, 14 bytes a parameter on the disk) is written by
-one rank. Fresh processes then build the engine and load it as stage train does, in turn with and without hashes, each
+One rank writes a native checkpoint of a Llama with about `--billions` parameters (bf16, 14 bytes per parameter on
+disk). Fresh processes then build the engine and load it as stage train does, alternately with and without hashes, each
 time with the files out of the page cache. `share` is (full - size) / size of the median seconds from the first hash to
-the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` what was waited
-for hashes when all else was done, `gb_per_s` what was checked in a second of loading. Needs some 20 GB of memory and
-14 GB of disk for each billion, and takes fewer where they are not there. What is being done is said on stderr.
-0.3 billion take some minutes on two cores; the promise is for `--billions 2.4`.
+the loaded state, `cpu_share` the same of CPU seconds, which a busy machine changes less, `waited_share` the share of
+waiting for hashes when all else was done, `gb_per_s` the rate of checking while loading. Needs about 20 GB of memory
+and 14 GB of disk per billion, and uses fewer parameters if they are not available. Progress is printed on stderr. 0.3
+billion take a few minutes on two cores; the guarantee is for `--billions 2.4`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-BYTES_ON_DISK, BYTES_IN_MEMORY = 14, 20  # a parameter, bf16: weights and state; with gradients, and the save's copies
+BYTES_ON_DISK, BYTES_IN_MEMORY = 14, 20  # bf16: weights and state; then with gradients and the save's copies
 
 
 def config_of(billions: float) -> dict[str, Any]:
-    """A Llama of 24 layers or fewer, as wide as it takes."""
+    """A Llama of at most 24 layers, as wide as necessary."""
     vocabulary = 32000
     for layers in (4, 8, 16, 24, 32):
         for hidden in range(256, 4097, 64):
@@ -53,14 +53,14 @@ def engine_of(described: dict[str, Any]) -> Any:
 
 
 def write(folder: Path, described: dict[str, Any]) -> None:
-    """A checkpoint of step 1."""
+    """Write a checkpoint of step 1."""
     engine = engine_of(described)
     engine.save(folder, 1, {"samples": 1})
     engine.close()
 
 
 def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
-    """As stage train goes on: hashing begins, the engine is built, the state is loaded, the hashes are waited for."""
+    """Resume as stage train does: start hashing, build the engine, load the state, wait for the hashes."""
     import torch.distributed as dist
 
     from smtrain.core.config import JobConfig
@@ -91,7 +91,7 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
 
 
 def forget(folder: Path) -> None:
-    """Put the files out of the page cache."""
+    """Evict the files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
@@ -101,7 +101,7 @@ def forget(folder: Path) -> None:
 
 
 def fitting(billions: float, folder: Path) -> float:
-    """What memory and disk hold of it."""
+    """The billions of parameters that memory and disk have space for."""
     memory = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) for line in memory if line.startswith("MemAvailable")) * 1024
     free = shutil.disk_usage(folder).free
@@ -115,11 +115,11 @@ def main() -> None:
     parser.add_argument("--billions", type=float, default=0.3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # what a process of ours does
+    parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)  # run inside a child process
     options = parser.parse_args()
     if options.part:
         here = str(Path(__file__).resolve().parent)
-        sys.path[:] = [path for path in sys.path if path != here]  # secrets.py beside this is not Python's own
+        sys.path[:] = [path for path in sys.path if path != here]  # secrets.py here would hide Python's own
         what, folder, described = options.part[0], Path(options.part[1]), json.loads(options.part[2])
         if what == "write":
             write(folder, described)

@@ -1,7 +1,7 @@
-"""How soon smtrain is there: `import smtrain` and `smtrain --help` against importing the SageMaker SDK.
+"""Start-up time: `import smtrain` and `smtrain --help` compared with importing the SageMaker SDK.
 
-`import sagemaker.train` alone loads nothing (it is lazy since SDK v3), so both sides are asked for what one calls:
-`sagemaker.train.ModelTrainer` against `smtrain.launch` and `smtrain.JobConfig`. The bare imports are reported too, as
+`import sagemaker.train` alone loads nothing (it is lazy since SDK v3), so both sides load what a user calls:
+`sagemaker.train.ModelTrainer` and `smtrain.launch` with `smtrain.JobConfig`. The bare imports are reported too, as
 seconds over an empty interpreter. Runs are paired A B A B, medians reported.
 """
 

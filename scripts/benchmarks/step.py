@@ -1,12 +1,11 @@
-"""How long a training step takes on this machine's CPUs, against what one would write with torch and transformers.
+"""Time of a training step on this machine's CPUs, compared with a plain torch and transformers loop.
 
-Both sides of a comparison train the same Llama of about 20 million parameters in the same processes, of one thread
-each, in turn step by step; a ratio is the median over the rounds of our seconds over theirs. `over_loop`: one process
-against a plain transformers loop with fused AdamW. `over_ddp`: two data-parallel processes against the same loop in
-torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the least it can take over
-gloo, half of what one process takes (pp: and the bubble of its micro-batches) and the step's own messages sent with
-nothing else to do. `cpu_...` is the same in CPU seconds, which a busy machine changes less. What is being done is said
-on stderr.
+Both sides of a comparison train the same Llama of about 20 million parameters in the same processes with one thread
+each, alternating step by step; a ratio is the median over the rounds of our seconds over theirs. `over_loop`: one
+process against a plain transformers loop with fused AdamW. `over_ddp`: two data-parallel processes against the same
+loop in torch's DistributedDataParallel. `tp_over_bound` and `pp_over_bound`: two processes against the lower bound over
+gloo, half the time of one process (pp: plus the bubble of its micro-batches) and the step's own messages sent without
+other work. `cpu_...` is the same in CPU seconds, which a busy machine changes less. Progress is printed on stderr.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CONFIG = {
 }  # fmt: skip
 LR = 1e-4
 Step = Callable[[], object]
-TURN = 2  # steps of one side, one after another: a step may hide behind the next one what the others do not need yet
+TURN = 2  # consecutive steps of one side: a step may overlap work that is not needed yet with the next one
 MICRO_BATCHES = 4  # of the pipeline
 
 
@@ -46,11 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sequences", type=int, default=4, help="of a process, in a step")
+    parser.add_argument("--sequences", type=int, default=4, help="per process and step")
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="some of the comparisons; default: all")
-    parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # what a process of ours does
+    parser.add_argument("--only", choices=sorted(PARTS), action="append", help="only these comparisons; default: all")
+    parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)  # run inside a child process
     options = parser.parse_args()
     if options.part:
         answer = PARTS[options.part][1](options)
@@ -70,8 +69,8 @@ def main() -> None:
 
 
 def started(name: str, processes: int) -> dict[str, float]:
-    """What rank 0 of so many processes that do a part prints."""
-    # One thread each: two processes must not get more cores than one.
+    """The output of rank 0 of so many processes that run a part."""
+    # One thread each, so that two processes do not use more cores than one.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(free_port())}  # fmt: skip
     command = [sys.executable, __file__, *sys.argv[1:], "--part", name]
@@ -86,7 +85,7 @@ def started(name: str, processes: int) -> dict[str, float]:
     return found
 
 
-# What the processes do
+# Run inside the processes
 
 
 def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, Any]:
@@ -99,7 +98,7 @@ def batch(options: argparse.Namespace, rank: int, sequences: int) -> tuple[Any, 
 
 
 def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut: int = 1) -> tuple[Any, Step]:
-    """The native engine and a turn of its; tp and pp get the batch of two processes, as dp does."""
+    """The native engine and one step of it; tp and pp get the batch of two processes, like dp."""
     from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
     from smtrain.worker.engine.native import NativeEngine
 
@@ -117,7 +116,7 @@ def ours(options: argparse.Namespace, tp: int = 1, pp: int = 1, dp: int = 1, cut
 
 
 def plain(options: argparse.Namespace, sequences: int, parallel: bool = False) -> Step:
-    """The loop that one writes: autocast in bf16, the gradient's norm clipped, AdamW fused."""
+    """The usual hand-written loop: bf16 autocast, clipped gradient norm, fused AdamW."""
     import torch
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -160,13 +159,13 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
             seconds = time.perf_counter() - wall, time.process_time() - cpu
             both = torch.tensor(seconds, dtype=torch.float64) / TURN
             dist.all_reduce(both)
-            if round_ > 1:  # what comes first allocates
+            if round_ > 1:  # the first one allocates
                 told[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
     return told
 
 
 def ratios(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, float]:
-    """Of wall and of CPU seconds."""
+    """Ratios of wall and of CPU seconds."""
     wall, cpu = (statistics.median(a[i] / b[i] for a, b in zip(mine, theirs, strict=True)) for i in (0, 1))
     return {
         name: round(wall, 3),
@@ -206,7 +205,7 @@ def pipeline(options: argparse.Namespace) -> dict[str, float]:
 
 
 def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -> dict[str, float]:
-    """Two processes against the bound; the part of one process is done by both at once, as in the step."""
+    """Two processes against the bound; both run the part of one process at once, as in the step."""
     import torch.distributed as dist
 
     from smtrain.worker.engine.native import init_distributed
@@ -215,7 +214,7 @@ def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -
     _, step = ours(options, **cut)
     with recorded() as sent:
         step()
-    # Of one process, the whole batch's half is as much work as each of the two has.
+    # For one process, half of the batch is the same work as for each of the two.
     half = plain(options, options.sequences)
 
     def messages() -> None:
@@ -230,7 +229,7 @@ def bounded(options: argparse.Namespace, name: str, bubble: float, **cut: int) -
 
 @contextmanager
 def recorded() -> Iterator[list[Callable[[], object]]]:
-    """What is sent between processes meanwhile, each to be sent again with other numbers of the same size."""
+    """Record the messages between processes, to send them again with other numbers of the same size."""
     import torch
     import torch.distributed as dist
 

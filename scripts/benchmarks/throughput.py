@@ -1,7 +1,7 @@
-"""Each published run predicted from the others: errors by model, and how many fall inside the stated interval.
+"""Predict each published run from the others: errors by model, and the share inside the stated interval.
 
 `--rows FILE` predicts the runs of a CSV with the columns of our collection (id, model, stack, stack_version, instances,
-tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped coefficients; rows that were fitted are left out.
+tp, pp, global_batch, seq_len, seq_per_s, ...) with the shipped coefficients; rows that the fit used are skipped.
 `--docs` writes docs/planner-throughput.{md,svg}; `--write` refits the coefficients in core/facts/throughput.toml.
 """
 
@@ -92,8 +92,7 @@ def from_csv(file: Path) -> list[Left]:
 
 
 def as_run(row: dict[str, str]) -> dict[str, Any]:
-    """A row of the collection as core/facts/throughput.toml has it; what it leaves out is what the stack's scripts
-    set."""
+    """A row of the collection as in core/facts/throughput.toml; missing values come from the stack's scripts."""
     model = row["model"].lower().replace(" ", "-").replace("llama2", "llama-2")
     stack = "nxd" if "distributed" in row["stack"] else "nemo" if "nemo" in row["stack"] else "megatron"
     release = re.search(r"2\.(\d+)", row["stack_version"])
@@ -125,7 +124,7 @@ def rows_of(left: list[Left]) -> list[str]:
 
 
 def document(left: list[Left]) -> None:
-    """docs/planner-throughput.md and its picture."""
+    """Write docs/planner-throughput.md and its picture."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -152,7 +151,7 @@ def document(left: list[Left]) -> None:
 
 
 def refit(file: Path) -> None:
-    """Write what fits the runs best into the facts."""
+    """Write the best fit into the facts."""
     k = fit(published())
     values = {f.name: getattr(k, f.name) for f in fields(k)} | {"residual": residual(published(), k)}
     text = file.read_text("utf-8")

@@ -1,6 +1,8 @@
-"""What a tracker that hangs costs a training: an MLflow server that takes connections and never answers, behind the
-queue that jobs use. Blocks of steps with and without it alternate in one process; `over` is the median of their ratios
-less 1, `in_log` the share of a step that is spent in the call itself."""
+"""The cost of a tracker that hangs: an MLflow server that never answers, behind the queue that jobs use.
+
+Blocks of steps with and without it alternate in one process; `over` is the median of their ratios minus 1, `in_log` the
+share of a step that is spent in the call itself.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,19 @@ from smtrain.core.tracking.settings import Tracked
 
 
 def main() -> None:
-    """Train beside a hanging tracker and print what it took."""
+    """Train with a hanging tracker and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--blocks", type=int, default=200, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=5, help="of a block")
-    parser.add_argument("--width", type=int, default=256, help="of the layers that are trained")
+    parser.add_argument("--width", type=int, default=256, help="of the trained layers")
     options = parser.parse_args()
     told = measure(options.blocks, options.steps, options.width)
     print(json.dumps(told) if options.json else "\n".join(f"{name:15} {value}" for name, value in told.items()))
 
 
 class Hanging:
-    """A port that takes every connection and says nothing."""
+    """A port that accepts every connection and never answers."""
 
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -50,7 +52,7 @@ class Hanging:
 
 
 def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
-    """Medians over pairs of blocks, which share whatever else the machine does."""
+    """Medians over pairs of blocks, which share all other load on the machine."""
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
     optimizer, rows = torch.optim.AdamW(model.parameters()), torch.randn(64, width)
@@ -69,7 +71,7 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
         (tracker,) = open_trackers(track, told, Path(folder), said.append, lambda _: "")
         began = time.process_time()
         tracker.log(TrackedStep(0, 0, {"loss": step()}))
-        if not server.asked.wait(120):  # its libraries are loaded by then, beside the first steps
+        if not server.asked.wait(120):  # its libraries are loaded by then, during the first steps
             raise SystemExit(f"the tracker never asked its server: {said}")
         start = time.process_time() - began
         wall: list[float] = []

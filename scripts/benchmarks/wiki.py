@@ -1,17 +1,17 @@
-"""What our reader makes of a Wikipedia dump, beside what WikiExtractor makes of it: documents, words, left-over markup.
+"""Compare our reader of Wikipedia dumps with WikiExtractor: documents, words, remaining markup.
 
 --dump is a `.xml` or `.xml.bz2` file; gensim's wheel has real ones (gensim/test/test_data/enwiki-latest-pages-*.bz2, to
 be renamed to .xml.bz2). WikiExtractor needs the element <siteinfo>, which some shortened dumps lack; it runs in a
-Python of its own, --python, which has it installed (`pip install wikiextractor`). Its licence is the AGPL, and it is no
-part of this project. Both leave templates out (`--no-templates`). Pairs of figures are ours and WikiExtractor's.
+separate Python, --python, in which it is installed (`pip install wikiextractor`). Its licence is the AGPL, and it is
+not part of this project. Both leave templates out (`--no-templates`). Pairs of figures are ours and WikiExtractor's.
 
-  documents        with a text; `only_ours`, `only_theirs`: some that the other has not, by title
+  documents        with a text; `only_ours`, `only_theirs`: some that the other does not have, by title
   words            of the texts of documents that both have; `theirs_in_ours`: the share of WikiExtractor's words that
-                   ours has in the same document, each as often; `ours_in_theirs` the other way
-  markup           left-over pieces of wikitext or HTML, by kind
+                   ours has as often in the same document; `ours_in_theirs` the other way
+  markup           remaining pieces of wikitext or HTML, by kind
   cpu_seconds      of one process each
 
---show N prints the documents that differ most, with the lines of each that the other has not.
+--show N prints the documents that differ most, with the lines of each that the other does not have.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def split(texts: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def extracted(python: str, dump: Path) -> tuple[dict[str, str], float]:
-    """WikiExtractor's texts by title, and the seconds of the processor that it took."""
+    """WikiExtractor's texts by title, and its processor seconds."""
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(

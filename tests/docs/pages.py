@@ -1,4 +1,4 @@
-"""What of a page can be run: ```console and ```python blocks, in the order in which they stand."""
+"""The blocks of a page that can be run: ```console and ```python, in the order of the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("console", "python")
-SHOWN = ("text", "yaml", "json", "toml", "")  # every other tag would be a thing to run that nobody runs
+SHOWN = ("text", "yaml", "json", "toml", "")  # any other tag would be code that no test runs
 _FENCE = re.compile(r"^```(\S*)$")
 _EXITS = re.compile(r"  # exits (\d+)$")
 
@@ -25,7 +25,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A line behind `$ `, and the exit status that the page promises."""
+    """A line after `$ `, and the exit status that the page states."""
 
     line: int
     text: str
@@ -52,7 +52,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a console block; a line that ends in a backslash goes on in the next."""
+    """The commands of a console block; a backslash at the end of a line continues it."""
     lines = iter(enumerate(block.text.splitlines(), block.line))
     for number, line in lines:
         if not line.startswith("$ "):

@@ -1,4 +1,4 @@
-"""The config that "Your first run on AWS" makes goes through its page, with the local control plane in AWS's place."""
+"""Run the page "Your first run on AWS" with its config and the local control plane in place of AWS."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES: tuple[Stage, ...] = ("fetch", "prepare", "convert", "train", "export", "
 
 
 def make_role(iam: Any, made: dict[str, Any]) -> None:
-    """The role that the page makes; another test of this process may have made it."""
+    """Create the page's role, unless another test of this process has created it."""
     with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
         iam.create_role(RoleName="smtrain-training", AssumeRolePolicyDocument=json.dumps(made["trust"]))
     iam.put_role_policy(RoleName="smtrain-training", PolicyName="smtrain", PolicyDocument=json.dumps(made["role"]))
@@ -61,7 +61,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     told["compute"]["role"] = "smtrain-training"
 
     report = smtrain.check(told, target="aws")
-    # AWS's registry of images is not here; that is said, and nothing else is wrong: the role may do what it must.
+    # AWS's image registry does not exist here: that is the only fault, and the role has all permissions.
     assert [f.text.partition(" in ")[0] for f in report.faults] == ["there is no repository pytorch-training-neuronx"]
     assert [f.text for f in report.warnings if "could not be checked" in f.text] == []
     assert [f.text for f in report if f.check == "permissions"] == ["the role may do all that its jobs need"]
@@ -74,7 +74,7 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
 
 
 def on_page(command: str, section: str) -> str:
-    """The page's command that begins so, in a section of that number."""
+    """The page's command with this beginning, in the section with this number."""
     page = PAGE.read_text("utf-8")
     told = page.split(f"\n## {section}. ")[1].partition("\n## ")[0]
     return next(line for line in re.findall(r"^\$ (.*)$", told, re.MULTILINE) if line.startswith(command))
@@ -82,20 +82,19 @@ def on_page(command: str, section: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.full  # the gate has the page's requests above, and a whole run in tests/client/launch/test_local_run.py
-def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
+def test_the_run_is_stopped_resumed_exported_and_downloaded(
     shared_run: SharedRun, trained_inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sections 10 to 15 as they are typed, for a tiny model on a CPU machine, which this machine can be.
+    """Run sections 10 to 15 with a tiny model on a CPU machine, which this machine can be.
 
-    The text is that which the shared run prepared. The gate ends with what is left of the run that was stopped;
-    tests/client/launch has others that go on.
+    The text was prepared by the shared run. The gate ends after the stop; tests/client/launch tests resuming.
     """
     import boto3
 
     for key, value in {**as_aws(), "SMTRAIN_TARGET": "aws"}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.chdir(tmp_path)
-    session = boto3.Session()  # not the default one, which has the keys of another home
+    session = boto3.Session()  # not the default session, which has the keys of another home
     s3, iam, ecr = (session.client(name) for name in ("s3", "iam", "ecr"))
     s3.create_bucket(Bucket="walked")
     for file in trained_inputs["model"].iterdir():
@@ -145,7 +144,7 @@ def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     status = type_(on_page("smtrain status", "11"), name)
     saved = int(max(record["step"] for record in job.records))
     assert re.search(rf"^checkpoint: +step {saved},", status, re.MULTILINE), status
-    # What there is, before the run goes on: a whole checkpoint, and a model of it.
+    # Before the run resumes there is a complete checkpoint, and a model of it.
     type_(f"smtrain download {name} kept --what checkpoints")
     assert verify(tmp_path / "kept") > 0
     if tiers.examples(8) < 8:
@@ -155,7 +154,7 @@ def test_the_run_is_stopped_goes_on_is_exported_and_is_downloaded(
     type_(f"smtrain download {early} early")
     assert (tmp_path / "early/model.safetensors").is_file()
 
-    # The same command goes on; two more steps are enough to see it.
+    # The same command resumes; two more steps are enough to see it.
     config["train"]["steps"] = saved + 2
     Path("run.yaml").write_text(yaml.safe_dump(config), "utf-8")
     type_(f"{on_page('smtrain run', '10')} --download my-new-model")

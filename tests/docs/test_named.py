@@ -1,7 +1,7 @@
-"""The pages name all that the code has, the index leads to all pages, and what is said not to be there is not there.
+"""The pages name everything in the code, the index links to all pages, and smtrain has nothing that scope.md excludes.
 
-Each of these was seen to fail: with a page out of the index, a command, stage, target, objective or family more in the
-code, and a row of scope.md about something that smtrain does.
+Each test was seen to fail: with a page missing in the index, one more command, stage, target, objective or family in
+the code, and a row of scope.md about something that smtrain does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def links(page: Path) -> set[str]:
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Every command and subcommand, as it is typed."""
+    """Every command and subcommand, as typed."""
     for name, (module, _) in COMMANDS.items():
         made = typer.main.get_command(import_module(module).app)
         inner = getattr(made, "commands", {})
@@ -117,7 +117,7 @@ def test_each_line_of_a_plan_has_a_row_in_the_order_in_which_it_is_printed() -> 
     explained = [(line, row_of(line, named)) for line in told[1:] if line]
     assert [line for line, row in explained if row is None] == [], "no row explains it"
     order = [row for _, row in explained if row is not None]
-    assert order == sorted(order), "another order than that of the output"
+    assert order == sorted(order), "not in the order of the output"
     assert named[0] == "first line"
 
 
@@ -138,7 +138,7 @@ def words_of(text: str) -> set[str]:
 
 
 def stem(word: str) -> str:
-    """What forms of one word have in common, roughly: `register` and `registry`, `filter` and `filtering`."""
+    """The rough stem of a word: the same for `register` and `registry`, `filter` and `filtering`."""
     return re.sub(r"(ies|ing|ion|ers?|s)$", "", word.lower())[:6]
 
 
@@ -146,7 +146,7 @@ _SMALL = {"and", "the", "for", "with", "you", "your", "other", "than", "of", "ac
 
 
 def vocabulary() -> dict[str, str]:
-    """Stems of all words that stand for something that smtrain does, with the place of each."""
+    """Stems of all words for features of smtrain, with the place of each."""
     found: dict[str, str] = {}
 
     def add(place: str, text: str) -> None:
@@ -185,7 +185,7 @@ def keys(schema: Any) -> Iterator[str]:
 
 
 def untrue(row: list[str]) -> dict[str, str]:
-    """Words of a row of scope.md that smtrain has, with where it has them."""
+    """Words of a row of scope.md that smtrain uses, with the place."""
     known = vocabulary()
     return {word: known[word] for word in words_of(row[0]) if word in known}
 

@@ -1,4 +1,4 @@
-"""Every command and every line of Python in the docs does what its page says, on the local control plane."""
+"""Every command and every line of Python in the docs works as its page says, on the local control plane."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 300  # seconds for one command
 SEARCHED = [str(Path(sys.executable).parent), os.environ["PATH"]]
-# The page of AWS: what reads the config alone asks the local control plane as if it were AWS; what would start or read
-# jobs on AWS does so with the run of these pages, here.
+# On the AWS page, commands that only read the config ask the local control plane as if it were AWS; commands that start
+# or read jobs use the shared local run of these pages.
 ON_AWS = "first-run-aws"
 _SENDS = re.compile(r"^(smtrain (?:check|run|launch) )run\.yaml(?!.*--dry-run)")
 
 
 GATE = not tiers.full()
-# The gate types the commands of other pages in this process, as far as they need no shell.
+# In the gate the commands of all other pages run in this process, unless they need a shell.
 AS_PROCESSES = {"index", "install", "local", "first-run-here", "steps"}
-# A training of another model: the gate looks only at what it would do.
+# A training of another model: the gate only does a dry run.
 LONG = "smtrain run my-run.yaml "
 DEMO = "${SMTRAIN_HOME:-~/.smtrain}"
 
 
 @pytest.fixture
 def llama(shared_run: SharedRun) -> smtrain.Run:
-    """The run that the pages speak of, through all its stages."""
+    """The run that the pages refer to, with all its stages."""
     return shared_run.run
 
 
@@ -51,7 +51,7 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
 
 
 def tried(page: Path) -> ParameterSet:
-    """The case of a page. Of the one of AWS the gate has the requests, in test_first_run_aws.py."""
+    """The case of a page. The gate tests only the requests of the AWS page, in test_first_run_aws.py."""
     return pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem == ON_AWS else [])
 
 
@@ -69,16 +69,16 @@ def test_a_page_does_what_it_says(
     path = os.pathsep.join([str(warm.smtrain().parent), *SEARCHED])
     for block in blocks(page):
         if block.tag == "python":
-            # Line numbers of a traceback are those of the page.
+            # So that a traceback has the line numbers of the page.
             exec(compile("\n" * (block.line - 1) + block.text, page.name, "exec"), names)
         elif block.tag == "console":
-            # The pages' config has no account: what it needs of one is shown for the local control plane.
+            # The pages' config has no account, so permissions are those for the local control plane.
             more = as_aws() if page.stem == ON_AWS else {"SMTRAIN_TARGET": "local"}
             run_all(page, block, words, {"PATH": path} | more, here)
 
 
 def as_aws() -> dict[str, str]:
-    """The environment in which an AWS client takes the local control plane for AWS."""
+    """The environment in which an AWS client uses the local control plane as AWS."""
     return as_told.variables()
 
 
@@ -97,12 +97,12 @@ def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str
             )  # fmt: skip
             status, told = done.returncode, f"{done.stdout}{done.stderr}"
         assert status == command.status, (
-            f"{page.name}:{command.line}: `{text}` left with {status}, not {command.status}\n{told}"
+            f"{page.name}:{command.line}: `{text}` exited with {status}, not {command.status}\n{told}"
         )
 
 
 def without_a_shell(text: str) -> tuple[list[str], str | None] | None:
-    """The words of one command of ours, and the file that its output goes to; None for what only a shell can run."""
+    """The words of a single smtrain command, and its output file; None if it needs a shell."""
     lexer = shlex.shlex(text.replace(DEMO, os.environ["SMTRAIN_HOME"]), posix=True, punctuation_chars=True)
     lexer.wordchars += "[]{}:$@,%^+"
     words = list(lexer)
@@ -113,7 +113,7 @@ def without_a_shell(text: str) -> tuple[list[str], str | None] | None:
 
 
 def called(words: list[str], file: str | None, environment: dict[str, str]) -> tuple[int, str]:
-    """Call the command in this process; its status, and what it said."""
+    """Run the command in this process; return its status and output."""
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - environment.keys():
             patch.delenv(name)
@@ -124,10 +124,10 @@ def called(words: list[str], file: str | None, environment: dict[str, str]) -> t
 
 
 def examples() -> dict[str, doctest.DocTest]:
-    """The examples in the docstrings of what `import smtrain` gives, by the name they belong to."""
+    """The examples in the docstrings of the public names, by name."""
     found = {}
     for name in smtrain.__all__:
-        # Ctrl-C's decorator keeps the text, not the source's place.
+        # The Ctrl-C decorator keeps the docstring, but not its position in the source.
         held = doctest.DocTestParser().get_doctest(inspect.getdoc(getattr(smtrain, name)) or "", {}, name, None, None)
         if held.examples:
             found[name] = held

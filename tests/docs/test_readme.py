@@ -1,4 +1,4 @@
-"""The config of the README is one that AWS could be sent as it stands."""
+"""The README's config is valid for AWS without changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The README's config, with a model and a text where it looks for them."""
+    """The README's config, with a model and a text at its paths."""
     folder = tmp_path_factory.mktemp("readme")
     config = re.search(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     assert config
@@ -55,7 +55,7 @@ def test_its_config_is_a_request_of_an_image_and_machines_that_its_engine_runs_o
 def test_its_config_is_launched_in_an_account_up_to_the_last_request(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The account is moto's, in this process: a job in it is done as soon as it is created."""
+    """The account is moto's, in this process; a job in it is complete as soon as it is created."""
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -68,7 +68,7 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
         made = policies("config.yaml", target="aws")
         account[1].create_role(RoleName="train", AssumeRolePolicyDocument=json.dumps(made["trust"]))
         for stage in STAGES:
-            # moto alone simulates no policies and has none of AWS's images, so nothing is checked.
+            # moto itself simulates no policies and has no AWS images, so the checks are off.
             job = smtrain.launch("config.yaml", stage=stage, target="aws", wait=False, check=False, say=lambda _: None)
             sent: Any = account[2].describe_training_job(TrainingJobName=job.name)
             assert sent["RoleArn"].endswith(":role/train")
@@ -78,7 +78,7 @@ def test_its_config_is_launched_in_an_account_up_to_the_last_request(
 
 
 def test_its_commands_and_their_options_are_there(tmp_path: Path) -> None:
-    """tests/install/test_stranger.py types them, in an environment of its own; only `scripts/test --full` runs it."""
+    """Look at their help; tests/install/test_stranger.py runs them, but only in `scripts/test --full`."""
 
     class Reader(Stranger):
         def type(self, command: str) -> Typed:

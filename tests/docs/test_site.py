@@ -1,4 +1,4 @@
-"""The docs build as a site, without a warning, and every page is two clicks from the index, also without navigation."""
+"""The site builds without warnings, and every page is at most two clicks from the index, also without navigation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLICKS = 2
 
 
 class Article(HTMLParser):
-    """Addresses that the text of a page leads to; those of the navigation, the header and the footer are not in it."""
+    """Links in the text of a page, without those of the navigation, the header and the footer."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Article(HTMLParser):
 
 
 def clicks(begin: Path, links: Callable[[Path], Iterable[Path]]) -> dict[Path, int]:
-    """How many clicks each page is away from the first, by the links that `links` gives of a page."""
+    """Number of clicks from the first page to each page, with the links of a page from `links`."""
     found, last = {begin: 0}, [begin]
     while last:
         near = {page for one in last for page in links(one)} - found.keys()
@@ -57,7 +57,7 @@ def on_site(page: Path) -> list[Path]:
 
 
 def in_markdown(page: Path) -> list[Path]:
-    """Pages that a page leads to where its Markdown is shown, as on a code host."""
+    """Pages that a page links to in its Markdown, as on a code host."""
     links = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text("utf-8"))
     return [(page.parent / link).resolve() for link in links if "://" not in link]
 
@@ -69,7 +69,7 @@ def far(found: dict[Path, int], pages: Iterable[Path]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The site's folder, and what building it said."""
+    """The site's folder, and the result of building it."""
     site = tmp_path_factory.mktemp("docs").resolve() / "site"
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "mkdocs.yml"), "-d", str(site)],
@@ -84,11 +84,11 @@ def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.Complet
     assert told.stderr == ""
     assert (site / "index.html").is_file()
     assert (site / "planner/index.html").is_file()
-    # The reference is made from docstrings, and the search of the site finds what it says.
+    # The reference is built from docstrings, and the search of the site finds their text.
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
     found = {entry["location"]: entry["text"] for entry in index}
     assert "so many US dollars" in found["api/before/#smtrain.plan"]
-    # What a class inherits is part of it.
+    # Inherited members are included.
     assert "api/running/#smtrain.Job.status" in found
     assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in found}
 
@@ -136,7 +136,7 @@ def test_the_site_uses_no_more_than_what_is_to_build_it_next_reads() -> None:
     told = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     named = {plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in told["plugins"]}
     assert named == {"search", "mkdocstrings"}
-    assert told["hooks"] == ["scripts/docs_version.py"], "a further one would be ignored without a word"
+    assert told["hooks"] == ["scripts/docs_version.py"], "another hook would be silently ignored"
     assert "custom_dir" not in told["theme"]
 
 
@@ -157,7 +157,7 @@ def test_every_picture_is_there_and_says_what_it_shows() -> None:
     shown = 0
     for page in [*pages(), ROOT / "README.md"]:
         for words, file in re.findall(r"!\[([^\]]*)\]\(([^)\s]+)\)", page.read_text("utf-8")):
-            assert len(words) > 10, f"{page.name}: {file} has no words for those who do not see it"
+            assert len(words) > 10, f"{page.name}: {file} has no text for readers who cannot see it"
             assert (page.parent / file).is_file(), f"{page.name}: there is no {file}"
             shown += 1
     assert shown >= 3

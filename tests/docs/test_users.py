@@ -1,4 +1,4 @@
-"""The page of known pains answers every one, and what it names as proof is there."""
+"""The page of known problems answers every entry, and each named test exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.docs.pages import ROOT
 
-ENTRIES = 29  # of the list of what users run into, gathered 2026-11
+ENTRIES = 29  # in the list of users' problems, gathered 2026-11
 
 
 def test_every_entry_has_an_answer_and_a_test_that_exists() -> None:

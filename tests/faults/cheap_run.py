@@ -1,6 +1,6 @@
-"""A whole use of the local control plane that costs next to nothing: upload, job, checkpoints, follow, download.
+"""A cheap run of the local control plane with all its parts: upload, job, checkpoints, follow, download.
 
-main([HOME, FOLDER])    leaves FOLDER/model/sum; safe to repeat, as `smtrain run` is
+main([HOME, FOLDER])    leaves FOLDER/model/sum; safe to repeat, like `smtrain run`
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smtrain.client.follow.follower import Cursor, Follower
 from smtrain.client.launch.inputs import Upload, upload_all
 from smtrain.core.errors import JobError
 
-# Goes on from its checkpoints: each step adds the input's bytes.
+# Resumes from its checkpoints: each step adds the input's bytes.
 SCRIPT = """
 set -e
 cd /opt/ml/checkpoints
@@ -90,7 +90,7 @@ def _request(name: str, bucket: str) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    # As the command line calls its commands: what it makes of errors is part of what is tried.
+    # Like the command line, whose error handling is part of the test.
     module = types.ModuleType("cheap")
     module.app = _whole  # type: ignore[attr-defined]
     sys.modules["cheap"] = module

@@ -1,4 +1,4 @@
-"""A disk that fails the n-th write-like call of everything started with `environment()`, counted over all processes."""
+"""A disk that fails the n-th write-like call of all processes started with `environment()`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FailingDisk:
         self._file = state
 
     def environment(self) -> dict[str, str]:
-        """What a process and all it starts must have; names that the control plane hands on to its own processes."""
+        """Variables for a process and its children; the control plane passes these names on to its own processes."""
         return {
             "LD_PRELOAD": str(self._library),
             "NTHWRITE_STATE": str(self._file),
@@ -41,20 +41,20 @@ class FailingDisk:
         }
 
     def fail(self, error: int, first: int, last: int | None = None) -> None:
-        """Count anew; calls `first` to `last` (default: only the first) fail."""
+        """Start counting again; calls `first` to `last` (default: only the first) fail."""
         self._log.unlink(missing_ok=True)
         self._state[:] = struct.pack("<4Q", 0, first, first if last is None else last, error)
 
     def heal(self) -> None:
-        """Nothing fails from now on; the count goes on."""
+        """No further call fails; the count continues."""
         self._state[8:24] = struct.pack("<2Q", 0, 0)
 
     @property
     def count(self) -> int:
-        """Write-like calls since `fail`."""
+        """Number of write-like calls since `fail`."""
         return int(struct.unpack("<Q", self._state[:8])[0])
 
     @property
     def failed(self) -> list[str]:
-        """`number process call path` of each call that was failed."""
+        """`number process call path` of each failed call."""
         return self._log.read_text().splitlines() if self._log.exists() else []

@@ -1,4 +1,4 @@
-"""A stage as a process by itself, with everything that it imports loaded beforehand.
+"""A stage in a single process, with all its imports loaded beforehand.
 
 main([ML_ROOT, STAGE])
 """

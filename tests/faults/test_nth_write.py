@@ -1,7 +1,6 @@
-"""The n-th write fails, whoever does it: plane, client, script or a stage. Each time one sentence, and the same command
-goes on to the same result.
+"""If the n-th write of plane, client, script or stage fails, there is one error message, and the same command resumes.
 
-`SMTRAIN_NTH_WRITES` is how many n are tried (spread over all; 0: every one), each with the next of four errors. The
+`SMTRAIN_NTH_WRITES` is the number of n to try (spread over all; 0: every one), each with the next of four errors. The
 gate tries one of the plane's and one of a training's.
 """
 
@@ -37,7 +36,7 @@ NAMED = re.compile(r"no space left on|is read-only|read-only file system|disk qu
 
 
 def chosen(count: int) -> list[tuple[int, int]]:
-    """(n, error) to try, of so many writes."""
+    """(n, error) to try, for so many writes."""
     numbers: Sequence[int] = range(FIRST, count + 1)
     if TRIES and len(numbers) > TRIES:
         numbers = [numbers[i * len(numbers) // TRIES + len(numbers) // (2 * TRIES)] for i in range(TRIES)]
@@ -47,9 +46,9 @@ def chosen(count: int) -> list[tuple[int, int]]:
 def each_ends_in_a_sentence(
     disk: FailingDisk, count: int, attempt: Callable[[int], tuple[int, str]], again: Callable[[int], tuple[int, str]]
 ) -> int:
-    """Try the chosen writes; `attempt` and `again` give status and what was said. Gives how many were tried.
+    """Try the chosen writes; `attempt` and `again` return status and output. Return the number of tries.
 
-    All that goes wrong is told at the end.
+    All faults are reported together at the end.
     """
     wrong = []
     for n, error in chosen(count):
@@ -67,15 +66,15 @@ def each_ends_in_a_sentence(
             fault = f"does not say why: {about}"
         status, said = again(n)
         if status:
-            fault = f"{fault or about}\ndoes not go on ({status}), then:\n{said}"
-        print(f"write {n} of {count}, {errno.errorcode[error]}: {fault or 'goes on'}", flush=True)
+            fault = f"{fault or about}\ndoes not resume ({status}), then:\n{said}"
+        print(f"write {n} of {count}, {errno.errorcode[error]}: {fault or 'resumes'}", flush=True)
         wrong += [fault] if fault else []
     assert not wrong, "\n\n".join(wrong)
     return len(chosen(count))
 
 
 class Plane:
-    """The cheap run, each time with a home of its own."""
+    """The cheap run, each time with a new home."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,7 +90,7 @@ class Plane:
         return self.zygote.run([str(home), str(home / "result")], self.root / "said.txt")
 
     def again(self, n: int) -> tuple[int, str]:
-        """The same command once more; its result, and that nothing is left over."""
+        """Run the same command again; check its result, and that nothing is left over."""
         status, said = self.attempt(n)
         home = self.home(n)
         try:
@@ -126,7 +125,7 @@ def test_of_plane_client_and_script(plane: Plane, record_property: Callable[[str
 
 
 class Stage:
-    """A stage that one process runs, each time in a copy of the same /opt/ml."""
+    """A stage in one process, each time in a copy of the same /opt/ml."""
 
     def __init__(self, root: Path, zygote: Zygote, disk: FailingDisk, name: str) -> None:
         self.root, self.zygote, self.disk, self.name = root, zygote, disk, name
@@ -146,7 +145,7 @@ class Stage:
         return self._status, said
 
     def again(self, n: int) -> tuple[int, str]:
-        """The same once more, if it did not come to its end, and whether the result is that of an undisturbed one."""
+        """Run it again if it did not finish, and compare the result with that of an undisturbed run."""
         status, said = self.attempt(n) if self._status else (0, "")
         result = self.read(n) if status == 0 else None
         shutil.rmtree(self.ml(n))
@@ -155,7 +154,7 @@ class Stage:
         return status, said
 
     def read(self, n: int) -> object:
-        """Losses of a training, files of any other stage."""
+        """The losses of a training, or the files of any other stage."""
         ml = self.ml(n)
         if self.name != "train":
             files = [path for path in sorted((ml / "model").rglob("*")) if path.is_file()]

@@ -1,6 +1,6 @@
-"""Runs a program again and again without importing it again: a process that has it loaded, and forks for each run.
+"""Run a program repeatedly without importing it again: a process that has loaded it forks for each run.
 
-python -m tests.faults.zygote MODULE     reads {"argv": [...], "out": file, "limit": s} a line, answers a status
+python -m tests.faults.zygote MODULE     reads {"argv": [...], "out": file, "limit": s} per line, answers a status
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HUNG = -9
 
 
 class Zygote:
-    """The other side of it."""
+    """The client of the forking process."""
 
     def __init__(self, module: str, environment: dict[str, str]) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SMTRAIN_", "RANK", "WORLD_SIZE", "MASTER_"))}
@@ -30,7 +30,7 @@ class Zygote:
         )  # fmt: skip
 
     def run(self, argv: list[str], out: Path, limit: float = 120.0) -> tuple[int, str]:
-        """Exit status (`HUNG` after `limit` seconds) and all that it said."""
+        """Exit status (`HUNG` after `limit` seconds) and output."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps({"argv": argv, "out": str(out), "limit": limit}) + "\n")

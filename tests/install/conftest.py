@@ -1,6 +1,6 @@
-"""What pip installs: an sdist of this checkout, the wheel of that, in a new environment.
+"""The package as pip installs it: an sdist of this checkout, its wheel, in a new environment.
 
-The environment has the packages of the one that runs the tests, but nothing of the checkout.
+The environment has the packages of the one that runs the tests, but nothing from the checkout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 REPOSITORY = Path(__file__).parents[2]
-# Imported by every Python of the environment: makes the modules named in BLOCKED as if they were not installed.
+# Imported by every Python of the environment: hides the modules named in BLOCKED as if they were not installed.
 BLOCKER = """
 import os, sys
 class Blocker:
@@ -33,7 +33,7 @@ BUILD = "import sys, setuptools.build_meta as b; print(b.build_sdist(sys.argv[1]
 
 @dataclass
 class Installed:
-    """An environment with smtrain in it, and a home of its own."""
+    """An environment with smtrain, and its own home."""
 
     bin: Path
     home: Path
@@ -46,7 +46,7 @@ class Installed:
         )
 
     def environment(self, blocked: str = "") -> dict[str, str]:
-        """Of a shell in which the environment is active, and nothing else is set."""
+        """The variables of a shell in which only the environment is active."""
         return {
             "PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), "SMTRAIN_HOME": str(self.home / "state"),
             "BLOCKED": blocked, "OMP_NUM_THREADS": "1", "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
@@ -61,7 +61,7 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, as setuptools writes beside what it builds."""
+    """Build from a copy, because setuptools writes next to the sources."""
     folder = tmp_path_factory.mktemp("source") / "smtrain"
     folder.mkdir()
     for name in ("smtrain", "entrypoints"):

@@ -1,7 +1,7 @@
-"""A newcomer: takes the commands out of README.md and types them, with what they name in a folder of their own.
+"""A newcomer: runs the commands of README.md in a folder with the files that they name.
 
-`python stranger.py README EXAMPLES FOLDER` plays it in the environment that calls it, as scripts/stranger does after a
-true installation; tests/install/test_stranger.py plays a shorter run. Nothing but Python's own library is imported.
+`python stranger.py README EXAMPLES FOLDER` runs them in the calling environment, as scripts/stranger does after a real
+installation; tests/install/test_stranger.py does a shorter run. Only Python's standard library is imported.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 
 _FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|\b[A-Z]\b")
-# Those that only look go to AWS's shapes with the README's own config; the others to this machine, with the tiny model.
+# Commands that only look use the README's own config for AWS; the others run on this machine with the tiny model.
 _LOOKS = ("plan CONFIG", "check CONFIG", "iam policy CONFIG", "config show CONFIG", "--dry-run")
 _ON_AWS = ("check CONFIG", "--dry-run")
-# Of these the README shows what there is; a newcomer asks them what they want.
+# The README only names these, so the newcomer asks for their help.
 _ASKED = ("data", "convert", "checkpoint", "pool", "init")
 CONFIG_JSON = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
@@ -30,12 +30,12 @@ CONFIG_JSON = {
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }  # fmt: skip
-"""Of Llama-3.2-1B, which the README's config names; its weights are not needed to look."""
+"""The config.json of Llama-3.2-1B, which the README's config names; planning needs no weights."""
 
 
 @dataclass(frozen=True)
 class Typed:
-    """A command, how long it took, and what it said."""
+    """A command, its seconds and its output."""
 
     command: str
     seconds: float
@@ -45,7 +45,7 @@ class Typed:
 
 
 class Stranger:
-    """Someone in a folder that holds what the README's commands name."""
+    """A newcomer in a folder with the files that the README's commands name."""
 
     def __init__(self, readme: Path, examples: Path, folder: Path, environment: dict[str, str]) -> None:
         self.readme = readme.read_text("utf-8")
@@ -90,13 +90,13 @@ class Stranger:
         return Typed(command, time.monotonic() - began, done.returncode, done.stdout, done.stderr)
 
     def python(self) -> Typed:
-        """Run the README's Python: a whole run of the tiny model here, then its train job in hand."""
+        """Run the README's Python: a whole run of the tiny model, then its train job."""
         text = next(text for tag, text in self.blocks if tag == "python")
         (self.folder / "first.py").write_text(f"{text}\nprint('JOB', job.name, run.loss[0], run.loss[-1])\n", "utf-8")
         return self.type(f"{self.environment.get('STRANGER_PYTHON', 'python')} first.py")
 
     def walk(self) -> Iterator[Typed]:
-        """Type all of it: first what needs no account and trains nothing, then the run, then what looks back at it."""
+        """Run everything: first commands without account and training, then the run, then commands that look at it."""
         commands = list(dict.fromkeys(self.commands()))
         looks = [c for c in commands if c.split()[1] in _ASKED or any(look in c for look in _LOOKS)]
         looks += [c for c in commands if not named(c) and c not in looks and c != "smtrain list"]
@@ -110,14 +110,14 @@ class Stranger:
             yield self.advised(typed) or typed
 
     def advised(self, refused: Typed) -> Typed | None:
-        """Type the command that a refusal names, as one would; None where it names none."""
+        """Run the command that a refusal suggests, as a user would; None if it suggests none."""
         advice = re.search(r"`(smtrain [^`]*)`", refused.errors)
         if refused.status != 2 or not advice:
             return None
         return self.type(advice[1].replace("FOLDER", "fetched") + " --target local")
 
     def filled(self, command: str, config: str, job: str = "") -> str:
-        """The command with what a newcomer has in place of the README's words in capitals."""
+        """The command with the newcomer's own names in place of the README's words in capitals."""
         if command.split()[1] in _ASKED:
             words = [word for word in command.split()[:3] if re.fullmatch(r"[a-z]+", word)]
             return f"{' '.join(words)} --help"
@@ -128,15 +128,15 @@ class Stranger:
 
 
 def named(command: str) -> bool:
-    """Whether it names what a newcomer has to put in, a config or a job."""
+    """True if the command names a config or a job that the newcomer has to provide."""
     return bool(_PLACEHOLDER.search(command))
 
 
 def faults(typed: Typed) -> list[str]:
-    """What a newcomer would take for a failure."""
+    """Output that a newcomer would see as a failure."""
     told = []
     if typed.status != 0:
-        told.append(f"left with {typed.status}")
+        told.append(f"exited with {typed.status}")
     if "Traceback (most recent call last)" in typed.output + typed.errors:
         told.append("showed a traceback")
     if not (typed.output + typed.errors).strip():
@@ -145,7 +145,7 @@ def faults(typed: Typed) -> list[str]:
 
 
 def main(readme: str, examples: str, folder: str) -> int:
-    """Print a line a command; gives the number of those that failed."""
+    """Print one line per command; return the number of failures."""
     Path(folder).mkdir(parents=True)
     stranger = Stranger(Path(readme), Path(examples), Path(folder), dict(os.environ))
     failed = 0

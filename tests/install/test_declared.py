@@ -1,4 +1,4 @@
-"""What a container is asked to have, and what pip is asked for, are one list (deptry holds it against the imports)."""
+"""The requirements of containers and those of pip are one list (deptry compares it with the imports)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ImportError:
     import tomli as tomllib  # type: ignore[no-redef]
 
 REPOSITORY = Path(__file__).parents[2]
-# Every image with a Neuron runtime brings its own build; the launcher needs it of images that have it, no more.
+# Every image with a Neuron runtime has its own build; the launcher needs it only in those images.
 OF_THE_IMAGE = {"torch", "packaging"}
 
 

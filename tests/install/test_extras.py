@@ -1,4 +1,4 @@
-"""Large imports while the garbage collector pauses."""
+"""Large imports with the garbage collector paused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smtrain.core.extras import collector_paused
 
 
 def test_what_was_imported_is_not_looked_through_by_the_next_collection() -> None:
-    gc.unfreeze()  # what another test, or Python 3.12 itself, has frozen
+    gc.unfreeze()  # frozen by another test, or by Python 3.12 itself
     with collector_paused():
         assert not gc.isenabled()
         many = [[number] for number in range(50_000)]
@@ -41,7 +41,7 @@ def test_what_a_program_froze_stays_frozen_and_a_pause_of_its_own_goes_on() -> N
         frozen = gc.get_freeze_count()
         with collector_paused():
             pass
-        # Some of them may end meanwhile; unfrozen, none would be left.
+        # Some of them may be freed meanwhile; without the freeze there would be 0.
         assert frozen * 0.9 < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()

@@ -1,4 +1,4 @@
-"""A user's first hour at home: an own text, a config, a plan, a check, a run and a conversation, from a wheel."""
+"""A user's first hour on this machine from a wheel: text, config, plan, check, run and chat."""
 
 from __future__ import annotations
 

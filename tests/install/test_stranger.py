@@ -1,4 +1,4 @@
-"""A newcomer who types what the README says arrives: at AWS's requests, and at a model trained here."""
+"""A newcomer who runs the README's commands gets AWS's requests, and a model trained on this machine."""
 
 from __future__ import annotations
 

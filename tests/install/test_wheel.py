@@ -1,4 +1,4 @@
-"""What pip installs works from any folder."""
+"""The installed package works from any folder."""
 
 from __future__ import annotations
 

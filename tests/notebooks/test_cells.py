@@ -1,4 +1,4 @@
-"""Cells of a real kernel: a panel is shown once, and interrupting the kernel ends in a sentence."""
+"""Cells of a real kernel: a panel is shown once, and interrupting the kernel ends with one sentence."""
 
 from __future__ import annotations
 

@@ -34,26 +34,26 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def printed(notebook: Any) -> str:
-    """What all cells wrote to stdout."""
+    """Text that all cells wrote to stdout."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
 def shown(notebook: Any, kind: str) -> list[str]:
-    """What was displayed in this MIME type."""
+    """Displayed data of this MIME type."""
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     return [output.data[kind] for output in outputs if kind in output.get("data", {})]
 
 
 def requests(notebook: Any) -> list[Any]:
-    """The requests that the cells show, each as a line that opens."""
+    """The requests in the cells, each displayed as a line that opens."""
     opened = [html for html in shown(notebook, "text/html") if html.startswith("<details>")]
     return [json.loads(unescape(re.findall(r"<pre[^>]*>(.*)</pre>", html, re.DOTALL)[0])) for html in opened]
 
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, dict[str, str]], Any]:
-    """Runs a notebook for a target in a copy of the folders, the tiny model's run being short."""
+    """Runs a notebook for a target in a copy of the folders, with a short run of the tiny model."""
     root = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "notebooks", root / "notebooks")
     shutil.copytree(ROOT / "examples", root / "examples")
@@ -65,7 +65,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, di
     tiny.write_text(text, "utf-8")
 
     def execute(name: str, target: str, environment: dict[str, str]) -> Any:
-        if name == WHOLE:  # something to do beyond what the others have done already
+        if name == WHOLE:  # so that one stage is not finished by the other notebooks
             tiny.write_text(text.replace("max_new_tokens: 8", "max_new_tokens: 9"), "utf-8")
         notebook: Any = nbformat.read(root / f"notebooks/{name}.ipynb", as_version=4)
         first = code_cells(notebook)[0]
@@ -79,7 +79,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, di
 
 @pytest.fixture(scope="module")
 def here(local_home: Path, executed: Any) -> Execute:
-    """Runs a notebook on the local control plane, after those before it, each once."""
+    """Runs a notebook on the local control plane, after the previous ones, each once."""
     done: dict[str, Any] = {}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
 
@@ -96,7 +96,7 @@ def here(local_home: Path, executed: Any) -> Execute:
 
 @pytest.fixture(scope="module")
 def on_aws(tmp_path_factory: pytest.TempPathFactory, executed: Any) -> Execute:
-    """Runs a notebook for AWS where nobody has logged in and nothing can be reached."""
+    """Runs a notebook for AWS without a login and without a network."""
     home = tmp_path_factory.mktemp("nobody")
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "SAGEMAKER_"))},
@@ -137,9 +137,9 @@ def test_a_notebook_is_stored_with_what_one_run_of_it_showed(path: Path) -> None
     assert printed(notebook).strip()
     stored = path.read_text("utf-8")
     assert not re.search(r"Traceback|/tmp/|/root/|/home/|\\u001b", stored)
-    assert "<svg" not in "".join(shown(notebook, "text/html")), "where it is not trusted, its words alone are shown"
+    assert "<svg" not in "".join(shown(notebook, "text/html")), "an untrusted notebook shows only the text"
     assert len(stored) < 300_000
-    assert all(cell.metadata == {} for cell in cells), "no times of its own run"
+    assert all(cell.metadata == {} for cell in cells), "no timestamps"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

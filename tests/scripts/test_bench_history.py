@@ -1,4 +1,4 @@
-"""What a benchmark said is kept as a line, and drawn."""
+"""A benchmark's result is kept as one line, and drawn."""
 
 from __future__ import annotations
 

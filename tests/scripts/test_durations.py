@@ -1,4 +1,4 @@
-"""What test files take is measured, shown and kept."""
+"""The durations of test files are measured, shown and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of faults names tests that there are, and counts a try that was not made as lost."""
+"""The table of faults names existing tests, and counts a skipped try as lost."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = (".venv/bin", ".venv/nxd/bin", ".venv/lowest/bin", ".venv/v2/bin", ".venv/toolkit-env/bin")
 TOOLS = ("ruff", "lint-imports", "deptry", "mypy")
 SCRIPTS = ("setup", "packages", "nxd-environment", "slurm-packages", "lowest-environment")
-# It writes down what it is called with; what tests are affected is what it is told, and coverage is at the floor.
+# It records its arguments, reports fixed affected tests, and coverage at the floor.
 PYTHON = """#!/bin/sh
 case "$*" in
 *pytest*) echo "$(dirname "$0" | cut -d/ -f2 | sed s/^bin$/main/) $*" >>calls ;;
@@ -59,7 +59,7 @@ class Checkout:
         self.write(name, text).chmod(0o755)
 
     def calls(self, *words: str) -> list[list[str]]:
-        """The words of every pytest that `scripts/test WORDS` starts."""
+        """The arguments of every pytest that `scripts/test WORDS` starts."""
         (self.folder / "calls").write_text("")
         path = f"{self.folder / 'programs'}:{os.environ['PATH']}"
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a developer runs before each commit has something of every package."""
+"""The quick tests include some of every package."""
 
 from __future__ import annotations
 

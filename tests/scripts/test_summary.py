@@ -1,4 +1,4 @@
-"""The summary of `scripts/test --full` counts what pytest wrote, and says why tests were skipped."""
+"""The summary of `scripts/test --full` counts pytest's results, and says why tests were skipped."""
 
 from __future__ import annotations
 

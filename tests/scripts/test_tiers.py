@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test stay in the gate."""
+"""The cases of a parametrized test that stay in the gate."""
 
 from __future__ import annotations
 
