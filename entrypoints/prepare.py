@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smtrain.core.config.data import Data
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.clean.holdout import HoldOut
-    from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
+    from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
     from smtrain.worker.data.prepare.part_uploads import Parts
 
 
@@ -51,7 +51,7 @@ def machines(container: Container) -> MeetingPoint | None:
         return None
     from launch import MASTER_PORT, address
 
-    from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
+    from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
 
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
     megabytes = os.environ.get("SMTRAIN_SHARE_MB")

@@ -19,10 +19,15 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.prepare.cluster.coordination import (
+    agreed_commits,
+    assist_coordinator,
+    collect_shares,
+    open_coordinator,
+)
+from smtrain.worker.data.prepare.cluster.coordinator import Coordinator, MeetingPoint
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.desk import Desk, MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.together import agreed_commits, help_others, open_desk, put_together
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import TokenTally
 from smtrain.worker.data.prepare.journal import Journal
@@ -71,7 +76,7 @@ def prepare(
     """
     say = say or to_stderr
     sources = options.sources(inputs)
-    with open_desk(machines, sources, say) as (desk, commits):
+    with open_coordinator(machines, sources, say) as (coordinator, commits):
         resolved = _resolve(sources, tokenizer, options, output, commits, say)
         if near := options.cleaning.near:
             bands, rows = near.shape
@@ -86,11 +91,11 @@ def prepare(
                 report = progress or stack.enter_context(console())
                 refine = stack.enter_context(_refining(resolved, options))
                 settings = TokenizeSettings(options, tokenizer, resolved.facts, parts is not None, refine)
-                if desk is not None:
-                    desk.expect(settings.digest(resolved.files, elsewhere=True))
-                tally = _Preparation(resolved.files, settings, journal, parts, report, say, desk).run()
-                if desk is not None:
-                    desk.finish()
+                if coordinator is not None:
+                    coordinator.expect(settings.digest(resolved.files, elsewhere=True))
+                tally = _Preparation(resolved.files, settings, journal, parts, report, say, coordinator).run()
+                if coordinator is not None:
+                    coordinator.finish()
             if unread := unread_sentence(tally.unread):
                 say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
             tally.check(options.seq_len, sources)
@@ -127,7 +132,7 @@ def assist(
         settings = TokenizeSettings(options, tokenizer, resolved.facts, refine=refine)
         work = _work(resolved.flat, settings, lambda: used[0], pool)
         digest = settings.digest(resolved.files, elsewhere=True)
-        return help_others(machines, digest, work, resolved.flat, encode_by, say or to_stderr)
+        return assist_coordinator(machines, digest, work, resolved.flat, encode_by, say or to_stderr)
 
 
 def _resolve(
@@ -179,7 +184,7 @@ class _Preparation:
     parts: Parts | None
     report: Callable[[DataProgress], None]
     say: Callable[[str], None]
-    desk: Desk | None
+    coordinator: Coordinator | None
 
     def run(self) -> TokenTally:
         fast, why = encoder.choose(self.settings.tokenizer)
@@ -193,7 +198,7 @@ class _Preparation:
             return self._run(Plain(self.settings.tokenizer))
 
     def _run(self, chosen: Encoder) -> TokenTally:
-        options, shares = self.settings.options, ["shares", self.desk.machines.size] if self.desk else []
+        options, shares = self.settings.options, ["shares", self.coordinator.machines.size] if self.coordinator else []
         key = digest([self.settings.digest(self.files), chosen.name, *shares])
 
         def empty() -> TokenTally:
@@ -207,8 +212,8 @@ class _Preparation:
         marker = Marker(tally, total, key, self.journal, self.parts, self.report, self.say)
         try:
             with _threads(options) as pool:
-                if self.desk is not None:
-                    self._on_machines(self.desk, chosen, marker, key, tally, pool)
+                if self.coordinator is not None:
+                    self._on_machines(self.coordinator, chosen, marker, key, tally, pool)
                     return tally
                 for part in range(tally.part, len(self.files)):
                     tally.open_part(part)
@@ -222,12 +227,18 @@ class _Preparation:
         return tally
 
     def _on_machines(
-        self, desk: Desk, chosen: Encoder, marker: Marker, key: str, tally: TokenTally, pool: ThreadPoolExecutor
+        self,
+        coordinator: Coordinator,
+        chosen: Encoder,
+        marker: Marker,
+        key: str,
+        tally: TokenTally,
+        pool: ThreadPoolExecutor,
     ) -> None:
         """Do all shares; the tally counts shares of a source instead of its blocks."""
         options = self.settings.options
         flat = [file for part in self.files for file in part]
-        shares = cut_corpus(self.files, options.separator, desk.machines.size)
+        shares = cut_corpus(self.files, options.separator, coordinator.machines.size)
         firsts = {share.part: share.number for share in reversed(shares)}
         at = firsts.get(tally.part, 0) + tally.blocks
         opened = -1
@@ -242,8 +253,8 @@ class _Preparation:
             tally.blocks = share.number - firsts[share.part] + 1
             marker.piece_done(tally.documents, tally.tokens)
 
-        put_together(
-            desk, Dealer(shares, at, self.journal.folder, key, desk.machines.straggles_s), chosen.name,
+        collect_shares(
+            coordinator, Dealer(shares, at, self.journal.folder, key, coordinator.machines.straggles_s), chosen.name,
             _work(flat, self.settings, lambda: chosen, pool), TextPiece, flat, before,
             lambda piece: tally.add(piece, options.max_bad), after,
             lambda: marker.stopped(tally.documents, tally.tokens), self.say,

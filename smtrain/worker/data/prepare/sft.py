@@ -21,10 +21,15 @@ from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.prepare.cluster.coordination import (
+    agreed_commits,
+    assist_coordinator,
+    collect_shares,
+    open_coordinator,
+)
+from smtrain.worker.data.prepare.cluster.coordinator import Coordinator, MeetingPoint
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.desk import Desk, MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.together import agreed_commits, help_others, open_desk, put_together
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import SampleTally
 from smtrain.worker.data.prepare.part_uploads import Parts
@@ -62,7 +67,7 @@ def prepare_sft(
     """
     say = say or to_stderr
     sources = options.sources(inputs)
-    with open_desk(machines, sources, say) as (desk, commits):
+    with open_coordinator(machines, sources, say) as (coordinator, commits):
         run = _resolve(sources, tokenizer, options, output, commits, say)
         files, make = run.inputs.flat, run.make
         say(f"prepare: {make.template.about}")
@@ -82,16 +87,16 @@ def prepare_sft(
                     report = progress or stack.enter_context(console())
                     total = sum(file.bytes for file in files)
                     marker = Marker(tally, total, key, journal, parts, report, say)
-                    if desk is None:
+                    if coordinator is None:
                         for piece in sample_pieces(files, tally.blocks, make, options.worker_count):
                             tally.add(piece, options.max_bad)
                             marker.piece_done(tally.samples, tally.tokens)
                     else:
-                        desk.expect(run.digest(True))
-                        shares = cut_corpus([files], None, desk.machines.size)
-                        dealer = Dealer(shares, tally.blocks, journal.folder, key, desk.machines.straggles_s)
-                        _on_machines(desk, dealer, run, tally, marker, say)
-                        desk.finish()
+                        coordinator.expect(run.digest(True))
+                        shares = cut_corpus([files], None, coordinator.machines.size)
+                        dealer = Dealer(shares, tally.blocks, journal.folder, key, coordinator.machines.straggles_s)
+                        _on_machines(coordinator, dealer, run, tally, marker, say)
+                        coordinator.finish()
             except BaseException:
                 tally.close()
                 raise
@@ -119,7 +124,7 @@ def assist_sft(
     run = _resolve(sources, tokenizer, options, None, agreed_commits(machines, sources), lambda _: None)
     files = run.inputs.flat
     with share_work(files, run.make, options.worker_count) as work:
-        return help_others(machines, run.digest(True), work, files, lambda _: None, say or to_stderr)
+        return assist_coordinator(machines, run.digest(True), work, files, lambda _: None, say or to_stderr)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,12 @@ def _resolve(
 
 
 def _on_machines(
-    desk: Desk, dealer: Dealer, run: _Resolved, tally: SampleTally, marker: Marker, say: Callable[[str], None]
+    coordinator: Coordinator,
+    dealer: Dealer,
+    run: _Resolved,
+    tally: SampleTally,
+    marker: Marker,
+    say: Callable[[str], None],
 ) -> None:
     """Do all shares; the tally counts shares instead of blocks."""
     files = run.inputs.flat
@@ -176,8 +186,8 @@ def _on_machines(
         marker.piece_done(tally.samples, tally.tokens)
 
     with share_work(files, run.make, run.options.worker_count) as work:
-        put_together(
-            desk, dealer, "tokenizers", work, SamplePiece, files, lambda _: None,
+        collect_shares(
+            coordinator, dealer, "tokenizers", work, SamplePiece, files, lambda _: None,
             lambda piece: tally.add(piece, run.options.max_bad), after,
             lambda: marker.stopped(tally.samples, tally.tokens), say,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.prepare.cluster import working
-from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
+from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
 from smtrain.worker.data.prepare.prepare import assist, prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 
@@ -91,7 +91,7 @@ def ends_after(patch: Any, draw: random.Random) -> None:
             table.add = dying
         return real(table, work)
 
-    patch.setattr("smtrain.worker.data.prepare.cluster.together.do_shares", mortal)
+    patch.setattr("smtrain.worker.data.prepare.cluster.coordination.do_shares", mortal)
 
 
 def until_done(

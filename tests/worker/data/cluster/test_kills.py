@@ -28,7 +28,7 @@ HOST = """
 import sys, time
 from pathlib import Path
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
+from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
 from smtrain.worker.data.prepare.prepare import assist, prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 rank, count, host, port, source, out, model = sys.argv[1:]

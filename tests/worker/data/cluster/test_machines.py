@@ -17,8 +17,8 @@ import pytest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
 from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.desk import MeetingPoint
 from smtrain.worker.data.prepare.cluster.shares import Share
 from smtrain.worker.data.prepare.prepare import assist, prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions

@@ -14,7 +14,7 @@ from smtrain.worker.data.read.blocks import BLOCK_BYTES
 from smtrain.worker.data.tokenize.encoder import MismatchError
 
 
-class Table(Protocol):
+class ShareSource(Protocol):
     """The source of shares and the target of pieces: the dealer of this process, or the connection to it."""
 
     def take(self, wait: bool) -> Share | None: ...
@@ -44,7 +44,7 @@ class _InProgress:
     fault: DataError | MismatchError | None = None
 
 
-def do_shares(table: Table, work: ShareWork) -> int:
+def do_shares(source: ShareSource, work: ShareWork) -> int:
     """Take and do shares to the end; return their number."""
     waiting: deque[_InProgress] = deque()
     share: Share | None = None
@@ -55,7 +55,7 @@ def do_shares(table: Table, work: ShareWork) -> int:
         while True:
             while not ended and len(waiting) < work.ahead:
                 if share is None:
-                    share = table.take(wait=not waiting)
+                    share = source.take(wait=not waiting)
                     if share is None:
                         ended = not waiting
                         break
@@ -74,30 +74,30 @@ def do_shares(table: Table, work: ShareWork) -> int:
             if not waiting:
                 return count
             oldest = waiting.popleft()
-            count += _pass_on(table, oldest, bad)
+            count += _pass_on(source, oldest, bad)
     finally:
         for left in waiting:
             if left.future is not None:
                 left.future.cancel()
 
 
-def _pass_on(table: Table, oldest: _InProgress, bad: set[int]) -> int:
-    """Pass finished work to the table; 1 if it completes a share."""
+def _pass_on(source: ShareSource, oldest: _InProgress, bad: set[int]) -> int:
+    """Pass finished work to the source; 1 if it completes a share."""
     try:
         if oldest.fault:
             raise oldest.fault
         if oldest.future is not None:
             for piece in oldest.future.result():
                 if oldest.number not in bad:
-                    table.add(oldest.number, piece)
+                    source.add(oldest.number, piece)
             return 0
     except (DataError, MismatchError) as error:
         if oldest.number not in bad:
-            table.fault(oldest.number, error)
+            source.fault(oldest.number, error)
         bad.add(oldest.number)
         return 0
     if oldest.number in bad:
         bad.discard(oldest.number)
         return 0
-    table.done(oldest.number)
+    source.done(oldest.number)
     return 1

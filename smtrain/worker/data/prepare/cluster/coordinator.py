@@ -36,17 +36,21 @@ class MeetingPoint:
     leaves_within: float = LEAVES_WITHIN
 
     @property
+    def name(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
     def size(self) -> int:
         """Bytes of a share."""
         return self.share_bytes or SHARE_BYTES
 
 
-class Desk:
+class Coordinator:
     """Listens for the other machines; gets another dealer when everything begins again."""
 
     def __init__(self, machines: MeetingPoint, say: Callable[[str], None], commits: Mapping[str, str]) -> None:
         """Tell `commits` of hub datasets to machines that ask. Raises DataError if the address is taken."""
-        self.machines, address = machines, machines.address
+        self.machines = machines
         self._commits, self._say = dict(commits), say
         self._settings: str | None = None
         self._dealer: Dealer | None = None
@@ -55,14 +59,13 @@ class Desk:
         self._lines: dict[int, tuple[socket.socket, threading.Thread]] = {}
         self._closed, self._came = False, 0
         try:
-            self._server = socket.create_server(address, backlog=1024)
+            self._server = socket.create_server(machines.address, backlog=1024)
         except OSError as error:
             raise DataError(
-                f"{address[0]}:{address[1]}, where the machines of this job meet, cannot be listened on "
+                f"{machines.name}, where the machines of this job meet, cannot be listened on "
                 f"({error.strerror}); end what has that port."
             ) from None
-        self.address: tuple[str, int] = self._server.getsockname()[:2]
-        threading.Thread(target=self._listen, name="desk", daemon=True).start()
+        threading.Thread(target=self._listen, name="coordinator", daemon=True).start()
 
     def expect(self, settings: str) -> None:
         """Set the digest that every machine must have; machines that came earlier have waited for it."""
