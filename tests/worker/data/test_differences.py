@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import gigatoken_characters
-from smtrain.worker.data.tokenize.differences import compared
 from smtrain.worker.data.tokenize.encoder import Encoder, Giga, Plain, choose
+from smtrain.worker.data.tokenize.gigatoken_adapt import compared
 from tests.tiers import examples
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/tokenizer-differences"

@@ -25,8 +25,8 @@ from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import prepare as prepare_module
 from smtrain.worker.data.prepare import progress as progress_module
 from smtrain.worker.data.prepare import resumable
-from smtrain.worker.data.prepare.journal import Journal
 from smtrain.worker.data.prepare.progress import DataProgress
+from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.tokenize import encoder
 from tests.worker.data.interruptions import goes_on_after_every_block

@@ -19,9 +19,9 @@ from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare import sft as sft_module
-from smtrain.worker.data.prepare.journal import Journal
 from smtrain.worker.data.prepare.part_uploads import Parts
 from smtrain.worker.data.prepare.progress import DataProgress
+from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.summary import inspect
 from tests.typed import typed as smtrain

@@ -182,7 +182,7 @@ class SeenDocuments:
 
 
 def _lost(placed: NDArray[np.bool_], tried: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Which tried to take a slot ."""
+    """A mask of those that tried to take a slot and lost it to another."""
     lost = np.zeros(count, bool)
     lost[tried] = ~placed[tried]
     return lost

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments
 from smtrain.worker.data.clean.near import SeenSignatures
 from smtrain.worker.data.clean.refiner import EXAMPLES
-from smtrain.worker.data.prepare.journal import Appender
+from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Deduplicator:
         return [*(["hashes"] if self._seen is not None else []), *(["bands"] if self._near is not None else [])]
 
     def begin(self) -> None:
-        """Start with empty files."""
         self._files = {name: Appender(self._folder / name) for name in self._names()}
 
     def first(self, piece: TextPiece) -> tuple[NDArray[np.bool_], dict[str, int]] | None:
@@ -71,16 +70,13 @@ class Deduplicator:
             self.examples.append((piece.block.file.name, ids))
 
     def mark(self) -> dict[str, Any]:
-        """The state for `restore`."""
         marks = {name: file.mark() for name, file in self._files.items()}
         return {**marks, "compared": self.compared, "near": self.examples}
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """The bytes of each file at a mark, by name."""
         return {name: mark[name]["bytes"] for name in self._names()}
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False if the files do not match it."""
         for name in self._names():
             file = Appender.restored(self._folder / name, mark[name])
             if file is None:
@@ -116,6 +112,5 @@ class Deduplicator:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Close the files as they are."""
         for file in self._files.values():
             file.close()

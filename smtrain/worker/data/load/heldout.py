@@ -65,7 +65,6 @@ class HeldOut:
         return self._windows.rows([None if i is None else int(self._order[i]) for i in wanted])
 
     def close(self) -> None:
-        """Close the files."""
         if self.samples is not None:
             self.samples.close()
         if self._windows is not None:

@@ -106,7 +106,6 @@ class TokenLoader:
         return [self._order.sample(i) for i in range(first, first + self._share)]
 
     def close(self) -> None:
-        """End the read-ahead and close the files."""
         self._closing.set()
         self._readers.shutdown(cancel_futures=True)
         if self._warmer.is_alive():

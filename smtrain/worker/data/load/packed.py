@@ -68,7 +68,6 @@ class PackedLoader:
         return batch
 
     def close(self) -> None:
-        """End the read-ahead and close the files."""
         self._reader.shutdown(cancel_futures=True)
         self._samples.close()
 
@@ -130,7 +129,6 @@ class Samples:
         return tokens, self._array(1, start, length, np.dtype("u1"))
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files:
             os.close(file)
 
@@ -151,7 +149,6 @@ class WithinDocuments:
 
     @property
     def waited(self) -> float:
-        """Seconds that `batch` has waited for data so far."""
         return self._loader.waited
 
     def batch(self, samples_consumed: int) -> Batch:
@@ -163,7 +160,6 @@ class WithinDocuments:
         return input_ids, labels.masked_fill(~within, IGNORED), segments[:, :-1].contiguous()
 
     def close(self) -> None:
-        """Close the loader."""
         self._loader.close()
 
     def _segments(self, part: int, window: int) -> NDArray[np.int64]:

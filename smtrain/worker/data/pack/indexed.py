@@ -207,7 +207,6 @@ class IndexedDataset:
             yield np.ascontiguousarray(self.read(at, min(at + _CHUNK, stop)))
 
     def __len__(self) -> int:
-        """The number of sequences."""
         return len(self.lengths)
 
     def __getitem__(self, number: int) -> NDArray[Any]:

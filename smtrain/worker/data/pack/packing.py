@@ -34,7 +34,6 @@ class Packing:
         return [int(sample) for sample in samples[bounds[place] : bounds[place + 1]]]
 
     def rows(self, epoch: int) -> int:
-        """The number of rows of an epoch."""
         return len(self._epoch(epoch)[1]) - 1
 
     def _epoch(self, epoch: int) -> tuple[NDArray[np.integer], NDArray[np.int64]]:

@@ -16,7 +16,7 @@ from smtrain.worker.data.clean.holdout import HELD, TEST, TRAIN, HoldOut
 from smtrain.worker.data.clean.refiner import keep
 from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.worker.data.pack.indexed import index_of_documents
-from smtrain.worker.data.prepare.journal import Appender
+from smtrain.worker.data.prepare.resumable import Appender
 from smtrain.worker.data.read.reading import BadLines
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
@@ -57,15 +57,12 @@ class TallyPart:
         return {"documents": self.documents, "tokens": self.tokens, "files": files}
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """The bytes of each file at a mark, by name."""
         return {f"{self.prefix}{end}": file["bytes"] for end, file in mark["files"].items()}
 
     def row(self, samples: int) -> dict[str, Any]:
-        """The part's row in the manifest."""
         return {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens, "samples": samples}
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the index and the checksums; return size and hash of each file of the dataset, by name."""
         for file in self._files.values():
             file.close(flush=True)
         index_of_documents(self._path(".lengths"), self._path(".idx"), self.dtype)
@@ -126,7 +123,6 @@ class TokenTally:
         return [*self.parts, *([self._held_from_sources] if self._held_from_sources else [])]
 
     def begin(self) -> None:
-        """Start with empty files."""
         self._deduplicator.begin()
         if self._held_from_sources:
             self._held_from_sources.begin()
@@ -176,7 +172,6 @@ class TokenTally:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def mark(self) -> dict[str, Any]:
-        """The state for `restore`."""
         return {
             "part": self.part,
             "blocks": self.blocks,
@@ -196,7 +191,6 @@ class TokenTally:
         }
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """The bytes of each file at a mark, by name."""
         pairs = list(zip(self.parts, mark["parts"], strict=False))
         pairs += [(self._held_from_sources, mark["held_out"])] if self._held_from_sources else []
         sizes = self._deduplicator.sizes(mark)
@@ -205,7 +199,6 @@ class TokenTally:
         return sizes
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False if the files do not match it."""
         if not self._deduplicator.restore(mark):
             return False
         if not all(part.restore(part_mark) for part, part_mark in zip(self.parts, mark["parts"], strict=False)):
@@ -244,7 +237,6 @@ class TokenTally:
             )
 
     def source_rows(self) -> list[dict[str, Any]]:
-        """One row per file, for the manifest."""
         return [
             {"name": file.name, "bytes": file.bytes, "documents": counts.get(file.name, 0)}
             for part, counts in zip(self.files, self._per_file, strict=True)
@@ -259,12 +251,10 @@ class TokenTally:
         return {"noted": self.noted, "examples": self.examples, **near}
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the indexes and close; return size and hash of each file of the dataset, by name."""
         self._deduplicator.close()
         return {name: file for part in self._all_parts for name, file in part.finish().items()}
 
     def close(self) -> None:
-        """Close the files as they are."""
         for part in self._all_parts:
             part.close()
         self._deduplicator.close()
@@ -297,11 +287,9 @@ class SampleTally:
 
     @property
     def held_out(self) -> TallyPart | None:
-        """The samples for validation."""
         return self._parts.get(VALIDATION)
 
     def begin(self) -> None:
-        """Start with empty files."""
         for part in self._parts.values():
             part.begin()
 
@@ -328,7 +316,6 @@ class SampleTally:
         self.blocks += 1
 
     def mark(self) -> dict[str, Any]:
-        """The state for `restore`."""
         return {
             "blocks": self.blocks,
             "done_bytes": self.done_bytes,
@@ -342,11 +329,9 @@ class SampleTally:
         }
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
-        """The bytes of each file at a mark, by name."""
         return {k: v for name, part in self._parts.items() for k, v in part.sizes(mark["parts"][name]).items()}
 
     def restore(self, mark: dict[str, Any]) -> bool:
-        """Go back to a mark; False if the files do not match it."""
         if not all(part.restore(mark["parts"][name]) for name, part in self._parts.items()):
             return False
         self.blocks, self.done_bytes, self.counts = mark["blocks"], mark["done_bytes"], Counter(mark["counts"])
@@ -356,17 +341,14 @@ class SampleTally:
         return True
 
     def source_rows(self) -> list[dict[str, Any]]:
-        """One row per file, for the manifest."""
         return [
             {"name": file.name, "bytes": file.bytes, "documents": count}
             for file, count in zip(self._files, self._samples, strict=True)
         ]
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Write the indexes and close; return size and hash of each file of the dataset, by name."""
         return {name: file for part in self._parts.values() for name, file in part.finish().items()}
 
     def close(self) -> None:
-        """Close the files as they are."""
         for part in self._parts.values():
             part.close()

@@ -30,12 +30,11 @@ from smtrain.worker.data.prepare.cluster.dealer import Dealer
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import TokenTally
-from smtrain.worker.data.prepare.journal import Journal
 from smtrain.worker.data.prepare.part_uploads import Parts
 from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, pieces, tasks, tokenize
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Marker, forget, publish, restored, to_stderr, unfinished
+from smtrain.worker.data.prepare.resumable import Journal, Marker, forget, publish, restored, to_stderr, unfinished
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile

@@ -1,7 +1,7 @@
 """Ids of many documents at once: by gigatoken if it agrees with `tokenizers`, else by `tokenizers`.
 
 gigatoken is some thirty times faster, but young, so its ids are checked. Documents with characters that it is known to
-split or compose differently (`differences`) go to `tokenizers`. Of every block of text a part is also encoded by
+split or compose differently (`gigatoken_adapt`) go to `tokenizers`. Of every block of text a part is also encoded by
 `tokenizers`; one id that differs ends the use of gigatoken (`MismatchError`).
 """
 
@@ -22,8 +22,13 @@ from tokenizers import Tokenizer
 
 from smtrain.core.errors import SmtrainError
 from smtrain.worker.data.read.reading import strings
-from smtrain.worker.data.tokenize.differences import Differences, compared
-from smtrain.worker.data.tokenize.gigatoken_adapt import adapted, cut_at_digits, other_numerals
+from smtrain.worker.data.tokenize.gigatoken_adapt import (
+    Differences,
+    adapted,
+    compared,
+    cut_at_digits,
+    other_numerals,
+)
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
 # gigatoken keeps every word it has seen; a new tokenizer now and then bounds that to about 300 MiB over all threads, or

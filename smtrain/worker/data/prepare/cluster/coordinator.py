@@ -41,7 +41,6 @@ class MeetingPoint:
 
     @property
     def size(self) -> int:
-        """Bytes of a share."""
         return self.share_bytes or SHARE_BYTES
 
 
