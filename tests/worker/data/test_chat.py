@@ -105,11 +105,7 @@ def test_what_the_format_knows_beside_the_text_goes_to_the_template() -> None:
         ({"messages": talk("hi")}, "auto", "no answer of the assistant to a user"),
         ({"messages": [*talk("hi", "x")][1:]}, "auto", "no answer of the assistant to a user"),
         ({"messages": [{"role": "user"}, *talk("", "x")[1:]]}, "auto", "turn 1 has no text in 'content'"),
-        (
-            {"conversations": [{"from": "crowd", "value": "x"}]},
-            "auto",
-            "turn 1 has from 'crowd', which is no",
-        ),
+        ({"conversations": [{"from": "crowd", "value": "x"}]}, "auto", "turn 1 has from 'crowd', which is no"),
         ({"instruction": "x", "output": ""}, "auto", "an empty output"),
         ({"instruction": 3, "output": "x"}, "auto", "'instruction' is int, not a string"),
         ({"instruction": "\ud800", "output": "x"}, "auto", "half a surrogate pair"),

@@ -106,10 +106,7 @@ def test_tables_of_text(tmp_path: Path, ending: str, packed: Callable[[bytes], b
 def test_a_row_that_is_too_short_and_a_table_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n\none,1\ntwo\nthree,3\n")
     texts, bad = read(tmp_path / "a.csv")
-    assert (texts, [str(b) for b in bad]) == (
-        ["one", "three"],
-        ["a.csv, line 3: 1 fields, but the first line has 2"],
-    )
+    assert (texts, [str(b) for b in bad]) == (["one", "three"], ["a.csv, line 3: 1 fields, but the first line has 2"])
     (tmp_path / "b.csv").write_bytes(b"text\nfine\ncaf\xe9\n")
     with pytest.raises(DataError, match="not UTF-8 after line"):
         read(tmp_path / "b.csv")
@@ -146,10 +143,7 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
     packed = b"".join(bz2.compress(data[a:b]) for a, b in pairwise(at))  # as multistream dumps are
     (tmp_path / "dewiki-pages-articles.xml.bz2").write_bytes(packed)
     assert read(tmp_path) == (
-        [
-            "Paris\n\nParis is the capital of the French Republic.\nHistory\nIt is old & large.",
-            "Rome\n\nRome, a city.",
-        ],
+        ["Paris\n\nParis is the capital of the French Republic.\nHistory\nIt is old & large.", "Rome\n\nRome, a city."],
         [],
     )
 

@@ -129,11 +129,7 @@ def test_what_all_ranks_read_over_an_epoch_is_the_dataset_exactly_once(
     assert sorted(read[skipped : skipped + 43]) == windows
 
 
-@given(
-    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4),
-    steps=st.integers(1, 3),
-    start=st.integers(0, 200),
-)
+@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=4), steps=st.integers(1, 3), start=st.integers(0, 200))
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int], steps: int, start: int) -> None:
     batch, consumed = math.lcm(*sizes), start

@@ -34,11 +34,7 @@ def read(
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
-@given(
-    st.lists(TEXT, max_size=12),
-    st.integers(1, 60),
-    st.booleans(),
-)
+@given(st.lists(TEXT, max_size=12), st.integers(1, 60), st.booleans())
 @settings(deadline=None)
 def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], size: int, crlf: bool

@@ -36,8 +36,7 @@ class IndexedWriter:
         kept = [i for i, part in enumerate(sequences) if len(part)]
         if kept:
             self._append(
-                np.concatenate([sequences[i] for i in kept]),
-                np.array([len(sequences[i]) for i in kept], np.int32),
+                np.concatenate([sequences[i] for i in kept]), np.array([len(sequences[i]) for i in kept], np.int32)
             )
         if modes is not None:
             self._modes.append(np.array([modes[i] for i in kept], np.int8))

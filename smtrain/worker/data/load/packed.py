@@ -83,13 +83,7 @@ class Samples:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        manifest: DatasetManifest,
-        prefix: str,
-        mask: str,
-        count: int,
-        tokens: int,
+        self, folder: Path, manifest: DatasetManifest, prefix: str, mask: str, count: int, tokens: int
     ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0

@@ -216,10 +216,7 @@ def _lost_labels(batch: Any) -> UnreadText:
     """Count rows with tokens marked as not to be learned, or as padding: an import learns all tokens."""
     unread = UnreadText()
     ids = batch["input_ids"].to_pylist()
-    for name, what in (
-        ("labels", "rows with other labels than input_ids"),
-        ("attention_mask", "rows with padding"),
-    ):
+    for name, what in (("labels", "rows with other labels than input_ids"), ("attention_mask", "rows with padding")):
         if name in batch.schema.names:
             wanted = ids if name == "labels" else [[1] * len(row or ()) for row in ids]
             lost = sum(a != b for a, b in zip(batch[name].to_pylist(), wanted, strict=True))

@@ -22,13 +22,7 @@ from tokenizers import Tokenizer
 
 from smtrain.core.errors import SmtrainError
 from smtrain.worker.data.read.reading import strings
-from smtrain.worker.data.tokenize.gigatoken_adapt import (
-    Differences,
-    adapted,
-    compared,
-    cut_at_digits,
-    other_numerals,
-)
+from smtrain.worker.data.tokenize.gigatoken_adapt import Differences, adapted, compared, cut_at_digits, other_numerals
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer, settled_json
 
 # gigatoken keeps every word it has seen; a new tokenizer now and then bounds that to about 300 MiB over all threads, or
