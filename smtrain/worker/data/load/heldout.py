@@ -87,7 +87,7 @@ class _Windows:
         self._file = os.open(path, os.O_RDONLY)
 
     def rows(self, windows: list[int | None]) -> tuple[torch.Tensor, ...]:
-        shape = (len(windows), self._seq_len)
+        shape, size = (len(windows), self._seq_len), self._dtype.itemsize
         ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         segments = np.zeros(shape, np.int64)
         for row, window in enumerate(windows):
@@ -95,7 +95,8 @@ class _Windows:
                 continue
             start = window * self._seq_len
             length = min(self._seq_len + 1, self._tokens - start)
-            tokens: Any = np.frombuffer(self._read(start, length), self._dtype).astype(np.int64)
+            raw = self._checks.read(0, self._file, start * size, length * size)
+            tokens: Any = np.frombuffer(raw, self._dtype).astype(np.int64)
             ids[row, : length - 1], labels[row, : length - 1] = tokens[:-1], tokens[1:]
             if self._starts is not None:
                 of_token = np.searchsorted(self._starts, np.arange(start, start + length), "right")
@@ -104,10 +105,6 @@ class _Windows:
                 labels[row, : length - 1][of_token[:-1] != of_token[1:]] = IGNORED
         batch = torch.from_numpy(ids), torch.from_numpy(labels)
         return batch if self._starts is None else (*batch, torch.from_numpy(segments))
-
-    def _read(self, start: int, length: int) -> bytes:
-        size = self._dtype.itemsize
-        return self._checks.read(0, self._file, start * size, length * size)
 
     def close(self) -> None:
         os.close(self._file)

@@ -151,7 +151,11 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
     prefix = prefixes(source)[0] if not source.is_dir() else source
     if prefix.with_name(prefix.name + ".idx").is_file():
         pair = IndexedDataset(prefix)
-        lengths, documents = _copy_pair(pair, bin_path, facts)
+        with bin_path.open("wb") as out:
+            for tokens in pair.chunks():
+                _check_ids(pair.bin_path, tokens, facts)
+                out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+        lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
         unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
         rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
     else:
@@ -181,14 +185,6 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
     )  # fmt: skip
     manifest.save(output)
     return manifest
-
-
-def _copy_pair(data: IndexedDataset, target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], NDArray[Any]]:
-    with target.open("wb") as out:
-        for tokens in data.chunks():
-            _check_ids(data.bin_path, tokens, facts)
-            out.write(np.ascontiguousarray(tokens, facts.dtype).data)
-    return np.asarray(data.lengths), np.asarray(data.document_index)
 
 
 def _copy_rows(files: list[SourceFile], target: Path, facts: TokenizerFacts) -> tuple[NDArray[Any], UnreadText]:

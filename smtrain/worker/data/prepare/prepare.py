@@ -16,7 +16,6 @@ from pathlib import Path
 
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
 from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare.cluster.coordination import (
@@ -144,7 +143,12 @@ def _resolve(
             f"{tokenizer} names no eos_token in tokenizer_config.json that tokenizer.json knows; "
             "name one, or set append_eod to false."
         )
-    _refuse_split(resolved.flat, options.holdout)
+    text = next((file for file in resolved.flat if file.kind != "megatron"), None)
+    if options.holdout and options.holdout.split is not None and text is not None:
+        raise DataError(
+            f"train.validation.split: {text.name} is no Megatron pair, whose documents it goes by; set "
+            "train.validation.fraction instead."
+        )
     refine_versions(options.cleaning)  # raises if a package is missing
     tokens = next((file for file in resolved.flat if file.kind == "megatron"), None)
     if options.cleaning.refines and tokens:
@@ -153,16 +157,6 @@ def _resolve(
             "data.near_duplicates and data.pii, or give the text."
         )
     return resolved
-
-
-def _refuse_split(files: list[SourceFile], holdout: HoldOut | None) -> None:
-    """Refuse to hold out documents of text by their order."""
-    text = next((file for file in files if file.kind != "megatron"), None)
-    if holdout and holdout.split is not None and text is not None:
-        raise DataError(
-            f"train.validation.split: {text.name} is no Megatron pair, whose documents it goes by; set "
-            "train.validation.fraction instead."
-        )
 
 
 def _refining(resolved: ResolvedInputs, options: PrepareOptions) -> AbstractContextManager[Refine | None]:

@@ -64,7 +64,7 @@ def commit_of(dataset: HubName) -> str | None:
     """
     if dataset.commit or _COMMIT.fullmatch(dataset.revision or ""):
         return dataset.commit or dataset.revision
-    needs_datasets(dataset.uri)
+    _datasets(dataset.uri)
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE or os.path.isdir(dataset.name):  # `datasets` reads the folder then
@@ -73,7 +73,7 @@ def commit_of(dataset: HubName) -> str | None:
     def ask() -> Any:
         return HfApi().dataset_info(dataset.name, revision=dataset.revision).sha
 
-    return str(patiently(dataset.uri, ask, cannot))
+    return str(patiently(dataset.uri, ask, _refused))
 
 
 def commits_of(sources: Sequence[object]) -> dict[str, str]:
@@ -98,43 +98,47 @@ def hub_files(dataset: HubName, say: Callable[[str], None]) -> list[HubFile] | N
     split does not exist.
     """
     splits = (dataset.split or "train").split("+")
-    builder = _builder(dataset)
-    splits_files: dict[str, list[str]] = {
+    revision, datasets = dataset.commit or dataset.revision, _datasets(dataset.uri)
+    try:
+        builder = datasets.load_dataset_builder(dataset.name, dataset.config, revision=revision)
+    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
+        raise _refused(dataset.uri, error) from None
+    by_split: dict[str, list[str]] = {
         str(split): [str(p) for p in files] for split, files in _data_files(builder).items()
     }
-    places = {split: [_AT.fullmatch(path) for path in paths] for split, paths in splits_files.items()}
-    if not splits_files or any("[" in split for split in splits) or not all(all(some) for some in places.values()):
+    places = {split: [_AT.fullmatch(path) for path in paths] for split, paths in by_split.items()}
+    if not by_split or any("[" in split for split in splits) or not all(all(some) for some in places.values()):
         return None
-    if absent := [split for split in splits if split not in splits_files]:
-        raise DataError(f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(splits_files)}.")
-    if others := sorted({*splits_files} - {"train"}) if not dataset.split else []:
-        left_out(dataset.uri, others, say)
+    if absent := [split for split in splits if split not in by_split]:
+        raise DataError(f"{dataset.uri}: there is no split {absent[0]}; it has {', '.join(by_split)}.")
+    if others := sorted({*by_split} - {"train"}) if not dataset.split else []:
+        _say_left_out(dataset.uri, others, say)
     files = [(place[1], place[2], place[3]) for split in splits for place in places[split] if place]
     sizes: dict[tuple[str, str], dict[str, int]] = {}
     for place in dict.fromkeys((repository, commit) for repository, commit, _ in files):
         sizes[place] = _sizes(dataset.uri, *place, [file for *at, file in files if tuple(at) == place])
     commits = {commit for _, commit in sizes}
-    read_at(dataset, commits, say)
+    _say_commit(dataset, commits, say)
     return [
         HubFile(f"hf://datasets/{name}@{commit}/{file}", f"{name}@{commit[:12]}/{file}", sizes[name, commit][file])
         for name, commit, file in files
     ]
 
 
-def read_at(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
+def _say_commit(dataset: HubName, commits: Collection[str], say: Callable[[str], None]) -> None:
     """Name the commit that is read, if the path does not."""
     if dataset.revision not in commits:
         say(f"{dataset.uri}: read at commit {', '.join(commits)}; name it as #COMMIT to read the same again")
 
 
-def left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
+def _say_left_out(uri: str, splits: list[str], say: Callable[[str], None]) -> None:
     """Name the splits that are not read, because the path names none."""
     bare, mark, revision = uri.partition("#")
     named = f"{bare}@SPLIT{mark}{revision}"
     say(f"{uri}: split {', '.join(splits)} {'is' if len(splits) == 1 else 'are'} left out; name it as {named}")
 
 
-def cannot(uri: str, error: Exception) -> DataError:
+def _refused(uri: str, error: Exception) -> DataError:
     """The error for a refusal by `datasets` or the hub."""
     return DataError(
         f"{uri} cannot be loaded ({first_line(error)}); check its name, that the hub can be reached and that "
@@ -142,21 +146,13 @@ def cannot(uri: str, error: Exception) -> DataError:
     )
 
 
-def needs_datasets(uri: str) -> Any:
+def _datasets(uri: str) -> Any:
     """The package `datasets`. Raises DataError without it."""
     try:
         import datasets
     except ImportError:
         raise DataError(f"{uri} needs the package datasets; run `pip install datasets`, or give files.") from None
     return datasets
-
-
-def _builder(dataset: HubName) -> Any:
-    datasets = needs_datasets(dataset.uri)
-    try:
-        return datasets.load_dataset_builder(dataset.name, dataset.config, revision=dataset.commit or dataset.revision)
-    except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise cannot(dataset.uri, error) from None
 
 
 def _data_files(builder: Any) -> dict[Any, Any]:
@@ -185,17 +181,17 @@ def hub_rows(dataset: HubName, say: Callable[[str], None]) -> list[tuple[Path, s
     A split is anything that `datasets` accepts: `train`, `train[:5%]`, `train+validation`. Raises DataError if it
     cannot be loaded.
     """
-    datasets = needs_datasets(dataset.uri)
+    datasets = _datasets(dataset.uri)
     try:
         rows: Any = datasets.load_dataset(
             dataset.name, dataset.config, split=dataset.split or "train", revision=dataset.commit or dataset.revision
         )
     except Exception as error:  # its own, huggingface_hub's and the network's have no common class
-        raise cannot(dataset.uri, error) from None
+        raise _refused(dataset.uri, error) from None
     if others := sorted(set(rows.info.splits or ()) - {"train"}) if not dataset.split else []:
-        left_out(dataset.uri, others, say)
+        _say_left_out(dataset.uri, others, say)
     if dataset.commit:
-        read_at(dataset, [dataset.commit], say)
+        _say_commit(dataset, [dataset.commit], say)
     paths = [Path(file["filename"]) for file in rows.cache_files]
     if len(paths) == 0 or _count_rows(paths) != len(rows) or rows._indices is not None:
         paths = _save_rows(rows, dataset.uri, paths)  # only a part of the rows of the cached files
@@ -216,7 +212,7 @@ def _count_rows(paths: list[Path]) -> int:
 
 def _save_rows(rows: Any, uri: str, cache: list[Path]) -> list[Path]:
     """Save the rows as files next to the cache, once, even if machines share it."""
-    datasets = needs_datasets(uri)
+    datasets = _datasets(uri)
     base = cache[0].parent if cache else Path(datasets.config.HF_DATASETS_CACHE)
     key = hashlib.sha256(f"{uri}\0{rows._fingerprint}\0{len(rows)}".encode()).hexdigest()[:16]
     folder = base / f"smtrain-{key}"

@@ -176,7 +176,7 @@ def _local(path: Path, name: str, kind: str) -> SourceFile:
 
 def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> DataError:
     """The error for a file that cannot be read; `kind` is empty or the format, such as "as Parquet "."""
-    if "://" in file.path and _of_s3(error):
+    if "://" in file.path and _OF_S3.search(str(error)):  # not about the content of the file
         return DataError(f"{file.path} cannot be read: {_said(error)}.")
     if file.compression:
         return DataError(f"{file.path} is not a whole {file.compression} file ({first_line(error)}); write it again.")
@@ -184,11 +184,6 @@ def unreadable(file: SourceFile, error: BaseException, kind: str = "") -> DataEr
 
 
 # S3, through pyarrow
-
-
-def _of_s3(error: BaseException) -> bool:
-    """Whether the store or the network caused an error, and not the content of the file."""
-    return bool(_OF_S3.search(str(error)))
 
 
 def _said(error: BaseException) -> str:

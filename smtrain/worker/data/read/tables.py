@@ -56,17 +56,13 @@ def _by_row(file: SourceFile, schema: Any, column: TextOf, wanted: Wanted) -> bo
     if column.column in schema.names or not (column.template or "." in column.column):
         _check_column(file, schema, column.column, wanted)
         return False
-    _check_fields(file, schema, column)
-    return True
-
-
-def _check_fields(file: SourceFile, schema: Any, column: TextOf) -> None:
     missing = [name for name in column.needed if name not in schema.names and name.split(".")[0] not in schema.names]
     if missing:
         raise DataError(
             f"{file.path} has no column {missing[0]!r} but {', '.join(schema.names)}; set data.text_column to some of "
             "them."
         )
+    return True
 
 
 def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator[Block]:

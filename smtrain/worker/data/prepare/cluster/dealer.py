@@ -80,20 +80,18 @@ class Dealer:
                 if number is None and wait:
                     number = self._straggler(machine)
                 if number is not None:
-                    self._open.setdefault(number, _Open(time.monotonic())).files[machine] = self._file(number, machine)
+                    file = self._path(number, f"{machine}.partial").open("wb")
+                    self._open.setdefault(number, _Open(time.monotonic())).files[machine] = file
                     return self.shares[number]
                 if not wait:
                     return None
                 self._changed.wait(1.0)
             return None
 
-    def _room(self) -> bool:
-        return self._next < min(len(self.shares), self._turn + 8 + 4 * sum(self._ahead.values()))
-
     def _free(self) -> int | None:
         if self._again:
             return self._again.pop(0)
-        while self._room():
+        while self._next < min(len(self.shares), self._turn + 8 + 4 * sum(self._ahead.values())):
             self._next += 1
             if self._next - 1 not in self._done:
                 return self._next - 1
@@ -123,9 +121,6 @@ class Dealer:
 
     def _path(self, number: int, end: str) -> Path:
         return self.folder / f"{_NAME.format(number)}.{end}"
-
-    def _file(self, number: int, machine: str) -> BinaryIO:
-        return self._path(number, f"{machine}.partial").open("wb")
 
     def add(self, machine: str, number: int, piece: bytes) -> None:
         """Append a packed piece of a share that the machine was dealt."""
