@@ -1,4 +1,4 @@
-"""Tokenizers with chat templates of the kinds that are met, and conversations for them."""
+"""Tokenizers with the usual kinds of chat templates, and conversations for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ TEMPLATES = {
         "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
-    # an empty thought before the last answer only, as Qwen3's
+    # an empty thought before the last answer only, as in Qwen3's
     "thinking": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
-    # a prompt that opens a thought, which no rendered answer has, as DeepSeek-R1's
+    # a prompt that opens a thought, which rendered answers lack, as in DeepSeek-R1's
     "opened": CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"),
-    # Llama 2's: no prompt of its own, the answer ends in the end of text
+    # Llama 2's: no generation prompt; an answer ends with the end of text
     "inst": (
         "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
         "{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}"
@@ -54,7 +54,7 @@ def tokenizer(folder: Path, template: str | None) -> Path:
 
 
 def talk(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
-    """Question, answer, question..."""
+    """Messages: question, answer, question..."""
     roles = ("user", "assistant")
     turns = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
     return [{"role": "system", "content": system}, *turns] if system else turns

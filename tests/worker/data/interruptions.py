@@ -1,4 +1,4 @@
-"""A preparation that is interrupted after each of its blocks, and the same call after each."""
+"""A preparation that is interrupted after each block and then called again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from smtrain.worker.data.prepare.progress import DataProgress
 Run = Callable[[Path, Callable[[DataProgress], None]], None]
 
 
-def goes_on_after_every_block(run: Run, folder: Path, least: int, after: Callable[[], None] = lambda: None) -> None:
-    """`run(output, progress)` ends in the bytes of an undisturbed one, and does no marked block again.
+def resumes_after_every_block(run: Run, folder: Path, least: int, after: Callable[[], None] = lambda: None) -> None:
+    """Check that an interrupted `run(output, progress)` resumes to the same bytes and repeats no marked block.
 
-    It has `least` blocks or more; `after` is called after each interruption.
+    The run must have at least `least` blocks; `after` is called after each interruption.
     """
 
     def counted(out: Path, last: int | None = None) -> tuple[int, dict[str, bytes]]:

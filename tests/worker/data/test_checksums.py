@@ -31,7 +31,7 @@ CHATS = [{"messages": talk(f"question {i}", f"this answer {i}")} for i in range(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
-    """Prepared data of three and a bit blocks."""
+    """Prepared data of a little more than three blocks."""
     folder = tmp_path_factory.mktemp("whole")
     rows = [{"text": f"the words {i} of a small text " * 20} for i in range(700)]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

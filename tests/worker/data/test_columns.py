@@ -1,4 +1,4 @@
-"""Columns by other names, and preference data that is not taken for conversations."""
+"""Columns with other names, and preference data, which is not read as conversations."""
 
 from __future__ import annotations
 

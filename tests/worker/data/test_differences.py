@@ -1,4 +1,4 @@
-"""Ids are those of `tokenizers` for every character, and documents that need it are found wherever they are."""
+"""Every character gets the ids of `tokenizers`, and documents that need them are found anywhere in a block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts/tokenizer-differences"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """scripts/tokenizer-differences, whose tokenizers have a token for any two bytes of a word."""
+    """The script tokenizer-differences, whose tokenizers have a token for any two bytes of a word."""
     loader = importlib.machinery.SourceFileLoader("tokenizer_differences", str(SCRIPT))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
@@ -84,7 +84,7 @@ def test_what_was_seen_to_go_wrong_in_the_middle_of_a_corpus(encoders: Encoders,
 
 
 def test_without_the_table_it_did_go_wrong(encoders: Encoders) -> None:
-    """Or the table would not be needed, and the tests above would show nothing."""
+    """Otherwise the table is not needed, and the tests above prove nothing."""
     from smtrain.worker.data.tokenize.encoder import _giga
 
     for name, text in (("llama3", NEW), ("qwen2", ARABIC)):

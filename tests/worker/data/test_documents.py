@@ -1,4 +1,4 @@
-"""Windows of text with the documents in them as segments."""
+"""Windows of text with their documents as segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Documents = list[list[int]]
 
 
 def make(folder: Path, parts: list[Documents]) -> Path:
-    """Prepared text whose tokens are their document's number."""
+    """Prepared text in which each token is the number of its document."""
     folder.mkdir(exist_ok=True)
     about: list[dict[str, Any]] = []
     for number, documents in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Encoding by several threads at once: the ids of `tokenizers`, whatever thread meets whatever text first."""
+"""Encoding in several threads gives the ids of `tokenizers`, in any order of texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_threads_share_no_tokenizer_and_give_the_same_ids(
 def test_gigatoken_without_what_it_needs_in_turn_is_not_taken(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """awkward itself needs importlib-metadata before Python 3.12: found in the first block it ended the stage."""
+    """awkward needs importlib-metadata before Python 3.12; without it the stage once failed in the first block."""
     monkeypatch.setitem(sys.modules, "awkward", None)
     chosen, why = encoder.choose(tokenizer_folder)
     assert isinstance(chosen, encoder.Plain)

@@ -1,4 +1,4 @@
-"""Datasets of others, in and out: Megatron pairs and the blocks of the SageMaker samples."""
+"""Import and export of Megatron pairs and of the blocks of the SageMaker samples; merge and split."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_an_array_of_objects(tmp_path: Path, ending: str, packed: Callable[[byte
     for indent in (None, 2):
         path = tmp_path / f"a{indent}.json{ending}"
         path.write_bytes(packed(json.dumps([{"n": 1.5, "text": text} for text in TEXTS], indent=indent).encode()))
-        if ending == ".lz4":  # whose beginning the standard library does not read
+        if ending == ".lz4":  # the standard library does not read it
             file = find_files(path, "json")[0]
             assert [t for b in cut_file(file) for t in read_block(b).texts.to_pylist()] == TEXTS
         else:
@@ -140,7 +140,7 @@ def test_a_dump_of_wikipedia(tmp_path: Path, parts: int) -> None:
     pytest.importorskip("mwparserfromhell")
     data = DUMP.encode()
     at = [len(data) * i // parts for i in range(parts + 1)]
-    packed = b"".join(bz2.compress(data[a:b]) for a, b in pairwise(at))  # as multistream dumps are
+    packed = b"".join(bz2.compress(data[a:b]) for a, b in pairwise(at))  # like multistream dumps
     (tmp_path / "dewiki-pages-articles.xml.bz2").write_bytes(packed)
     assert read(tmp_path) == (
         ["Paris\n\nParis is the capital of the French Republic.\nHistory\nIt is old & large.", "Rome\n\nRome, a city."],
@@ -212,7 +212,9 @@ def test_archives_of_the_web(tmp_path: Path) -> None:
         record("response", "application/http; msgtype=response", answer % (b"html", b"<html/>")),
         record("conversion", "text/plain", b"WARC/1.0\r\n\r\nwithin a text"),
     ]
-    (tmp_path / "a.warc.wet.gz").write_bytes(b"".join(map(gzip.compress, records)))  # a member a record, as crawls have
+    (tmp_path / "a.warc.wet.gz").write_bytes(
+        b"".join(map(gzip.compress, records))
+    )  # one member per record
     texts, bad = read(tmp_path)
     assert texts == ["the first page é\nof two lines", "robots and text", "WARC/1.0\r\n\r\nwithin a text"]
     assert [(b.line, b.reason) for b in bad] == [(3, "not UTF-8 at byte 4 of the record")]
@@ -252,7 +254,7 @@ def test_text_in_other_encodings(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "b.jsonl").write_bytes(rows.encode(encoding))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(rows.encode(encoding)))
     wanted = [text, *(text + str(i) for i in [*range(20), *range(20)])]
-    named = None if encoding in ("utf-16", "utf-32") else encoding  # which say it by a mark
+    named = None if encoding in ("utf-16", "utf-32") else encoding  # marked by a byte order mark
     texts, bad = read(tmp_path, encoding=named)
     assert ([t.replace("\r\n", "\n") for t in texts], bad) == (wanted, [])
 

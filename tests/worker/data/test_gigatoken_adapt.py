@@ -1,4 +1,4 @@
-"""Tokenizers of other shapes through gigatoken: every id is that of `tokenizers`."""
+"""Adapted tokenizers give the ids of `tokenizers` through gigatoken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIECES = [
 
 
 def folder_of(path: Path, change: Any, alphabet: bool) -> Path:
-    """A byte-level BPE of few entries, most bytes of which have none unless `alphabet`."""
+    """A small byte-level BPE; most bytes have no entry unless `alphabet`."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def test_every_id_is_that_of_tokenizers(tmp_path: Path, change: Any, alphabet: b
     chosen, why = encoder.choose(folder)
     assert isinstance(chosen, encoder.Giga), why
     wanted, wanted_lengths = encoder.Plain(folder).encode(texts, True)
-    for at in (slice(0, 800), slice(13, 99)):  # of an array that begins elsewhere, too
+    for at in (slice(0, 800), slice(13, 99)):  # also for an array with an offset
         some = texts[at]
         ids, lengths = chosen.encode(some, True)
         assert np.array_equal(lengths, wanted_lengths[at])

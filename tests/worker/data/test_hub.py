@@ -1,4 +1,4 @@
-"""Data sets of the hub: each file a source read by ranges, the same on any number of machines; a hub that is busy."""
+"""Hub datasets are read by ranges, with the same result on any number of machines; a busy hub is retried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import threading
 from smtrain.worker.data.prepare import prepare_options
 listing, find = threading.Lock(), prepare_options.find_files
 def found(*given):
-    with listing:  # machines are processes; the progress bars of datasets are not for threads
+    with listing:  # real machines are processes; the progress bars of datasets are not thread-safe
         return find(*given)
 prepare_options.find_files = found
 """
@@ -127,7 +127,7 @@ def test_all_machines_read_the_commit_that_the_first_was_told(
         lines = ["text", *rows] if form == "csv" else [json.dumps({"text": row}) for row in rows]
         path.write_text("\n".join(lines) + "\n")
     served = Hub(tmp_path, "org/set", data=tmp_path / "set")
-    served.moves = True  # as if there were a push between any two questions
+    served.moves = True  # as if there were a push between any two requests
     environment = {**os.environ, "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")}
     try:
         done = subprocess.run(
@@ -159,7 +159,7 @@ def test_a_name_has_config_split_and_revision(uri: str, parts: tuple[str | None,
 
 
 class AnsweredError(Exception):
-    """An answer of the hub as its packages raise it."""
+    """An error of the hub as its packages raise it."""
 
     def __init__(self, status: int, **headers: str) -> None:
         super().__init__(f"the hub said {status}")

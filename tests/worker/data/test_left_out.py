@@ -1,4 +1,4 @@
-"""Every file of a source is read, or named with the reason."""
+"""Every file of a source is read, or named with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def line(text: str) -> bytes:
 
 
 def listed(folder: Path, form: str = "auto") -> tuple[list[str], list[str]]:
-    """Names read, and the sentences about the others; the client's answer is the job's."""
+    """Names that are read, and sentences about the others; client and job must agree."""
     said: list[str] = []
     names = [file.name for file in find_files(folder, form, say=said.append)]  # type: ignore[arg-type]
     choice, _ = choose_in(folder, form)

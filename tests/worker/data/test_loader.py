@@ -146,7 +146,7 @@ def test_another_number_of_ranks_continues_exactly(folder: Path, sizes: list[int
 
 
 def test_the_order_is_frozen() -> None:
-    """A change here would make every interrupted run continue on other samples."""
+    """If this changes, every interrupted run resumes with other samples."""
     assert epoch_order(1234, 0, 10).tolist() == FIRST
     assert epoch_order(1234, 1, 10).tolist() == SECOND
     assert epoch_order(-1, 0, 10).tolist() == epoch_order(2**64 - 1, 0, 10).tolist()

@@ -30,7 +30,7 @@ def theirs() -> Any:
 
 
 def documents(data: Any) -> list[list[int]]:
-    """The tokens of every document, by its document indices."""
+    """The tokens of every document, by document index."""
     return [
         [int(t) for i in range(int(start), int(stop)) for t in data.get(i)]
         for start, stop in pairwise(data.document_indices)

@@ -44,7 +44,7 @@ def test_rows_come_in_the_order_in_which_they_were_opened(sizes: np.ndarray, ope
 
 
 def test_the_packing_is_frozen() -> None:
-    """A change here would make every interrupted run continue on other samples."""
+    """If this changes, every interrupted run resumes with other samples."""
     packing = Packing(1234, np.array([9, 3, 8, 8, 5, 2, 7, 1, 4, 6]), 10)
     assert [packing.row(i) for i in range(8)] == ROWS
 

@@ -17,7 +17,7 @@ from tests.worker.data.test_prepare import lines
 
 
 class Machine:
-    """Runs of one prepare stage, each with a disk of its own but for the parts."""
+    """Runs of one prepare stage, each with its own disk; they share only the parts."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.folder, self.tokenizer, self.parts = folder, tokenizer, folder / "parts"
@@ -30,7 +30,7 @@ class Machine:
         self.blocks = 0
 
     def run(self, stop_after: int | None = None, every: int | None = 1, max_bad: int = 3) -> dict[str, bytes]:
-        """The files it made; InterruptedError after so many blocks."""
+        """Run and return the files; raise InterruptedError after so many blocks."""
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)  # another machine
         self.said, self.blocks = [], 0
@@ -90,7 +90,7 @@ def test_what_arrived_of_the_newest_part_does_not_matter(machine: Machine) -> No
         assert machine.said[0].startswith("prepare: continuing after")
     shutil.rmtree(machine.parts)
     shutil.copytree(kept, machine.parts)
-    changed = machine.parts / min(kept.glob("part-*.bin")).name  # of every record
+    changed = machine.parts / min(kept.glob("part-*.bin")).name  # which every record has
     changed.write_bytes(bytes(changed.stat().st_size))
     assert machine.run() == wanted
     assert machine.said == []

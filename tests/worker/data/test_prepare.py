@@ -29,7 +29,7 @@ from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.tokenize import encoder
-from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.interruptions import resumes_after_every_block
 from tests.worker.data.quiet import prepare
 
 
@@ -86,7 +86,7 @@ def test_every_document_is_there_with_its_end(text: Path, tmp_path: Path, tokeni
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(
     text: Path, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)  # several tasks a worker out of a small text
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 4096)  # several tasks per worker from a small text
     rows: list[dict[str, Any]] = [{"text": "good words"}, {"no": 1}]
     lines(text / "c.jsonl", rows * 300)
     made = []
@@ -236,7 +236,7 @@ def test_one_id_that_differs_ends_the_use_of_gigatoken(
     def wrong(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
         ids, lengths = right(*arguments)
         calls.append(1)
-        return (ids + 1 if len(calls) > 5 else ids), lengths  # as a bug that only some text shows
+        return (ids + 1 if len(calls) > 5 else ids), lengths  # like a bug that only some text triggers
 
     monkeypatch.setattr(encoder, "_giga", wrong)
     said: list[str] = []
@@ -329,7 +329,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kills", [1, pytest.param(int(os.environ.get("SMTRAIN_KILLS", "4")), marks=pytest.mark.full)])
 def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, tokenizer_folder: Path, kills: int) -> None:
-    """$SMTRAIN_KILLS sets how often; each is at a random place of the run, and none does marked blocks again."""
+    """$SMTRAIN_KILLS sets the number of kills at random places; no marked block is repeated."""
     draw = random.Random(int(os.environ.get("SMTRAIN_KILLS_SEED", "7")))
     words = [f"word{i}" for i in range(40)]
     for name in ("a", "b"):
@@ -344,7 +344,7 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
     environment = os.environ | {"PYTHONPATH": str(Path(prepare_module.__file__).parents[4])}
 
     def run(out: Path, after: int | None) -> list[int]:
-        """The progress of a run that is killed after so many lines; [] once it is through."""
+        """The progress of a run that is killed after so many lines; [] if it ends before."""
         seen = []
         arguments = [str(out) if a == "OUT" else a for a in command]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as process:
@@ -376,7 +376,7 @@ def test_killed_at_any_moment_a_rerun_writes_the_same_bytes(tmp_path: Path, toke
 def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every mark once, with duplicates, bad lines and a second source on either side of it."""
+    """Interrupt at every mark, with duplicates, bad lines and a second source before and after it."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 256)
     monkeypatch.setattr(resumable, "MARK_BYTES", 1)
     rows = [{"text": f"words of text {i} " * 3} for i in range(10)]
@@ -396,4 +396,4 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
             progress=progress,
         )
 
-    goes_on_after_every_block(run, tmp_path, 8)
+    resumes_after_every_block(run, tmp_path, 8)

@@ -1,4 +1,4 @@
-"""Every field that the forms of records document: learned, seen, counted or refused, as docs/sft.md says."""
+"""Every documented field of a record is learned, seen, counted or refused, as docs/sft.md says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.worker.data.test_sft import read
 
 ROOT = Path(__file__).parents[3]
 MARK = "zebra"
-# Everything that a message may have, as the templates of models with tools write it.
+# Everything that a message may have, in the form of templates for models with tools.
 FULL = (
     "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n"
@@ -59,7 +59,7 @@ def prepared(rows: list[Any], tmp_path: Path, folder: Path, **more: Any) -> tupl
 
 
 def record(name: str) -> dict[str, Any]:
-    """A whole record in the form of a field, which has it."""
+    """A complete record in the form of a field, including the field."""
     value = VALUES.get(name, MARK)
     column, _, inner = name.partition("[].")
     if not inner:

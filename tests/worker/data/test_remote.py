@@ -1,4 +1,4 @@
-"""Text in S3 (the local control plane's): read directly, and by a prepare job through its channel."""
+"""Text in S3 (of the local control plane), read directly, and by a prepare job through its channel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUCKET = "texts-of-a-test"
 
 @pytest.fixture(scope="module")
 def texts(local_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder, and the same under s3://BUCKET/in."""
+    """A folder, also uploaded to s3://BUCKET/in."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

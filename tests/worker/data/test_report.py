@@ -1,4 +1,4 @@
-"""The report on text counts what is there, finds what it should, and shows text as text."""
+"""The report on text counts correctly, finds overlaps, and escapes text."""
 
 from __future__ import annotations
 

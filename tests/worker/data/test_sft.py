@@ -26,7 +26,7 @@ from smtrain.worker.data.read import blocks
 from smtrain.worker.data.summary import inspect
 from tests.typed import typed as smtrain
 from tests.worker.data.chats import talk, tokenizer, write
-from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.interruptions import resumes_after_every_block
 from tests.worker.data.quiet import prepare_sft
 
 SEQ_LEN = 63
@@ -43,7 +43,7 @@ def prepared(source: Path, output: Path, folder: Path, said: list[str] | None = 
 
 
 def read(output: Path, folder: Path) -> list[tuple[str, str]]:
-    """The text of each sample, and of what is learned in it."""
+    """The text of each sample, and of its learned part."""
     from transformers import AutoTokenizer
 
     words: Any = AutoTokenizer.from_pretrained(folder)
@@ -137,7 +137,7 @@ def test_the_bytes_are_the_same_whatever_the_number_of_workers(
 def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    """Every mark once, with bad records, dropped samples and a second file on either side of it."""
+    """Interrupt at every mark, with bad records, dropped samples and a second file before and after it."""
     for module in (blocks, sft_module):
         monkeypatch.setattr(module, "BLOCK_BYTES", 512)
     monkeypatch.setattr(resumable, "MARK_BYTES", 1)
@@ -160,7 +160,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
         if elsewhere:
             shutil.rmtree(tmp_path / "out")
 
-    goes_on_after_every_block(run, tmp_path, 4, lost)
+    resumes_after_every_block(run, tmp_path, 4, lost)
     assert not list(tmp_path.glob("parts/*"))
 
 
@@ -229,7 +229,7 @@ def load(data: Path, batch: int, rank: int = 0, size: int = 1, **more: int) -> P
 
 
 def samples_in(batch: tuple[torch.Tensor, ...]) -> list[tuple[list[int], list[int]]]:
-    """(ids, labels) of every sample, padding left out."""
+    """(ids, labels) of every sample, without padding."""
     rows = []
     for ids, labels, segments in zip(*batch, strict=True):
         for number in segments.unique().tolist():

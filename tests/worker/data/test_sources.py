@@ -48,14 +48,14 @@ def test_every_form_gives_the_documents_in_order_wherever_the_cuts_fall(
         zst.write(lines.encode())
     table = pa.table({"text": pa.array(texts, pa.string())})
     pq.write_table(table, folder / "a.parquet", row_group_size=3)
-    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:  # as `datasets` saves to the disk
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as stream:  # like files of `datasets`
         stream.write_table(table, max_chunksize=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", size)
         for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"):
             assert read(folder / name) == (texts, [])
             file = find_files(folder / name)[0]
-            assert sum(block.size for block in cut_file(file)) <= file.bytes  # never further than the end
+            assert sum(block.size for block in cut_file(file)) <= file.bytes  # never beyond the end
 
 
 def test_each_fault_is_told_with_its_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_text_is_cut_at_its_separator_wherever_the_blocks_end(
 
 
 def test_objects_of_one_line_are_a_fault_and_blank_lines_are_none(tmp_path: Path) -> None:
-    """The fast reader takes both for what they are not; line by line tells."""
+    """The fast reader misreads both; reading line by line does not."""
     (tmp_path / "a.jsonl").write_text('{"text": "a"}{"text": "b"}\n{"text": "c", "text": "d"}\n\n\n{"text": "e"}\n')
     texts, bad = read(tmp_path)
     assert texts == ["d", "e"]
@@ -171,7 +171,7 @@ def test_a_document_that_does_not_fit_in_memory_is_refused(tmp_path: Path, monke
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("huggingface_hub.constants", "datasets.config"):  # or it would be tried again for half a minute
+    for module in ("huggingface_hub.constants", "datasets.config"):  # otherwise it is retried for half a minute
         monkeypatch.setattr(pytest.importorskip(module), "HF_HUB_OFFLINE", True)
     with pytest.raises(
         DataError, match=r"^hf://nobody/nothing (needs the package datasets|cannot be loaded).*files\.$"

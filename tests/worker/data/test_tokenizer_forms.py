@@ -1,4 +1,4 @@
-"""Tokenizers that come without a tokenizer.json."""
+"""Tokenizers without a tokenizer.json."""
 
 from __future__ import annotations
 

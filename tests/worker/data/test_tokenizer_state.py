@@ -1,4 +1,4 @@
-"""A tokenizer gives the same ids each time, all of them, and none that its model does not have."""
+"""A tokenizer gives the same ids each time, never cut, and all of them in the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def change(path: Path, **keys: Any) -> None:
 
 
 def ids(tokenizer: Any) -> set[tuple[int, ...]]:
-    """Every answer of ten."""
+    """The distinct results of ten calls."""
     once = getattr(tokenizer, "backend_tokenizer", tokenizer)
     results = {tuple(once.encode(TEXT, add_special_tokens=False).ids) for _ in range(10)}
     if once is not tokenizer:

@@ -1,4 +1,4 @@
-"""Text of a corpus that no reader takes is counted, whatever file it is in."""
+"""Text that no reader takes is counted, in every kind of file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def unread(path: Path, column: str = "text") -> dict[str, int]:
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "a.arrow"])
 def test_fields_with_text_are_counted_by_their_records(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name)
-    nested = 2 if name == "a.parquet" else 1  # its footer does not tell what is empty
+    nested = 2 if name == "a.parquet" else 1  # its footer does not show empty values
     assert unread(path) == {"title": 2, "when": 3, "meta": nested}
     assert unread(path, "{text} {when}") == {"title": 2, "meta": nested}
     others = unread(path, "meta.url")

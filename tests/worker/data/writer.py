@@ -1,5 +1,4 @@
-"""Indexed datasets for tests, of any documents and modes; the product writes its own through
-`smtrain.worker.data.prepare.dataset_writer`."""
+"""Indexed datasets for tests, of any documents and modes; the product itself uses `dataset_writer`."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class IndexedWriter:
         self.tokens += len(tokens)
 
     def close(self) -> None:
-        """Flush both files to the disk; the index is written here."""
+        """Write the index, and sync both files to the disk."""
         self._bin.flush()
         os.fsync(self._bin.fileno())
         self._bin.close()

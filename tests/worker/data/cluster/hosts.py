@@ -1,4 +1,4 @@
-"""Several machines as threads of this process, any of which ends on demand."""
+"""Several machines as threads of this process; each can be ended on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KilledError(BaseException):
 
 
 def free_address() -> tuple[str, int]:
-    """An address of this machine's own net, which no other test has, and a port that is free there."""
+    """A loopback address that no other test uses, with a free port."""
     host = f"127.{random.SystemRandom().randrange(1, 255)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
     with socket.create_server((host, 0)) as server:
         return host, server.getsockname()[1]
@@ -35,7 +35,7 @@ def on_machines(
     address: tuple[str, int] | None = None, first: Callable[..., DatasetManifest] = prepare,
     others: Callable[..., int] = assist,
 ) -> DatasetManifest:  # fmt: skip
-    """Prepare `sources` on `count` machines; each other than the first runs within `other`."""
+    """Prepare `sources` on `count` machines; all but the first run inside `other`."""
     machines = MeetingPoint(address or free_address(), count, share_bytes, leaves_within=60)
     faults: list[BaseException] = []
 
@@ -73,7 +73,7 @@ def _nobody_is_there(address: tuple[str, int], others: list[threading.Thread]) -
 
 
 def ends_after(patch: Any, draw: random.Random) -> None:
-    """From now on some machines other than the first end in the middle of a share."""
+    """Make some machines, not the first, end in the middle of a share."""
     real = working.do_shares
 
     def mortal(table: Any, work: working.ShareWork) -> int:
@@ -97,7 +97,7 @@ def ends_after(patch: Any, draw: random.Random) -> None:
 def until_done(
     draw: random.Random, run: Callable[[Callable[[Any], None]], object], after: list[int], times: int
 ) -> None:
-    """Call `run(progress)` until it ends; the first `times` it is interrupted after some of its blocks."""
+    """Call `run(progress)` until it succeeds; interrupt the first `times` calls after some blocks."""
     for attempt in range(200):
         left = draw.choice(after) if attempt < times else 1 << 30
 

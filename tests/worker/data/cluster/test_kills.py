@@ -1,6 +1,6 @@
-"""Machines as processes of their own that are killed at random: what comes out is what one machine writes.
+"""Machines as processes that are killed at random write the same bytes as one machine.
 
-SMTRAIN_KILLS says how many kills (one without it).
+$SMTRAIN_KILLS sets the number of kills (default 1).
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
                     kills += 1
             status = running[0].wait(300)
             for process in running[1:]:
-                process.kill()  # as SageMaker ends the others when one has failed; they may have ended by themselves
+                process.kill()  # SageMaker ends the others when one fails; they may have ended already
             assert status in (0, -signal.SIGKILL), running[0].stderr and running[0].stderr.read()
             _reap(running)
-            if status == 0 and kills < KILLS:  # done before it could be killed often enough: once more from nothing
+            if status == 0 and kills < KILLS:  # it ended before enough kills: begin again
                 assert {path.name: path.read_bytes() for path in out.iterdir()} == wanted
                 for path in out.iterdir():
                     path.unlink()
@@ -101,9 +101,9 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
 
 
 def _work_begins(out: Path, running: list[subprocess.Popen[str]], shares: int) -> None:
-    """Wait until so many shares lie there or were put in order, or the first machine has ended."""
+    """Wait until so many shares are on the disk or in order, or the first machine has ended."""
     while running[0].poll() is None:
-        with suppress(FileNotFoundError):  # not begun yet, or done while one looks
+        with suppress(FileNotFoundError):  # not begun yet, or just done
             shares_there = [name for name in os.listdir(out / ".tokens.partial") if name.startswith("share-")]
             if len(shares_there) >= min(shares, 2) and (shares < 3 or _size(out) > shares * 1_000_000):
                 return

@@ -1,4 +1,4 @@
-"""The same bytes from any number of machines, whichever of them end on the way."""
+"""Any number of machines writes the same bytes, even if some of them end early."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digest(folder: Path) -> str:
 
 
 def corpus(folder: Path, draw: random.Random) -> list[Path]:
-    """Two sources of several forms: duplicates, bad lines, long and empty documents, files of all sizes."""
+    """Two sources in several formats with duplicates, bad lines, long and empty documents, files of all sizes."""
     words = ["the", "words", "of", "a", "small", "text", "and", "some", "more", "of", "them", "são", "数据"]
 
     def text() -> str:

@@ -1,4 +1,4 @@
-"""Near duplicates: found as often as the formula says, the first kept, nothing forgotten over a kill."""
+"""Near duplicates are found as often as the formula says; the first is kept; a kill forgets nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ need("rensa")
 
 
 def pair(draw: random.Random, similarity: float, size: int = 300) -> tuple[str, str]:
-    """Two texts whose sets of single words have just this Jaccard similarity."""
+    """Two texts whose sets of words have exactly this Jaccard similarity."""
     shared = round(2 * size * similarity / (1 + similarity))
     words = [f"w{draw.getrandbits(60)}" for _ in range(2 * size - shared)]
     one, two = words[:size], words[size - shared :]
@@ -64,7 +64,7 @@ def test_the_first_is_kept_and_what_is_unlike_stays(tmp_path: Path, tokenizer_fo
     assert (about["compared"], about["left_out"], about["rate"]) == (7, 2, 2 / 7)
     assert about["examples"][0].startswith("a.jsonl: word")
     assert json.loads((tmp_path / "out/manifest.json").read_text())["near_duplicates"] == about
-    # exact duplicates go first, and are compared no more
+    # exact duplicates are removed first and not compared
     both = Cleaning(deduplicate=True, near=NearDuplicates())
     source.write_text(source.read_text() * 2)
     made = prepare(source, tmp_path / "two", tokenizer_folder, seq_len=8, cleaning=both)

@@ -1,4 +1,4 @@
-"""Filters decide as datatrove does, on any number of machines, and say what they took."""
+"""Filters decide as datatrove does, on any number of machines, and report what they dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def prose(draw: random.Random, sentences: int) -> str:
-    """Sentences that all filters keep, if there are enough of them."""
+    """Sentences that all filters keep if there are enough."""
 
     def word() -> str:
         return "".join(draw.choice("bdfklmnprst") + draw.choice("aeiou") for _ in range(draw.randrange(2, 4)))
