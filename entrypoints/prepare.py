@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.clean.holdout import HoldOut
     from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
-    from smtrain.worker.data.prepare.part_uploads import Parts
+    from smtrain.worker.data.prepare.part_uploads import PartUploads
 
 
-def parts(container: Container) -> Parts | None:
+def parts(container: Container) -> PartUploads | None:
     """If the job's request has a checkpoint prefix, keep what is done there for the next machine."""
-    from smtrain.worker.data.prepare.part_uploads import EVERY, Parts
+    from smtrain.worker.data.prepare.part_uploads import EVERY, PartUploads
 
     megabytes = os.environ.get("SMTRAIN_PART_MB")
     every = round(float(megabytes) * 1e6) if megabytes else EVERY
     if not container.checkpoint_dir.is_dir():
         return None
-    made = Parts(container.checkpoint_dir, every)
+    made = PartUploads(container.checkpoint_dir, every)
     signal.signal(signal.SIGTERM, lambda *_: made.stop.set())
     return made
 

@@ -13,7 +13,7 @@ from typing import Any
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.worker.data.clean.near import SeenSignatures
-from smtrain.worker.data.clean.overlap import HeldTests
+from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.refiner import EXAMPLES, Refiner, count, keep, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
@@ -91,7 +91,7 @@ def report(
 
         chosen, _ = encoder.choose(tokenizer)
     untested = UnreadText()
-    tested = HeldTests(_texts(against, text_column, format, encoding, untested)) if against else None
+    tested = OverlapFinder(_texts(against, text_column, format, encoding, untested)) if against else None
     if tested is not None and tested.texts == tested.short:
         raise DataError(f"{against[0]}: no text of {tested.texts} has 13 words; give longer ones to compare with.")
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()

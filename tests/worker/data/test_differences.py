@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from smtrain.worker.data.read.reading import strings
 from smtrain.worker.data.tokenize import gigatoken_characters
-from smtrain.worker.data.tokenize.encoder import Encoder, Giga, Plain, choose
+from smtrain.worker.data.tokenize.encoder import Encoder, GigatokenEncoder, TokenizersEncoder, choose
 from smtrain.worker.data.tokenize.gigatoken_adapt import compared
 from tests.tiers import examples
 
@@ -43,15 +43,15 @@ def folders(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dic
     return made
 
 
-class Encoders(dict[str, tuple[Giga, Plain]]):
+class Encoders(dict[str, tuple[GigatokenEncoder, TokenizersEncoder]]):
     """Both encoders of each tokenizer, made on first use."""
 
     def __init__(self, folders: dict[str, Path]) -> None:
         super().__init__()
         self.folders = folders
 
-    def __missing__(self, name: str) -> tuple[Giga, Plain]:
-        self[name] = Giga(self.folders[name]), Plain(self.folders[name])
+    def __missing__(self, name: str) -> tuple[GigatokenEncoder, TokenizersEncoder]:
+        self[name] = GigatokenEncoder(self.folders[name]), TokenizersEncoder(self.folders[name])
         return self[name]
 
 
@@ -125,7 +125,7 @@ def test_a_normalizer_that_was_not_compared_is_left_to_tokenizers(script: Module
     whole = json.loads(script.tokenizer_json("gpt2", False))
     (tmp_path / "tokenizer.json").write_text(json.dumps({**whole, "normalizer": {"type": "NFKC"}}))
     encoder, why = choose(tmp_path)
-    assert isinstance(encoder, Plain)
+    assert isinstance(encoder, TokenizersEncoder)
     assert why
     parts = [{"type": "Replace"}, {"type": "NFC"}]
     assert compared({"type": "Sequence", "normalizers": parts})

@@ -19,7 +19,7 @@ def test_threads_share_no_tokenizer_and_give_the_same_ids(
 ) -> None:
     monkeypatch.setattr(encoder, "_FRESH_AFTER", fresh_after)
     monkeypatch.setattr(encoder, "_FRESH_AFTER_LEAST", fresh_after)
-    giga, plain = encoder.Giga(tokenizer_folder), encoder.Plain(tokenizer_folder)
+    giga, plain = encoder.GigatokenEncoder(tokenizer_folder), encoder.TokenizersEncoder(tokenizer_folder)
     texts = [strings([f"words of text {i * j} and more\n" for j in range(50)]) for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
         encoded = list(pool.map(lambda text: giga.encode(text, False), texts))
@@ -36,5 +36,5 @@ def test_gigatoken_without_what_it_needs_in_turn_is_not_taken(
     """awkward needs importlib-metadata before Python 3.12; without it the stage once failed in the first block."""
     monkeypatch.setitem(sys.modules, "awkward", None)
     chosen, why = encoder.choose(tokenizer_folder)
-    assert isinstance(chosen, encoder.Plain)
+    assert isinstance(chosen, encoder.TokenizersEncoder)
     assert why == "gigatoken is not installed, which needs awkward"

@@ -51,8 +51,8 @@ def test_every_id_is_that_of_tokenizers(tmp_path: Path, change: Any, alphabet: b
     draw = random.Random(4)
     texts = strings(["".join(draw.choices(PIECES, k=draw.randrange(9))) for _ in range(800)])
     chosen, why = encoder.choose(folder)
-    assert isinstance(chosen, encoder.Giga), why
-    wanted, wanted_lengths = encoder.Plain(folder).encode(texts, True)
+    assert isinstance(chosen, encoder.GigatokenEncoder), why
+    wanted, wanted_lengths = encoder.TokenizersEncoder(folder).encode(texts, True)
     for at in (slice(0, 800), slice(13, 99)):  # also for an array with an offset
         some = texts[at]
         ids, lengths = chosen.encode(some, True)
@@ -62,7 +62,7 @@ def test_every_id_is_that_of_tokenizers(tmp_path: Path, change: Any, alphabet: b
 
 
 def test_most_text_needs_no_other(tmp_path: Path) -> None:
-    giga = encoder.Giga(folder_of(tmp_path / "model", as_smollm, True))
+    giga = encoder.GigatokenEncoder(folder_of(tmp_path / "model", as_smollm, True))
     texts = strings(["plain words 12 é 数 🙂", "half: ½", "a \x04 b", "٣"])
     assert giga._differences.find(texts).tolist() == [1, 3]
 
@@ -81,5 +81,5 @@ def test_what_is_cut_otherwise_is_left_to_tokenizers(tmp_path: Path, change: Any
         change(about)
 
     chosen, why = encoder.choose(folder_of(tmp_path / "model", both, True))
-    assert isinstance(chosen, encoder.Plain)
+    assert isinstance(chosen, encoder.TokenizersEncoder)
     assert "does not take this tokenizer" in why

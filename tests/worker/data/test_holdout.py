@@ -20,7 +20,7 @@ from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.read import blocks
 from tests.worker.data.chats import tokenizer as chat_tokenizer
-from tests.worker.data.interruptions import goes_on_after_every_block
+from tests.worker.data.interruptions import resumes_after_every_block
 from tests.worker.data.quiet import prepare, prepare_sft
 from tests.worker.data.writer import IndexedWriter
 
@@ -102,7 +102,7 @@ def test_an_interrupted_preparation_holds_the_same_documents_out(
     def run(out: Path, progress: Any) -> None:
         quietly(source, out, tokenizer_folder, holdout=chosen, progress=progress, workers=1)
 
-    goes_on_after_every_block(run, tmp_path / "runs", least=3)
+    resumes_after_every_block(run, tmp_path / "runs", least=3)
 
 
 @pytest.mark.parametrize(

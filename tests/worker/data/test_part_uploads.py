@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning
-from smtrain.worker.data.prepare.part_uploads import Parts, StoppedError
+from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.read import blocks
 from tests.worker.data.quiet import prepare
@@ -50,7 +50,7 @@ class Machine:
             workers=2,
             progress=stop,
             say=self.said.append,
-            parts=Parts(self.parts, every) if every else None,
+            parts=PartUploads(self.parts, every) if every else None,
         )
         return {path.name: path.read_bytes() for path in out.iterdir()}
 
@@ -98,7 +98,7 @@ def test_what_arrived_of_the_newest_part_does_not_matter(machine: Machine) -> No
 
 def test_asked_to_end_it_keeps_what_is_done_and_leaves_no_half_output(machine: Machine) -> None:
     wanted = machine.run(every=None)
-    parts = Parts(machine.parts, 1 << 40)
+    parts = PartUploads(machine.parts, 1 << 40)
     shutil.rmtree(machine.folder / "out")
     with pytest.raises(StoppedError, match="run the same command again to resume"):
         prepare(

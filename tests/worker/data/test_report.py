@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.overlap import HeldTests
+from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
 from tests.phone import assert_fits_a_phone
@@ -68,7 +68,7 @@ def test_an_overlap_is_a_run_of_words_and_nothing_else() -> None:
     draw = random.Random(1)
     words = [f"w{i}" for i in range(30)]
     tested = [" ".join(draw.choices(words, k=20)) for _ in range(5)]
-    tests = HeldTests(tested)
+    tests = OverlapFinder(tested)
     runs = {tuple(t.split()[i : i + 13]) for t in tested for i in range(8)}
     for _ in range(200):
         source = draw.choice(tested).split()

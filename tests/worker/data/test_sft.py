@@ -19,7 +19,7 @@ from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare import resumable
 from smtrain.worker.data.prepare import sft as sft_module
-from smtrain.worker.data.prepare.part_uploads import Parts
+from smtrain.worker.data.prepare.part_uploads import PartUploads
 from smtrain.worker.data.prepare.progress import DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.read import blocks
@@ -146,7 +146,7 @@ def test_interrupted_after_any_block_it_goes_on_to_the_same_bytes(
         write(tmp_path / f"in/{name}.jsonl", [*rows, {"messages": "none"}, *rows[:4]])
 
     def run(out: Path, progress: Callable[[DataProgress], None]) -> None:
-        copies = Parts(tmp_path / "parts", 1) if elsewhere else None
+        copies = PartUploads(tmp_path / "parts", 1) if elsewhere else None
         options: dict[str, Any] = {
             "overlong": "drop",
             "max_bad": 2,

@@ -28,7 +28,7 @@ def _grams(text: str) -> tuple[list[str], NDArray[np.uint64]]:
     return words, grams
 
 
-class HeldTests:
+class OverlapFinder:
     """The texts of a test; `short` of them have too few words to be compared."""
 
     def __init__(self, texts: Iterable[str]) -> None:

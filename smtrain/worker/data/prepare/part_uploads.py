@@ -29,7 +29,7 @@ class StoppedError(SmtrainError):
     """The machine was asked to end; finished work is kept."""
 
 
-class Parts:
+class PartUploads:
     """The copies in `folder`, a part for every `every` bytes of input, and one when `stop` is set."""
 
     def __init__(self, folder: Path, every: int = EVERY) -> None:

@@ -29,7 +29,7 @@ from smtrain.worker.data.prepare.cluster.dealer import Dealer
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import TokenTally
-from smtrain.worker.data.prepare.part_uploads import Parts
+from smtrain.worker.data.prepare.part_uploads import PartUploads
 from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, pieces, tasks, tokenize
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
@@ -39,7 +39,7 @@ from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize import encoder
-from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, Plain
+from smtrain.worker.data.tokenize.encoder import Encoder, MismatchError, TokenizersEncoder
 
 
 def prepare(
@@ -50,7 +50,7 @@ def prepare(
     *,
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
-    parts: Parts | None = None,
+    parts: PartUploads | None = None,
     machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
@@ -119,7 +119,7 @@ def assist(
 
     def encode_by(name: str) -> None:
         if used[0].name != name:
-            used[0] = fast if fast.name == name else Plain(tokenizer)
+            used[0] = fast if fast.name == name else TokenizersEncoder(tokenizer)
         if used[0].name != name:
             raise DataError(
                 f"this machine tokenizes with {fast.name}{f' ({why})' if why else ''} and the first one with {name}; "
@@ -174,7 +174,7 @@ class _Preparation:
     files: list[list[SourceFile]]
     settings: TokenizeSettings
     journal: Journal
-    parts: Parts | None
+    parts: PartUploads | None
     report: Callable[[DataProgress], None]
     say: Callable[[str], None]
     coordinator: Coordinator | None
@@ -188,7 +188,7 @@ class _Preparation:
         except MismatchError as error:
             self.say(f"prepare: beginning again with tokenizers: {error}")
             forget(self.journal, self.parts)
-            return self._run(Plain(self.settings.tokenizer))
+            return self._run(TokenizersEncoder(self.settings.tokenizer))
 
     def _run(self, chosen: Encoder) -> TokenTally:
         options, shares = self.settings.options, ["shares", self.coordinator.machines.size] if self.coordinator else []

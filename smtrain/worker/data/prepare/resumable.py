@@ -22,7 +22,7 @@ from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.checksums import Rolling
 from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest
-from smtrain.worker.data.prepare.part_uploads import Parts, StoppedError
+from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 
 MARK_BYTES = 64 << 20
@@ -137,7 +137,7 @@ T = TypeVar("T", bound=Markable)
 
 
 @contextmanager
-def unfinished(output: Path, parts: Parts | None) -> Iterator[Journal]:
+def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
     """The journal of unfinished files in `output`; a kill or a fault of the machine leaves it for the next run.
 
     It is removed when the run succeeds, or fails because of the input, which would fail again. Raises DataError if
@@ -174,7 +174,7 @@ def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> Datase
     return manifest
 
 
-def restored(make: Callable[[], T], settings: str, journal: Journal, parts: Parts | None) -> T:
+def restored(make: Callable[[], T], settings: str, journal: Journal, parts: PartUploads | None) -> T:
     """The work at its newest mark with the same settings and undamaged files, here or in the parts; else empty."""
     marked = journal.read(settings)
     marks = parts.marks(settings, journal.folder) if parts else ()
@@ -189,7 +189,7 @@ def restored(make: Callable[[], T], settings: str, journal: Journal, parts: Part
     return work
 
 
-def forget(journal: Journal, parts: Parts | None) -> None:
+def forget(journal: Journal, parts: PartUploads | None) -> None:
     """Discard all unfinished work."""
     journal.clear()
     if parts:
@@ -200,7 +200,7 @@ class Marker:
     """Reports progress after every piece, and marks it every so many bytes of input and at a stop."""
 
     def __init__(
-        self, work: Markable, total: int, settings: str, journal: Journal, parts: Parts | None,
+        self, work: Markable, total: int, settings: str, journal: Journal, parts: PartUploads | None,
         report: Callable[[DataProgress], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._work, self._total, self._settings = work, total, settings

@@ -32,7 +32,7 @@ from smtrain.worker.data.prepare.cluster.dealer import Dealer
 from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
 from smtrain.worker.data.prepare.cluster.working import ShareWork
 from smtrain.worker.data.prepare.dataset_writer import SampleTally
-from smtrain.worker.data.prepare.part_uploads import Parts
+from smtrain.worker.data.prepare.part_uploads import PartUploads
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Marker, publish, restored, to_stderr, unfinished
@@ -52,7 +52,7 @@ def prepare_sft(
     *,
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
-    parts: Parts | None = None,
+    parts: PartUploads | None = None,
     machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
     """Write conversations as samples into `output`, which appears with its manifest or stays as it was.

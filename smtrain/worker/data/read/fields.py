@@ -11,7 +11,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 
 @dataclass(frozen=True)
-class TextOf:
+class TextColumn:
     """A parsed `data.text_column`."""
 
     column: str

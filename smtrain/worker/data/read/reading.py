@@ -15,7 +15,7 @@ import pyarrow as pa
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError, first_line
 from smtrain.worker.data.read.blocks import Block
-from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
 
 _BAD_LINES_KEPT = 100
@@ -90,7 +90,7 @@ def read_block(block: Block, text_column: str = "text", separator: str | None = 
         return _read_rows(block)
     if block.file.kind == "text":
         return _read_text(block, separator)
-    column = TextOf(text_column)
+    column = TextColumn(text_column)
     documents = None if column.template else _read_clean_lines(block.payload, text_column)
     return documents if documents is not None else _read_lines(block, column)
 
@@ -152,7 +152,7 @@ def _unread_in_lines(data: bytes, text_column: str) -> UnreadText:
     return unread
 
 
-def _read_lines(block: Block, column: TextOf) -> Documents:
+def _read_lines(block: Block, column: TextColumn) -> Documents:
     documents = Documents()
     texts: list[str] = []
     for documents.lines, raw in enumerate(split_lines(block), start=1):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.blocks import Block, Stretch, Wanted
-from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
 
@@ -30,7 +30,7 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
     with file.open() as raw:
         # stream pages instead of whole column chunks: a row group may be larger than memory
         table = pq.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
-        metadata, names, column = table.metadata, table.schema_arrow.names, TextOf(text_column)
+        metadata, names, column = table.metadata, table.schema_arrow.names, TextColumn(text_column)
         by_row = _by_row(file, table.schema_arrow, column, wanted)
         row_groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         if by_row:
@@ -51,7 +51,7 @@ def parquet_blocks(file: SourceFile, text_column: str, wanted: Wanted, stretch: 
             first, unread = False, UnreadText()
 
 
-def _by_row(file: SourceFile, schema: Any, column: TextOf, wanted: Wanted) -> bool:
+def _by_row(file: SourceFile, schema: Any, column: TextColumn, wanted: Wanted) -> bool:
     """Whether the text is nested or composed of several columns, and so read row by row. Raises DataError."""
     if column.column in schema.names or not (column.template or "." in column.column):
         _check_column(file, schema, column.column, wanted)
@@ -69,7 +69,7 @@ def arrow_blocks(file: SourceFile, text_column: str, wanted: Wanted) -> Iterator
     with file.open() as raw:
         schema, batches, _ = arrow_batches(raw)
         done, first = 0, True
-        column = TextOf(text_column)
+        column = TextColumn(text_column)
         by_row = _by_row(file, schema, column, wanted)
         for batch in batches:
             at = raw.tell()

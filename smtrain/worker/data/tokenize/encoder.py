@@ -50,7 +50,7 @@ class Encoder(Protocol):
         ...
 
 
-class Plain:
+class TokenizersEncoder:
     """`tokenizers` itself, with its own threads."""
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class _Warm:
     encoded: int = 0
 
 
-class Giga:
+class GigatokenEncoder:
     """gigatoken, compared with `tokenizers` on the beginning of every file and on a piece of every block.
 
     Raises ImportError without gigatoken, ValueError (or an error of its own) for a tokenizer that it does not support.
@@ -146,13 +146,13 @@ class Giga:
 def choose(folder: Path) -> tuple[Encoder, str]:
     """The fastest encoder for a tokenizer folder, and why it is not gigatoken ("" if it is)."""
     try:
-        return Giga(folder), ""
+        return GigatokenEncoder(folder), ""
     except ImportError as error:
         lacks = "" if error.name in (None, "gigatoken") else f", which needs {error.name}"
-        return Plain(folder), f"gigatoken is not installed{lacks}"
+        return TokenizersEncoder(folder), f"gigatoken is not installed{lacks}"
     except Exception as error:  # errors from Rust have no common class
         reason = " ".join(str(error).split())[:200]
-        return Plain(folder), f"gigatoken does not take this tokenizer ({reason})"
+        return TokenizersEncoder(folder), f"gigatoken does not take this tokenizer ({reason})"
 
 
 def _plainly(tokenizer: Tokenizer, texts: Any) -> Iterator[NDArray[Any]]:

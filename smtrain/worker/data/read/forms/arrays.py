@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
@@ -20,7 +20,7 @@ _LARGEST = 256 << 20
 
 def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[object]:
     """The text of every object, and counts of text in other fields."""
-    column = TextOf(text_column)
+    column = TextColumn(text_column)
     for number, row in enumerate(objects(file, stream), start=1):
         if not isinstance(row, dict):
             yield BadLine(file.name, number, f"a JSON {type(row).__name__}, not an object")

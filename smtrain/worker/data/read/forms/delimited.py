@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError
-from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
@@ -24,7 +24,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
     """
     csv.field_size_limit(_LARGEST)
     lines = io.TextIOWrapper(io.BufferedReader(_Readable(stream), 1 << 20), "utf-8-sig", newline="")
-    column = TextOf(text_column)
+    column = TextColumn(text_column)
     small = file.name.lower()
     delimiter = "\t" if ".tsv" in small[small.rfind("/") + 1 :] else ","
     rows = csv.reader(lines, delimiter=delimiter, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from smtrain.core.config import textfiles
 from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.fields import TextOf
+from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.reading import BadLine, parse_line
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
@@ -23,7 +23,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
 
     Raises DataError for an incomplete archive, or one without text.
     """
-    column = TextOf(text_column)
+    column = TextColumn(text_column)
     others: dict[str, int] = {}
     texts = 0
     try:
@@ -58,7 +58,7 @@ def documents(file: SourceFile, stream: Any, text_column: str) -> Iterator[objec
         raise DataError(f"{file.path} holds no text ({content}); unpack it and give what holds the text.")
 
 
-def _lines(name: str, inside: Any, column: TextOf, file: SourceFile) -> Iterator[object]:
+def _lines(name: str, inside: Any, column: TextColumn, file: SourceFile) -> Iterator[object]:
     for number, raw in enumerate(inside, start=1):
         if not raw.strip():
             continue
