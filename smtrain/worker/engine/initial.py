@@ -1,4 +1,4 @@
-"""Random initial weights, read like a weight source; the same numbers on every engine and mesh."""
+"""Initial weights: a parameter in a weight source, or random numbers that are the same on every engine and mesh."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, B
+from smtrain.worker.checkpoint.sources import WeightSource
 
 # Families whose embedding transformers builds with a padding row.
 _PADDED = ("llama", "qwen2", "qwen3", "mistral")
@@ -74,6 +77,28 @@ class RandomFactors:
             bound = shape[1] ** -0.5
             whole.uniform_(-bound, bound, generator=_generator(self._seed, name))
         return whole if dim is None else whole.narrow(dim, start, (stop or shape[dim]) - start)
+
+
+def name_in(source: WeightSource | RandomWeights, names: set[str], layout: Layout, name: str) -> str:
+    """The name of a parameter in a source that has `names`.
+
+    Raises `CheckpointError` if it is missing or has another shape.
+    """
+    shape = layout.shape
+    stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
+    if stored is None:
+        raise CheckpointError(
+            f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
+            "config.json from the same model",
+            code="checkpoint.other_model",
+        )
+    if source.shape(stored) != layout.spec(name).shape:
+        raise CheckpointError(
+            f"{stored} is {list(source.shape(stored))} in the weights and {list(layout.spec(name).shape)} by "
+            "config.json: take weights and config.json from the same model",
+            code="checkpoint.other_model",
+        )
+    return stored
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -176,6 +176,13 @@ def fill_from(
     if len(steps) > 1:
         raise CheckpointError(f"ranks were given checkpoints of different steps {steps}: name one for all")
     return reader.manifest
+
+
+def raise_any(faults: Sequence[str | None], what: str) -> None:
+    """Raise `CheckpointError` if any rank has a fault: every rank calls it, so that no rank waits for one that left."""
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            raise CheckpointError(f"{what} on rank {rank}: {fault}")
 
 
 def local_rank() -> int:

@@ -87,19 +87,15 @@ def _own_records(native_engine: bool) -> EngineRecords:
     from smtrain.worker.checkpoint import manifest
     from smtrain.worker.checkpoint.native import files as native_files
 
-    def files(checkpoint: Path) -> Mapping[str, Mapping[str, Any]]:
-        return manifest.Manifest.read(checkpoint).files
-
-    def read_by(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-        return native_files.read_by(manifest.Manifest.read(checkpoint), mesh, rank)
-
-    def read_whole(checkpoint: Path, mesh: tuple[int, int, int], rank: int) -> set[str]:
-        return native_files.read_whole(manifest.Manifest.read(checkpoint), mesh, rank) if native_engine else set()
-
-    def unread(checkpoint: Path) -> set[str]:
-        return native_files.unread(manifest.Manifest.read(checkpoint))
-
-    return EngineRecords(manifest.NAME, manifest.fault, manifest.state, files, read_by, read_whole, unread)
+    read = manifest.Manifest.read
+    return EngineRecords(
+        manifest.NAME, manifest.fault, manifest.state,
+        files=lambda path: read(path).files,
+        read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank),
+        # The nxd engine's `load` returns no checksums.
+        read_whole=lambda path, mesh, rank: native_files.read_whole(read(path), mesh, rank) if native_engine else set(),
+        unread=lambda path: native_files.unread(read(path)),
+    )  # fmt: skip
 
 
 def lora_of(config: JobConfig, described: dict[str, Any]) -> Lora | None:

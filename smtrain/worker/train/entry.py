@@ -61,9 +61,9 @@ def fail(container: Container, message: str) -> None:
     try:
         message = hide(message)
         rank = os.environ.get("RANK")
-        where = f"{container.host}, rank {rank}" if rank else container.host
-        say(f"{where}: {message}\n")
-        within(lambda: container.report_failure(f"{where}: {message}"))
+        process = f"{container.host}, rank {rank}" if rank else container.host
+        say(f"{process}: {message}\n")
+        within(lambda: container.report_failure(f"{process}: {message}"))
     finally:
         # Not sys.exit: its clean-up may wait for ever for a collective that other ranks hold open.
         os._exit(1)

@@ -233,9 +233,11 @@ class Trainer:
     def _prune(self, wait: bool = False) -> None:
         """Delete old checkpoints, except the best ones and those that other jobs may still be writing."""
         arrived = self.destination.arrived if self.destination else None
-        spared = (self.validator.spared if self.validator else set()) | (
-            self.destination.unfinished if self.destination else set()
-        )
+        spared: set[str] = set()
+        if self.validator:
+            spared |= self.validator.spared
+        if self.destination:
+            spared |= self.destination.unfinished
         distrusted = self.distrusted | self.doubtful(wait)
         self.engine.prune(self.line, self.config.checkpoint.keep, arrived, distrusted, spared)
 
@@ -260,13 +262,11 @@ class Trainer:
         if self.destination:
             self.destination.wait(ARRIVAL)
         best = self.validator.best if self.validator else None
-        # The former best checkpoint goes only once the best one has arrived too.
-        if (
-            self.validator
-            and best
-            and (not self.destination or self.destination.arrived(self.line.root / best["name"]))
-        ):
-            self.validator.settled()
+        if self.validator and best:
+            path = self.line.root / best["name"]
+            # The former best checkpoint goes only once this one has arrived too.
+            if not self.destination or self.destination.arrived(path):
+                self.validator.settled()
         self._prune(wait=True)
         if best:
             self._say(f"the best checkpoint is {best['name']}, with val_loss {best['loss']:.6f}")

@@ -212,9 +212,7 @@ def test_archives_of_the_web(tmp_path: Path) -> None:
         record("response", "application/http; msgtype=response", answer % (b"html", b"<html/>")),
         record("conversion", "text/plain", b"WARC/1.0\r\n\r\nwithin a text"),
     ]
-    (tmp_path / "a.warc.wet.gz").write_bytes(
-        b"".join(map(gzip.compress, records))
-    )  # one member per record
+    (tmp_path / "a.warc.wet.gz").write_bytes(b"".join(map(gzip.compress, records)))  # one member per record
     texts, bad = read(tmp_path)
     assert texts == ["the first page é\nof two lines", "robots and text", "WARC/1.0\r\n\r\nwithin a text"]
     assert [(b.line, b.reason) for b in bad] == [(3, "not UTF-8 at byte 4 of the record")]

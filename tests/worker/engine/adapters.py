@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smtrain.core.errors import SmtrainError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora, targets_of
 from smtrain.worker.checkpoint.native.reader import NativeSource
@@ -71,11 +70,7 @@ def resumed(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -
 
 def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None, path: Path) -> str:
     e = cases.engine(config, options) if adapter is None else engine(config, options, adapter)
-    try:
-        e.load(path)
-    except SmtrainError as error:
-        return str(error)
-    return "loaded"
+    return cases.refusal(lambda: e.load(path), "loaded")
 
 
 def factors(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -111,20 +106,15 @@ def peft(
     """The same steps by peft and torch's AdamW, and the factors after them."""
     model = peft_model(config, adapter)
     trained = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
-    options = OPTIMIZER
-    adamw = torch.optim.AdamW(trained.values(), betas=options.betas, eps=options.eps, weight_decay=options.weight_decay)
-    out = []
-    for step in range(count):
+
+    def backward(step: int) -> float:
         ids, labels = cases.batch(config, step)
         logits = model(input_ids=ids, use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained.values(), options.grad_clip)
-        for group in adamw.param_groups:
-            group["lr"] = RATE * cases.lr(step)
-        adamw.step()
-        adamw.zero_grad()
-        out.append((float(loss.detach()), float(norm)))
+        return float(loss.detach())
+
+    out = cases.adamw_steps(list(trained.values()), backward, count, OPTIMIZER, RATE)
     return out, {name: p.detach().numpy() for name, p in trained.items()}
 
 

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +179,15 @@ def held(e: NativeEngine) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
+def refusal(action: Callable[[], object], otherwise: str) -> str:
+    """The sentence of the error that an action raises, or `otherwise`."""
+    try:
+        action()
+    except SmtrainError as error:
+        return str(error)
+    return otherwise
+
+
 # What worlds run; the first argument is the rank.
 
 
@@ -202,22 +211,36 @@ def plain(
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(1 + 6e-8 * torch.randn(p.shape, generator=generator))
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, betas=options.betas, eps=options.eps)
-    out = []
-    for step in range(count):
+
+    def backward(step: int) -> float:
         ids, labels = batch(config, step)
         logits = model(input_ids=ids, use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip)
+        return float(loss.detach())
+
+    return adamw_steps(list(model.parameters()), backward, count, options)
+
+
+def adamw_steps(
+    parameters: list[torch.nn.Parameter], backward: Callable[[int], float], count: int,
+    options: OptimizerOptions = OPTIMIZER, rate: float = 1.0,
+) -> list[tuple[float, float]]:  # fmt: skip
+    """Steps of torch's AdamW; `backward` computes the gradients of a step and returns its loss."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW([g for g in groups if g["params"]], betas=options.betas, eps=options.eps)
+    out = []
+    for step in range(count):
+        loss = backward(step)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, options.grad_clip)
         for group in adamw.param_groups:
-            group["lr"] = lr(step)
+            group["lr"] = rate * lr(step)
         adamw.step()
         adamw.zero_grad()
-        out.append((float(loss.detach()), float(norm)))
+        out.append((loss, float(norm)))
     return out
 
 
@@ -334,11 +357,7 @@ def save_what_is_no_number(rank: int, config: dict[str, Any], options: ParallelO
     e = engine(config, options)
     if rank == 1:
         e.optimizer.master[3] = math.inf
-    try:
-        e.begin_save(folder, 1, {})
-    except SmtrainError as error:
-        return str(error)
-    return "begun"
+    return refusal(lambda: e.begin_save(folder, 1, {}), "begun")
 
 
 def train_until_killed(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, at: int) -> None:
@@ -380,11 +399,7 @@ def prune_on_hosts(rank: int, config: dict[str, Any], options: ParallelOptions, 
 def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, tensors: dict[str, Any] | None) -> str:
     """The sentence of the error that a build raises."""
     source: Any = None if tensors is None else Memory(config, {k: torch.from_numpy(v) for k, v in tensors.items()})
-    try:
-        NativeEngine(config, options, OPTIMIZER, source, 0)
-    except SmtrainError as error:
-        return str(error)
-    return "built"
+    return refusal(lambda: NativeEngine(config, options, OPTIMIZER, source, 0), "built")
 
 
 def build_without_compiler(rank: int, config: dict[str, Any], options: ParallelOptions) -> str:
@@ -399,20 +414,12 @@ def build_without_compiler(rank: int, config: dict[str, Any], options: ParallelO
 
 
 def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> str:
-    try:
-        engine(config, options).load(checkpoint)
-    except SmtrainError as error:
-        return str(error)
-    return "loaded"
+    return refusal(lambda: engine(config, options).load(checkpoint), "loaded")
 
 
 def try_step(rank: int, config: dict[str, Any], options: ParallelOptions, length: int) -> str:
-    e = engine(config, options)
-    try:
-        e.step(torch.zeros(1, length, dtype=torch.int64), torch.zeros(1, length, dtype=torch.int64), 1e-3)
-    except SmtrainError as error:
-        return str(error)
-    return "stepped"
+    e, ids = engine(config, options), torch.zeros(1, length, dtype=torch.int64)
+    return refusal(lambda: e.step(ids, ids, 1e-3), "stepped")
 
 
 def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from smtrain.worker.engine.base import ParallelOptions
-from tests.worker.engine.cases import BATCH, OPTIMIZER, SEQ_LEN, engine, lr, transformers_model
+from tests.worker.engine.cases import BATCH, SEQ_LEN, adamw_steps, engine, lr, transformers_model
 
 
 def batch(config: dict[str, Any], step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,12 +59,8 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 def alone(rank: int, config: dict[str, Any], count: int) -> list[tuple[float, float]]:
     """transformers and torch, every sample in a forward pass of its own."""
     model = transformers_model(config).train()
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
-    out = []
-    for step in range(count):
+
+    def backward(step: int) -> float:
         ids, labels, segments = batch(config, step)
         total = 0.0
         for row, places in runs(segments):
@@ -72,13 +68,9 @@ def alone(rank: int, config: dict[str, Any], count: int) -> list[tuple[float, fl
             loss = F.cross_entropy(logits[0], labels[row, places], ignore_index=-100, reduction="sum")
             (loss / (labels != -100).sum()).backward()
             total += float(loss.detach()) / int((labels != -100).sum())
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip)
-        for group in adamw.param_groups:
-            group["lr"] = lr(step)
-        adamw.step()
-        adamw.zero_grad()
-        out.append((total, float(norm)))
-    return out
+        return total
+
+    return adamw_steps(list(model.parameters()), backward, count)
 
 
 def logits_alone(rank: int, config: dict[str, Any]) -> Any:

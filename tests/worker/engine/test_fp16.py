@@ -46,7 +46,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_on_all(text: str, four: Wo
         assert result["enormous"].scaling == (2.0**60, 2.0**59, True)
 
 
-def test_going_on_is_bit_identical(four: World, tmp_path: Path) -> None:
+def test_resuming_is_bit_identical(four: World, tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("212 fp16")
     whole = four.run(cases.train_and_save_fp16, config, options, tmp_path)
     assert [r.scaling and r.scaling.following for r in whole[0]] == [FIRST / 2, FIRST, FIRST / 2, FIRST / 2]

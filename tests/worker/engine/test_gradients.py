@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from smtrain.core.model.layout import FlatTable
+from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native.gradients import Gradients
-from tests.worker.engine import gradients
+from smtrain.worker.engine.native.stage import Stage
+from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.world import World
+
+
+def both(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> tuple[int, bool, bool]:
+    """Count modules that write their own gradients; compare steps and all state with torch's."""
+    mine = cases.engine(config, options)
+    with patch.object(Stage, "_find_writing", lambda stage: None):
+        theirs = cases.engine(config, options)
+    assert not theirs.stage.writing
+    alike = cases.steps(mine, 0, count) == cases.steps(theirs, 0, count)
+    return len(mine.stage.writing), alike, cases.held(mine) == cases.held(theirs)
+
+
+def step_without_backward(rank: int, config: dict[str, Any]) -> tuple[float, float]:
+    """The gradient norms of a step and of one that is ended before any backward pass."""
+    e = cases.engine(config, cases.mesh("111"))
+    ((_, norm),) = cases.steps(e, 0, 1)
+    return norm, float(e.optimizer.step(1e-3))
+
 
 # The number of modules: the 4 layers' linears, and head and embedding if they are not tied.
 ALONE = {
@@ -34,25 +55,25 @@ CUT = [
 
 @pytest.mark.parametrize(("name", "text"), ALONE)
 def test_in_one_process(name: str, text: str, solo: World) -> None:
-    assert solo.run(gradients.both, CONFIGS[name], mesh(text), 4) == [(ALONE[name, text], True, True)]
+    assert solo.run(both, CONFIGS[name], mesh(text), 4) == [(ALONE[name, text], True, True)]
 
 
 def test_a_padding_row_stays_as_it_is(solo: World) -> None:
     padded = {**CONFIGS["llama"], "pad_token_id": 3}
-    assert solo.run(gradients.both, padded, mesh("111 m4"), 4) == [(30, True, True)]
+    assert solo.run(both, padded, mesh("111 m4"), 4) == [(30, True, True)]
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "text"), CUT)
 def test_on_meshes(name: str, text: str, four: World) -> None:
-    for modules, numbers, state in four.run(gradients.both, CONFIGS[name], mesh(text), 4):
+    for modules, numbers, state in four.run(both, CONFIGS[name], mesh(text), 4):
         assert modules
         assert numbers
         assert state
 
 
 def test_what_no_backward_pass_came_to_is_zero(solo: World) -> None:
-    ((norm, none),) = solo.run(gradients.step_without_backward, CONFIGS["llama"])
+    ((norm, none),) = solo.run(step_without_backward, CONFIGS["llama"])
     assert norm > 0
     assert none == 0
 

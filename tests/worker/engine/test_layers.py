@@ -34,7 +34,9 @@ def test_compiled_layers_give_the_same_numbers_but_for_rounding(name: str, four:
     assert compiled != plain, "nothing was compiled"
 
 
-def test_a_machine_without_a_compiler_is_told_so(solo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_machine_without_a_compiler_gets_an_error(
+    solo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     error: str = solo.run(cases.build_without_compiler, CONFIGS["llama"], replace(mesh("111"), compile=True))[0]
     assert error.endswith(
         "train.compile: torch.compile needs the C++ compiler no-compiler, which is not there; set it to false"

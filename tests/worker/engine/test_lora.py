@@ -65,7 +65,7 @@ def test_training_is_peft_s(
         ("llama", "221 fp16", 0.0),
     ],
 )
-def test_going_on_is_bit_identical(name: str, text: str, dropout: float, four: World, tmp_path: Path) -> None:
+def test_resuming_is_bit_identical(name: str, text: str, dropout: float, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
     adapter = lora(config, dropout=dropout)
     four.run(adapters.train, config, mesh(text), adapter, tmp_path / "a", 2)
@@ -76,7 +76,7 @@ def test_going_on_is_bit_identical(name: str, text: str, dropout: float, four: W
     assert all(torch.equal(whole[n], resumed[n]) for n in whole)
 
 
-def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
+def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
     """And dropout draws the same, whichever mesh it is and whether layers are computed again."""
     config = CONFIGS["llama"]
     adapter = lora(config, dropout=0.2)

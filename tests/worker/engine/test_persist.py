@@ -84,7 +84,7 @@ def test_a_random_start_is_the_same_on_every_mesh(name: str, four: World, solo: 
         pytest.param("gpt_neox", "122 bf16", marks=pytest.mark.full),
     ],
 )
-def test_going_on_is_bit_identical(name: str, text: str, four: World, tmp_path: Path) -> None:
+def test_resuming_is_bit_identical(name: str, text: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
     uninterrupted = four.run(cases.train_and_save, config, mesh(text), tmp_path, 3, 7)[0]
     answers = four.run(cases.resume, config, mesh(text), tmp_path / "step_00000003", 3, 7)
@@ -114,7 +114,7 @@ def test_copies_stay_equal(name: str, text: str, four: World, tmp_path: Path) ->
     assert compared > 0
 
 
-def test_any_mesh_goes_on_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
+def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]
     going = four.run(cases.train_and_save, config, mesh("221"), tmp_path, 3, 7)[0]
     checkpoint = tmp_path / "step_00000003"
@@ -145,7 +145,7 @@ def test_master_weights_of_bf16_survive_every_mesh(four: World, tmp_path: Path) 
 
 
 @pytest.mark.full  # the gate has job/test_kill_loop.py
-def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_killed_job_resumes_with_the_same_losses(tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("112")
     losses = {}
     for run in ("uninterrupted", "killed"):
@@ -164,7 +164,7 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["122", "212 bf16"])
-def test_a_save_beside_training_is_of_its_moment(text: str, four: World, tmp_path: Path) -> None:
+def test_a_save_during_training_has_the_weights_of_its_step(text: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS["llama-tied-509"]
     waited = four.run(cases.train_and_save, config, mesh(text), tmp_path / "waited", 2, 5)[0]
     behind = four.run(cases.train_saving_behind, config, mesh(text), tmp_path / "beside", 2, 5)[0]
@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_model_is_refused_on_every_rank(four: World, sol
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["waiting", "behind"])
-def test_a_full_disk_is_told_on_every_rank_and_harms_nothing(behind: bool, four: World, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_on_every_rank_and_harms_nothing(behind: bool, four: World, tmp_path: Path) -> None:
     answers = four.run(cases.save_on_full_disk, CONFIGS["llama"], mesh("212"), tmp_path, 2, behind)
     assert all("step_00000002 was not written on rank 2: File too large" in a for a in answers), answers
     newest = manifest.newest_whole(tmp_path)

@@ -8,16 +8,59 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from smtrain.worker.data.checksums import fingerprints
+from smtrain.worker.data.load.packed import PackedLoader
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
+from smtrain.worker.engine.base import ParallelOptions
 from tests.worker.data.chats import talk, tokenizer, write
-from tests.worker.engine import sft
-from tests.worker.engine.cases import CONFIGS, mesh
+from tests.worker.engine.cases import CONFIGS, engine, mesh, transformers_model
 from tests.worker.engine.world import World
+
+SEQ_LEN, ROWS, SEED = 64, 8, 3
+
+
+def packed(rank: int, data: Path, config: dict[str, Any], options: ParallelOptions, batches: int) -> list[float]:
+    """The losses of global batches of ROWS rows, before any training."""
+    e = engine(config, options)
+    loader = PackedLoader(
+        data, seq_len=SEQ_LEN, global_batch_size=ROWS, dp_rank=e.dp_rank, dp_size=e.dp_size, seed=SEED,
+        vocab_size=config["vocab_size"],
+    )  # fmt: skip
+    losses = [e.evaluate(*loader.batch(i * ROWS)).loss for i in range(batches)]
+    loader.close()
+    return losses
+
+
+def alone(rank: int, data: Path, config: dict[str, Any], batches: int) -> list[float]:
+    """The same from the files themselves: every sample in a forward pass of its own.
+
+    Only tokens of an answer are the sample's; the targets elsewhere are random.
+    """
+    model = transformers_model(config)
+    tokens, mask = IndexedDataset(data / "tokens"), IndexedDataset(data / "tokens_mask")
+    packing = Packing(SEED, np.asarray(tokens.lengths) - 1, SEQ_LEN)
+    generator = torch.Generator().manual_seed(1)
+    out = []
+    for i in range(batches):
+        total, count = 0.0, 0
+        for sample in [s for row in range(i * ROWS, (i + 1) * ROWS) for s in packing.row(row)]:
+            ids = torch.from_numpy(tokens[sample].astype(np.int64))
+            learned = torch.from_numpy(mask[sample][1:] == 1)
+            anything = torch.randint(0, config["vocab_size"], learned.shape, generator=generator)
+            targets = torch.where(learned, ids[1:], anything)
+            with torch.no_grad():
+                logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0]
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            total, count = total + float(losses[learned].sum()), count + int(learned.sum())
+        out.append(total / count)
+    return out
+
 
 BATCHES = 3
 
@@ -34,7 +77,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [source],
         folder / "out",
         tokenizer(folder / "tokenizer", "chatml"),
-        PrepareOptions(seq_len=sft.SEQ_LEN),
+        PrepareOptions(seq_len=SEQ_LEN),
         progress=lambda _: None,
         say=lambda _: None,
     )
@@ -44,18 +87,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_packed_rows_lose_what_their_samples_lose_alone(name: str, data: Path, solo: World) -> None:
     tokens = IndexedDataset(data / "tokens")
-    packing = Packing(sft.SEED, np.asarray(tokens.lengths) - 1, sft.SEQ_LEN)
-    assert max(len(packing.row(i)) for i in range(BATCHES * sft.ROWS)) > 2
-    expected = np.array(solo.run(sft.alone, data, CONFIGS[name], BATCHES)[0])
-    losses = np.array(solo.run(sft.packed, data, CONFIGS[name], mesh("111"), BATCHES)[0])
+    packing = Packing(SEED, np.asarray(tokens.lengths) - 1, SEQ_LEN)
+    assert max(len(packing.row(i)) for i in range(BATCHES * ROWS)) > 2
+    expected = np.array(solo.run(alone, data, CONFIGS[name], BATCHES)[0])
+    losses = np.array(solo.run(packed, data, CONFIGS[name], mesh("111"), BATCHES)[0])
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["212 sp m1", "122 m2", "114 m1"])
 def test_every_mesh_sees_the_same_rows(text: str, data: Path, four: World, solo: World) -> None:
-    expected = np.array(solo.run(sft.packed, data, CONFIGS["llama"], mesh("111"), BATCHES)[0])
-    for losses in four.run(sft.packed, data, CONFIGS["llama"], mesh(text), BATCHES):
+    expected = np.array(solo.run(packed, data, CONFIGS["llama"], mesh("111"), BATCHES)[0])
+    for losses in four.run(packed, data, CONFIGS["llama"], mesh(text), BATCHES):
         np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
@@ -73,6 +116,6 @@ def test_a_token_that_is_no_answer_and_that_no_answer_follows_changes_nothing(
         ids[at] = (ids[at] + 7) % 300
         ids.tofile(folder / "tokens.bin")
         fingerprints(folder / "tokens")
-    losses = [solo.run(sft.packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)]
+    losses = [solo.run(packed, d, CONFIGS["llama"], mesh("111"), 1)[0] for d in (data, changed, learned)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]

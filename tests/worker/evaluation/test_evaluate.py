@@ -271,7 +271,9 @@ def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
-def test_an_adapter_is_judged_on_its_base_and_refused_on_another(model: Path, own_task: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_evaluated_on_its_base_and_refused_on_another(
+    model: Path, own_task: Path, tmp_path: Path
+) -> None:
     peft = pytest.importorskip("peft")
     from transformers import AutoModelForCausalLM
 
@@ -365,7 +367,7 @@ def test_the_stage_runs_cut_off_from_every_network(model: Path, base: Path, tmp_
         assert re.search(rf"\b{name}=([-+]?[0-9.]+)", line)
 
 
-def test_data_that_is_nowhere_is_told_before_a_model_is_fetched(
+def test_missing_data_is_an_error_before_a_model_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a hub and a cached data set the error comes in seconds; the hub's library alone retries for 40."""

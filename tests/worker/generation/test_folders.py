@@ -122,7 +122,7 @@ def test_an_adapter_file_stands_for_its_folder(tmp_path: Path) -> None:
         (("config.json", "consolidated.00.pth"), "Meta's original form"),
     ],
 )
-def test_another_kind_of_folder_is_told_what_it_is(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
+def test_another_kind_of_folder_is_named(tmp_path: Path, names: tuple[str, ...], says: str) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")

@@ -11,11 +11,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.errors import ConfigError
 from smtrain.core.model.numerics import IGNORED
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.parts import part
-from smtrain.worker.engine.saving import local_rank
+from smtrain.worker.engine.saving import local_rank, raise_any
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 # torch 2.13 renamed the two collectives on one tensor; older ones are met in today's Neuron images.
@@ -129,11 +129,8 @@ class ProcessMesh:
         return out
 
     def agree(self, fault: str | None, what: str) -> None:
-        """Raise `CheckpointError` on every rank if any has a `fault`, so that no rank waits for one that left."""
-        faults = [(r, f) for r, f in enumerate(self.gather(fault)) if f is not None]
-        if faults:
-            rank, first = faults[0]
-            raise CheckpointError(f"{what} on rank {rank}: {first}")
+        """Raise `CheckpointError` on every rank if any has a `fault`."""
+        raise_any(self.gather(fault), what)
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:

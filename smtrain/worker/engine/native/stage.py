@@ -18,7 +18,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
@@ -28,7 +27,7 @@ from smtrain.core.model.transformers_build import check_model, transformers_conf
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
@@ -201,21 +200,9 @@ class Stage(nn.Module):
 
         Raises `CheckpointError` if a parameter is missing or has another shape.
         """
-        shape, names = self.layout.shape, set(source.names())
+        names = set(source.names())
         for name, parameter in self.own():
-            stored = next((n for n in (name, *shape.file_aliases(name)) if n in names), None)
-            if stored is None:
-                raise CheckpointError(
-                    f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
-                    "config.json from the same model",
-                    code="checkpoint.other_model",
-                )
-            if source.shape(stored) != self.layout.spec(name).shape:
-                raise CheckpointError(
-                    f"{stored} is {list(source.shape(stored))} in the weights and {list(self.layout.spec(name).shape)} "
-                    "by config.json: take weights and config.json from the same model",
-                    code="checkpoint.other_model",
-                )
+            stored = name_in(source, names, self.layout, name)
             wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
             self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
             if wide is not parameter:

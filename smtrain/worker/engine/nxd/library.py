@@ -85,9 +85,7 @@ class Everyone:
         return [float(n) for n in total]
 
     def agree(self, fault: str | None, what: str) -> None:
-        """Raise `CheckpointError` on every rank if any has a `fault`, so that no rank waits for one that left."""
-        from smtrain.core.errors import CheckpointError
+        """Raise `CheckpointError` on every rank if any has a `fault`."""
+        from smtrain.worker.engine.saving import raise_any
 
-        faults = [(r, f) for r, f in enumerate(self.gather(fault)) if f is not None]
-        if faults:
-            raise CheckpointError(f"{what} on rank {faults[0][0]}: {faults[0][1]}")
+        raise_any(self.gather(fault), what)

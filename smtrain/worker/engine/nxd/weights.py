@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from smtrain.core.errors import CheckpointError
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.nxd.names import factor_of, stored
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.engine.initial import RandomFactors, RandomWeights
+from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 
 
 @torch.no_grad()
@@ -71,20 +70,7 @@ def begin_with(
 def _local(
     name: str, source: WeightSource | RandomWeights, known: set[str], layout: Layout, tp_rank: int
 ) -> torch.Tensor:
-    shape = layout.shape
-    stored_as = next((n for n in (name, *shape.file_aliases(name)) if n in known), None)
-    if stored_as is None:
-        raise CheckpointError(
-            f"the weights lack {name}, which the {shape.family} model of config.json has: take weights and "
-            "config.json from the same model",
-            code="checkpoint.other_model",
-        )
-    if source.shape(stored_as) != layout.spec(name).shape:
-        raise CheckpointError(
-            f"{stored_as} is {list(source.shape(stored_as))} in the weights and {list(layout.spec(name).shape)} by "
-            "config.json: take weights and config.json from the same model",
-            code="checkpoint.other_model",
-        )
+    stored_as = name_in(source, known, layout, name)
     return _cut(lambda *part: source.read(stored_as, *part), layout, name, tp_rank)
 
 

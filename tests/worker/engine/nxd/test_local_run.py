@@ -67,7 +67,7 @@ def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dic
     again = smtrain.run(config(trained_inputs, "nxd", steps=6), say=_silent)
     assert len(again.loss) == 6
     assert again.loss[:4] == first
-    assert goes_on(again, "step_00000004")
+    assert resumed_from(again, "step_00000004")
     other = {**config(trained_inputs, "nxd", steps=8), "parallel": {"pp": 2}}
     with pytest.raises(JobError, match=r"was written with tp 2 \(here 1\), pp 1 \(here 2\).*`smtrain convert`"):
         smtrain.launch(other, stage="train", say=_silent)
@@ -95,18 +95,18 @@ def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
 
 
 @pytest.mark.nxd
-def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
+def test_an_adapter_resumes_under_the_other_engine_and_is_exported(
     local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     train: dict[str, Any] = {"adapter": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "schedule": "constant"}
     known = smtrain.run(config(trained_inputs, "alone", engine="native", steps=6, **train), say=_silent).loss
     smtrain.run(config(trained_inputs, "adapted", **train), say=_silent)
     again = smtrain.run(config(trained_inputs, "adapted", engine="native", steps=6, **train), say=_silent)
-    assert goes_on(again, "step_00000004")
+    assert resumed_from(again, "step_00000004")
     assert len(again.loss) == 6
     assert all(abs(loss - expected) < 1e-5 for loss, expected in zip(again.loss, known, strict=True))
     back = smtrain.run(config(trained_inputs, "adapted", steps=8, **train), say=_silent)
-    assert goes_on(back, "step_00000006")
+    assert resumed_from(back, "step_00000006")
     folder = back.download(tmp_path / "adapter")
     exported = json.loads((folder / "adapter_config.json").read_text())
     assert (exported["r"], exported["target_modules"]) == (4, ["down_proj", "q_proj"])
@@ -114,7 +114,7 @@ def test_an_adapter_goes_on_under_the_other_engine_and_is_exported(
         smtrain.launch(config(trained_inputs, "adapted", steps=9), stage="train", say=_silent)
 
 
-def goes_on(run: smtrain.Run, step: str) -> bool:
+def resumed_from(run: smtrain.Run, step: str) -> bool:
     """Whether the train job of a run said that it resumes from a step's checkpoint."""
     said = (line.text for line in run.job("train").lines("algo-1"))
     return any(text.rstrip().endswith(step) and " from checkpoint " in text for text in said)

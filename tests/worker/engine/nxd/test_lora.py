@@ -88,7 +88,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     assert apart(tmp_path / "whole" / "step_00000004", tmp_path / "on" / "step_00000004") == 0
 
 
-def test_any_mesh_and_either_engine_goes_on_from_any_other(world: dict[int, World], tmp_path: Path) -> None:
+def test_any_mesh_and_either_engine_resumes_from_any_other(world: dict[int, World], tmp_path: Path) -> None:
     config, adapter = CONFIGS["llama"], lora(CONFIGS["llama"])
     known = world[1].run(adapters.train, config, mesh("111"), adapter, tmp_path, 10)[0]
     result = world[4].run(nxd.train, config, mesh("411 sp"), adapter, tmp_path / "0", 2)[0]

@@ -50,7 +50,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
 @pytest.mark.parametrize(
     ("name", "where"), [("llama", "211"), ("llama-kv4", "221"), ("gpt_neox", "121 m2"), ("llama-tied-509", "211")]
 )
-def test_each_engine_goes_on_from_the_others_weights(
+def test_each_engine_resumes_from_the_others_weights(
     world: dict[int, World], tmp_path: Path, name: str, where: str
 ) -> None:
     config, options, at = CONFIGS[name], mesh(where), 3
@@ -79,7 +79,7 @@ def test_the_librarys_own_load_reads_converted_shards(world: dict[int, World], t
         assert abs(loss - known) < 1e-5
 
 
-def test_killed_without_warning_it_goes_on_bit_for_bit(world: dict[int, World], tmp_path: Path) -> None:
+def test_killed_without_warning_it_resumes_bit_for_bit(world: dict[int, World], tmp_path: Path) -> None:
     config, options = CONFIGS["llama"], mesh("211 sp")
     for folder in ("killed", "calm"):
         (tmp_path / folder).mkdir()
