@@ -53,8 +53,8 @@ def generate(
     import json as encoder
 
     from smtrain.core.errors import ConfigError
+    from smtrain.tools.chat.generate import PromptFormat, one_by_one, read_prompts
     from smtrain.tools.chat.generate import generate as generated
-    from smtrain.tools.chat.generate import one_by_one, read_prompts
     from smtrain.worker.generation.sampling import Sampling
 
     typed({**FLAGS, "batch": "--batch"})
@@ -71,7 +71,7 @@ def generate(
     if stream:
         before = -1
         for number, piece in one_by_one(
-            model, queue, chat=chat, system=system, adapter=adapter, template=template, sampling=sampling,
+            model, queue, PromptFormat(chat, system, template), adapter=adapter, sampling=sampling,
             target=options.name_of(target), say=tell,
         ):  # fmt: skip
             if number != before:

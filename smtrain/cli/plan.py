@@ -90,6 +90,26 @@ def plan(
             raise ConfigError(["--probe measures this machine and takes no config; leave one of the two out"])
         say(_probed(probe, as_json), whole=True)
         return
+    _refuse(configs or [], model, tokens, measured)
+    assert configs  # `_refuse` has seen to it
+    typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
+    rate = _rate(measured) if measured is not None else None
+    made = [
+        make(
+            config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
+            budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
+            target=options.name_of(target), set_=set_ or (),
+        )
+        for config in configs
+    ]  # fmt: skip
+    shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
+    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
+    if not all(one.fits for one in made):
+        raise typer.Exit(1)
+
+
+def _refuse(configs: list[str], model: str | None, tokens: float | None, measured: str | None) -> None:
+    """Raise `ConfigError` for a missing config, an invalid value, and options that do not fit the number of configs."""
     if not configs and model and model.strip():
         known = table("models")["models"]
         names = "" if nearest(model, known, cutoff=1) else f"; --model: {hint(model, known)}"
@@ -111,20 +131,6 @@ def plan(
         raise ConfigError([f"--measured is a run of one config, and {len(configs)} are given; plan them one by one"])
     if tokens is not None and len(configs) == 1:
         raise ConfigError(["--tokens compares several configs, and one is given; name another, or leave it out"])
-    typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
-    rate = _rate(measured) if measured is not None else None
-    made = [
-        make(
-            config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
-            budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
-            target=options.name_of(target), set_=set_ or (),
-        )
-        for config in configs
-    ]  # fmt: skip
-    shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
-    say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)
-    if not all(one.fits for one in made):
-        raise typer.Exit(1)
 
 
 def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:

@@ -19,6 +19,8 @@ from smtrain.worker.generation.memory_fit import refuse_too_large
 from smtrain.worker.generation.sampling import Sampling
 from smtrain.worker.generation.turns import Conversation
 
+Models = tuple[FoundModel, FoundModel | None, FoundModel | None]
+"""A model, another one to compare it with, and the adapter on the first."""
 # A conversation's own defaults: greedy answers of small models repeat themselves.
 DRAWN = Sampling(max_new_tokens=256, temperature=0.7, top_k=50, top_p=0.95)
 
@@ -71,10 +73,13 @@ def chat(
         return EndpointChat(endpoint, drawn, system, turns, target)
     if model is None:
         raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
-    source, other, on_top = chosen(model, compare, adapter, target)
-    needs = [source.need, *([on_top.need] if on_top else []), *([other.need] if other else [])]
-    refuse_too_large(needs)
-    return _loaded(source, other, on_top, compare is not None, drawn, system, template, turns, say)
+    source, other, on_top = models = chosen(model, compare, adapter, target)
+    refuse_too_large([one.need for one in (source, on_top, other) if one is not None])
+    file = None if template is None else Path(template)
+    base, trained = _loaded(models, file, say)
+    speakers = [Speaker("base", base, base is trained, Conversation(system, turns))] if compare is not None else []
+    name = "trained" if compare is not None else ""
+    return Chat([*speakers, Speaker(name, trained, False, Conversation(system, turns))], drawn)
 
 
 def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
@@ -99,9 +104,7 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})
 
 
-def chosen(
-    model: Any, compare: Any, adapter: Any, target: TargetName | None
-) -> tuple[FoundModel, FoundModel | None, FoundModel | None]:
+def chosen(model: Any, compare: Any, adapter: Any, target: TargetName | None) -> Models:
     """The model, the model to compare with if it is another one, and the adapter on the first."""
     source, on_top = find(model, target), None if adapter is None else find(adapter, target)
     other = None if compare is None else find(compare, target)
@@ -128,23 +131,17 @@ def chosen(
     return source, other, on_top
 
 
-def _loaded(
-    source: FoundModel, other: FoundModel | None, on_top: FoundModel | None, compared: bool, sampling: Sampling,
-    system: str | None, template: str | Path | None, turns: int | None, say: Say,
-) -> Chat:  # fmt: skip
+def _loaded(models: Models, template: Path | None, say: Say) -> tuple[Any, Any]:
+    """The model to compare with, which may be the same one, and the model with its adapter."""
+    source, other, on_top = models
     with doing("importing torch and transformers"), collector_paused():
         from smtrain.worker.generation.conversation import set_template
         from smtrain.worker.generation.generating import quiet
         from smtrain.worker.generation.load import load
 
-    file = None if template is None else Path(template)
     with doing(f"loading {source.name}"), quiet():
         trained = load(source.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
         base = trained if other is None else load(other.fetch(say))
     for one in (base, trained):
-        set_template(one, file)
-    speakers = []
-    if compared:
-        speakers.append(Speaker("base", base, other is None, Conversation(system, turns)))
-    speakers.append(Speaker("trained" if compared else "", trained, False, Conversation(system, turns)))
-    return Chat(speakers, sampling)
+        set_template(one, template)
+    return base, trained

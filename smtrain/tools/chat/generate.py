@@ -41,6 +41,15 @@ class Prompt:
         return f"{text}\n" if chat or self.messages else text
 
 
+@dataclass(frozen=True)
+class PromptFormat:
+    """The form in which prompts reach the model: as text, or in its chat template or another one."""
+
+    chat: bool = False
+    system: str | None = None
+    template: str | Path | None = None
+
+
 def read_prompts(sources: Sequence[str | Path], texts: Iterable[str] = ()) -> list[Prompt]:
     """The prompts of .txt files (a line each, empty ones left out) and .jsonl files, after those given as text.
 
@@ -150,7 +159,7 @@ def generate(
         loaded = _load(model, adapter, target, say)
         from smtrain.worker.generation.generating import complete  # torch, only after everything else was checked
 
-        ids = _spelled(loaded, queue, chat, system, template, sampling)
+        ids = _spelled(loaded, queue, PromptFormat(chat, system, template), sampling)
         for start in range(len(done), len(queue), batch):
             some = queue[start : start + batch]
             with doing(f"writing {_numbered(start, len(some))} of {len(queue)} texts"):
@@ -184,19 +193,16 @@ def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Load
         return load(base.fetch(say), adapter=None if on_top is None else on_top.fetch(say))
 
 
-def _spelled(
-    loaded: Loaded, prompts: Sequence[Prompt], chat: bool, system: str | None, template: str | Path | None,
-    sampling: Sampling,
-) -> list[Any]:  # fmt: skip
+def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, sampling: Sampling) -> list[Any]:
     """Ids of all prompts, so that an invalid one is reported before the first is answered."""
     from smtrain.worker.generation.conversation import set_template, spelled
     from smtrain.worker.generation.generating import encoded, refuse_overlong
 
-    if chat or any(prompt.messages for prompt in prompts):
-        set_template(loaded, None if template is None else Path(template))
+    if form.chat or any(prompt.messages for prompt in prompts):
+        set_template(loaded, None if form.template is None else Path(form.template))
     every = []
     for prompt in prompts:
-        if messages := _messages_of(prompt, chat, system):
+        if messages := _messages_of(prompt, form):
             every.append(spelled(loaded, messages, sampling.max_new_tokens)[0])
         else:
             every.append(encoded(loaded, prompt.text, special=True))
@@ -204,10 +210,10 @@ def _spelled(
     return every
 
 
-def _messages_of(prompt: Prompt, chat: bool, system: str | None) -> list[dict[str, str]]:
+def _messages_of(prompt: Prompt, form: PromptFormat) -> list[dict[str, str]]:
     """The conversation to answer; empty if text is to be continued."""
-    said = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if chat else [])
-    first = [{"role": "system", "content": system}] if system and said and said[0]["role"] != "system" else []
+    said = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if form.chat else [])
+    first = [{"role": "system", "content": form.system}] if form.system and said and said[0]["role"] != "system" else []
     return [*first, *said]
 
 
@@ -241,14 +247,14 @@ def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tupl
 
 
 def one_by_one(
-    model: Any, prompts: Sequence[Prompt], *, chat: bool, system: str | None, adapter: Any, template: str | None,
-    sampling: Sampling, target: TargetName | None, say: Say,
+    model: Any, prompts: Sequence[Prompt], form: PromptFormat, *, adapter: Any, sampling: Sampling,
+    target: TargetName | None, say: Say,
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
     """(number of the prompt, piece of its text), as it comes."""
     loaded = _load(model, adapter, target, say)
     from smtrain.worker.generation.generating import stream
 
-    for number, ids in enumerate(_spelled(loaded, prompts, chat, system, template, sampling)):
+    for number, ids in enumerate(_spelled(loaded, prompts, form, sampling)):
         yield number, ""
         for piece in stream(loaded, ids, sampling):
             yield number, piece

@@ -62,7 +62,7 @@ def register(
     model = find(account.name, account.target.name)
     if model.far is None:
         raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one")
-    spec = spec_of(model, account.target, model.far[1], account.name, instance_type, 1, role, image, None)
+    spec = spec_of(model, account.name, instance_type, role=role, image=image)
     request = create_model_package(account, spec, group, approve=approve)
     client = account.target.sagemaker
     if held := _held(client, group, request):

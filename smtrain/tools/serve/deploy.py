@@ -142,8 +142,8 @@ def deploy(
     source = find(model, target)
     if source.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
-    place, uri = sagemaker(source.far[0]), source.far[1]
-    spec = spec_of(source, place, uri, name, instance_type, instance_count, role, image, max_length)
+    spec = spec_of(source, name, instance_type, instance_count, role, image, max_length)
+    place = sagemaker(source.far[0])
     _refuse_taken(place, spec.name)
     price = price_of(instance_type, place.region_name())
     hourly = price.dollars_per_hour * instance_count if price else None
@@ -224,10 +224,12 @@ def _place(target: TargetName | None) -> Target:
 
 
 def spec_of(
-    source: FoundModel, place: Target, uri: str, name: str | None, instance_type: str, count: int, role: str | None,
-    image: str | None, max_length: int | None,
+    source: FoundModel, name: str | None, instance_type: str, count: int = 1, role: str | None = None,
+    image: str | None = None, max_length: int | None = None,
 ) -> EndpointSpec:  # fmt: skip
     """The endpoint for a model in S3. Raises `JobError` if the devices do not hold it, or its base is unknown."""
+    assert source.far is not None  # callers refuse a model of this machine
+    place, uri = sagemaker(source.far[0]), source.far[1]
     named = name or source.name.rstrip("/").rpartition("/")[2]
     base, given, weights, body = uri, role, source.weights, source.described
     description: dict[str, Any] = {}
