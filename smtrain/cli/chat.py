@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -23,58 +23,50 @@ Model = Annotated[
     ),
 ]
 Adapter = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging.", show_default=False),
+    str | None,
+    typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging."),
 ]
 Template = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own.", show_default=False),
+    str | None,
+    typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own."),
 ]
-System = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="TEXT", help="System prompt.", show_default=False),
-]
-Stop = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.", show_default=False),
-]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.")]
 Where = Annotated[
-    Optional[options.TargetOption],  # noqa: UP045
-    typer.Option("--target", help="Target of MODEL; default: here if it is known here, else AWS.", show_default=False),
+    options.TargetOption | None,
+    typer.Option("--target", help="Target of MODEL; default: here if it is known here, else AWS."),
 ]
 
 
 @app.command()
 def chat(
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(
             metavar="MODEL", show_default=False, help="Hugging Face folder or adapter, run, job, or s3:// prefix."
         ),
     ] = None,
     endpoint: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="A SageMaker endpoint, in place of MODEL.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="A SageMaker endpoint, in place of MODEL.")
     ] = None,
     compare: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="BASE", help="A second model, which answers the same questions.", show_default=False),
+        str | None,
+        typer.Option(metavar="BASE", help="A second model, which answers the same questions."),
     ] = None,
     adapter: Adapter = None,
     system: System = None,
     template: Template = None,
     turns: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(metavar="N", help="Earlier questions to remember; default: as many as there is room for."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(help="Randomness: 0 takes the likeliest token each time.")] = 0.7,
     top_k: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Sample from this many of the likeliest tokens (top-k); 0: all. Default: 50."),
+        int | None, typer.Option(help="Sample from this many of the likeliest tokens (top-k); 0: all. Default: 50.")
     ] = None,
     top_p: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(help="Sample from the likeliest tokens with this total probability (top-p). Default: 0.95."),
     ] = None,
     stop: Stop = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,8 @@ def check(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
     stage: Annotated[
-        Optional[options.StageOption],  # noqa: UP045
-        typer.Option(help="Check this stage only; default: all stages of the config.", show_default=False),
+        options.StageOption | None,
+        typer.Option(help="Check this stage only; default: all stages of the config."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +13,7 @@ from smtrain.core.text import say
 
 app = options.app("Look into checkpoints of any kind, here or on S3.")
 Path = Annotated[str, typer.Argument(metavar="PATH", help="Folder or s3:// URI.", show_default=False)]
-Config = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
-    typer.Option(help="The model's folder or config.json, if the checkpoint has no config."),
-]
+Config = Annotated[str | None, typer.Option(help="The model's folder or config.json, if the checkpoint has no config.")]
 
 
 @app.command()

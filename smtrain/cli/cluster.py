@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -22,30 +22,20 @@ def cluster() -> None:
 def template(
     config: options.Config,
     region: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}.", show_default=False),
+        str | None,
+        typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}."),
     ] = None,
-    head_subnet: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Public subnet of the head node.", show_default=False),
-    ] = None,
-    compute_subnet: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Private subnet of all nodes.", show_default=False),
-    ] = None,
-    key_name: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="EC2 key pair for ssh.", show_default=False),
-    ] = None,
+    head_subnet: Annotated[str | None, typer.Option(help="Public subnet of the head node.")] = None,
+    compute_subnet: Annotated[str | None, typer.Option(help="Private subnet of all nodes.")] = None,
+    key_name: Annotated[str | None, typer.Option(help="EC2 key pair for ssh.")] = None,
     os: Annotated[str, typer.Option(help="Operating system.")] = "ubuntu2204",
-    ami: Annotated[Optional[str], typer.Option(help="Neuron image for it.", show_default=False)] = None,  # noqa: UP045
+    ami: Annotated[str | None, typer.Option(help="Neuron image for it.")] = None,
     post_install: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="URI", help="Script that the train nodes run as they start.", show_default=False),
+        str | None,
+        typer.Option(metavar="URI", help="Script that the train nodes run as they start."),
     ] = None,
     capacity_block: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="ID", help="Capacity reservation of a capacity block.", show_default=False),
+        str | None, typer.Option(metavar="ID", help="Capacity reservation of a capacity block.")
     ] = None,
     spot: Annotated[bool, typer.Option("--spot", help="Spot machines for the train stage.")] = False,
     storage: Annotated[int, typer.Option(help="FSx for Lustre, in GiB.")] = 4800,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -35,17 +35,14 @@ def compare(
     by: Annotated[ByOption, typer.Option(help="What the curves are compared by.")] = ByOption.step,
     window: Annotated[int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")] = 20,
     tolerance: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more.", show_default=False),
+        float | None,
+        typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more."),
     ] = None,
     tokens_per_step: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(metavar="N", help="Global batch size times sequence length, for logs that do not say."),
     ] = None,
-    out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Write compare.png, .html and .json there.", show_default=False),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write compare.png, .html and .json there.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One line of JSON in place of the table.")] = False,
     target: options.Where = None,
 ) -> None:

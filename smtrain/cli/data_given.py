@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -21,24 +21,20 @@ FLAGS = {
     "phone_region": "--phone-region", "unicode": "--unicode",
 }  # fmt: skip
 Filters = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         "--filter",
         help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable.",
-        show_default=False,
     ),
 ]
 Near = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates.", show_default=False),
+    float | None,
+    typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates."),
 ]
-Pii = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--pii", help="Personal data: mask, drop or count.", show_default=False),
-]
+Pii = Annotated[str | None, typer.Option("--pii", help="Personal data: mask, drop or count.")]
 PhoneRegion = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--phone-region", help="Country of phone numbers without their code: US...", show_default=False),
+    str | None,
+    typer.Option("--phone-region", help="Country of phone numbers without their code: US..."),
 ]
 
 

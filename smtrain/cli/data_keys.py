@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -18,16 +18,12 @@ _TAGS = {
 }  # fmt: skip
 """Names of a turn's fields and roles that MindSpeed's `tags` may choose; all of them are read."""
 
-JsonKeys = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Option("--json-keys", help="As Megatron calls --text-column.", show_default=False),
-]
+JsonKeys = Annotated[list[str] | None, typer.Option("--json-keys", help="As Megatron calls --text-column.")]
 MapKeys = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--map-keys",
         help='sft: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.',
-        show_default=False,
     ),
 ]
 

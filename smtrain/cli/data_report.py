@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -19,10 +19,10 @@ def report(
         list[str], typer.Argument(metavar="INPUT...", help="Files, folders, globs, s3://, hf:// or demo://.")
     ],
     out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
-    model: Annotated[Optional[str], typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,  # noqa: UP045
+    model: Annotated[str | None, typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,
     against: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.", show_default=False),
+        list[str] | None,
+        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable."),
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
     text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
@@ -31,8 +31,8 @@ def report(
     pii: Pii = None,
     phone_region: PhoneRegion = None,
     limit_mb: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.", show_default=False),
+        float | None,
+        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes."),
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:

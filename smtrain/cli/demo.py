@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,11 +17,10 @@ TINY, REAL = CONFIGS / "tiny-llama.yaml", CONFIGS / "smollm2.yaml"
 @app.command()
 def demo(
     out: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
+        str | None,
         typer.Option(
             metavar="FOLDER",
             help="Folder for the model and the loss curve; default: runs/smollm2, or runs/demo of the tiny model.",
-            show_default=False,
         ),
     ] = None,
     tiny: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -16,25 +16,19 @@ app = options.app()
 def deploy(
     model: Annotated[str, typer.Argument(metavar="MODEL", show_default=False, help="Run, job, or s3:// prefix.")],
     instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")],
-    name: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.")] = None,
     for_: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h.", show_default=False),
+        str | None,
+        typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h."),
     ] = None,
     instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
     role: options.ServingRole = None,
     schedule_role: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same.", show_default=False),
+        str | None,
+        typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same."),
     ] = None,
     image: options.ServingImage = None,
-    max_length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="Most tokens of prompt and answer.", show_default=False),
-    ] = None,
+    max_length: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait until it answers.")] = False,
     target: options.To = None,
 ) -> None:

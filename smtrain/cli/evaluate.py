@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,29 +30,23 @@ def evaluate(
     ],
     tasks: Annotated[str, typer.Option(help="Tasks or groups, with commas between, e.g. mmlu,hellaswag.")],
     base: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="MODEL", help="Compare with this model, question by question.", show_default=False),
+        str | None,
+        typer.Option(metavar="MODEL", help="Compare with this model, question by question."),
     ] = None,
     data: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files.", show_default=False),
+        str | None,
+        typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files."),
     ] = None,
     num_fewshot: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=0, metavar="N", help="Worked examples before each question; default: the task's own."),
     ] = None,
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, metavar="N", help="Questions of each task; default: all.", show_default=False),
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Questions of each task; default: all.")] = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
-    out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Write evaluation.json there.", show_default=False),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write evaluation.json there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
     overwrite: options.Overwrite = False,
     target: options.Where = None,

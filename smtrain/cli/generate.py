@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,16 +18,13 @@ app = options.app()
 def generate(
     model: Model,
     files: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Argument(metavar="FILE...", show_default=False, help="Prompts: .txt, a line each, or .jsonl."),
     ] = None,
-    prompt: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="TEXT", help="A prompt; repeatable.", show_default=False),
-    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; repeatable.")] = None,
     out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write JSON lines there; resumes if interrupted.", show_default=False),
+        str | None,
+        typer.Option(metavar="FILE", help="Write JSON lines there; resumes if interrupted."),
     ] = None,
     overwrite: options.Overwrite = False,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")] = False,

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 app = options.app()
 ForConfig = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any.", show_default=False),
+    str | None,
+    typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any."),
 ]
 
 
@@ -33,21 +33,16 @@ def image() -> None:
 def build(
     config: options.Config,
     base: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="IMAGE", help="What to build on; default: the image of the config's jobs.", show_default=False
-        ),
+        str | None,
+        typer.Option(metavar="IMAGE", help="What to build on; default: the image of the config's jobs."),
     ] = None,
     tag: Annotated[str, typer.Option(metavar="NAME", help="Name of the new image.")] = "smtrain:latest",
     context: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there.", show_default=False),
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there."),
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the Dockerfile and the lock file.")] = False,
-    push: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.", show_default=False),
-    ] = None,
+    push: Annotated[str | None, typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.")] = None,
     set_: options.Set = None,
 ) -> None:
     """Build an image with all packages of the config's stages, pinned by hash: its jobs install nothing at start.
@@ -171,10 +166,8 @@ def pull(
 def tiny(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the image.")] = "smtrain-tiny",
     root: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it.", show_default=False
-        ),
+        str | None,
+        typer.Option("--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it."),
     ] = None,
 ) -> None:
     """Make a small image for the CPU, without a registry, for tests of jobs in containers.

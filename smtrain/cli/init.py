@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,12 +32,9 @@ _OPEN = {"compute.role": "arn:aws:iam::111122223333:role/smtrain-training", "com
 @app.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path("smtrain.yaml"),
-    model: Annotated[Optional[str], typer.Option(help="Model to train: folder or URI.", show_default=False)] = None,  # noqa: UP045
-    data: Annotated[Optional[str], typer.Option(help="Text to train on: path or URI.", show_default=False)] = None,  # noqa: UP045
-    machines: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="WHERE", help="`here`, or TYPE[:COUNT] on AWS.", show_default=False),
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to train: folder or URI.")] = None,
+    data: Annotated[str | None, typer.Option(help="Text to train on: path or URI.")] = None,
+    machines: Annotated[str | None, typer.Option(metavar="WHERE", help="`here`, or TYPE[:COUNT] on AWS.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file of that name.")] = False,
 ) -> None:
     """Write a commented config; asks for missing options: the model, the text, and the machines."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ _DISPENSABLE = ("PLACE", "STAGE", "RUN")
 @app.command()
 def list_(
     target: options.At = options.TargetOption.local,
-    name: Annotated[Optional[str], typer.Option(help="Only jobs whose name contains this.")] = None,  # noqa: UP045
+    name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
 ) -> None:
     """List jobs, newest first; a last line says how many more there are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,18 +20,15 @@ def logs(
     job: options.JobName,
     target: options.Where = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
-    host: Annotated[Optional[str], typer.Option(help="Only this host, e.g. algo-2.", show_default=False)] = None,  # noqa: UP045
-    grep: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Only lines that match this regular expression.", show_default=False),
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Only this host, e.g. algo-2.")] = None,
+    grep: Annotated[str | None, typer.Option(help="Only lines that match this regular expression.")] = None,
     since: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00.", show_default=False),
+        str | None,
+        typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00."),
     ] = None,
     tail: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Show only this many of the lines that are there already.", show_default=False),
+        int | None,
+        typer.Option(min=0, help="Show only this many of the lines that are there already."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last line of the last --follow.")

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -56,23 +56,20 @@ def __getattr__(name: str) -> object:
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
 Set = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads the annotation at run time, also on Python 3.10
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key, e.g. train.lr=2e-4; repeatable."),
 ]
-To = Annotated[
-    Optional[TargetOption],  # noqa: UP045
-    typer.Option("--target", help="Overrides the config's target.", show_default=False),
-]
+To = Annotated[TargetOption | None, typer.Option("--target", help="Overrides the config's target.")]
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")]
 Where = Annotated[
-    Optional[TargetOption],  # noqa: UP045
-    typer.Option("--target", help="The job's target; default: here if it is known here, else AWS.", show_default=False),
+    TargetOption | None,
+    typer.Option("--target", help="The job's target; default: here if it is known here, else AWS."),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")]
 Every = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.", show_default=False),
+    str | None,
+    typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s."),
 ]
 JobName = Annotated[
     str,
@@ -81,17 +78,17 @@ JobName = Annotated[
     ),
 ]
 FromStep = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.", show_default=False),
+    int | None,
+    typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
 ServingRole = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.", show_default=False),
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run."),
 ]
 ServingImage = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM.", show_default=False),
+    str | None,
+    typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM."),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
 
@@ -215,16 +212,16 @@ class ServiceOptions:
 
     tune: Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")] = False
     endpoint: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.", show_default=False),
+        str | None,
+        typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name."),
     ] = None
     group: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--group", metavar="NAME", help="Also to register versions in this group.", show_default=False),
+        str | None,
+        typer.Option("--group", metavar="NAME", help="Also to register versions in this group."),
     ] = None
     pipeline: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.", show_default=False),
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name."),
     ] = None
 
 
@@ -273,11 +270,10 @@ FinishedJobs = Annotated[
     bool, typer.Option("--jobs", help="Remove jobs of finished runs and what only they use; exported models stay.")
 ]
 OlderThan = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs."),
+    str | None, typer.Option(metavar="TIME", help="Only jobs that ended at least so long ago, e.g. 7d; implies --jobs.")
 ]
 OneRun = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(metavar="NAME", help="Remove this one run, finished or not, with its checkpoints and models."),
 ]
 Unasked = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

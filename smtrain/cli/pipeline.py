@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,7 @@ def pipeline(
     upsert: Annotated[bool, typer.Option("--upsert", help="Create the pipeline, or update it.")] = False,
     start: Annotated[bool, typer.Option("--start", help="Do that, and start an execution.")] = False,
     name: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="The pipeline's name; default: the config's.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="The pipeline's name; default: the config's.")
     ] = None,
     no_check: options.NoCheck = False,
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,50 +35,48 @@ class Rank(str, Enum):
 @app.command()
 def plan(
     configs: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False),
+        list[str] | None,
+        typer.Argument(metavar="CONFIG...", help="YAML file; several are set side by side.", show_default=False)
     ] = None,
     set_: options.Set = None,
     target: options.To = None,
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
-            help=f"A folder that holds its config.json, or a known model: {', '.join(table('models')['models'])}.",
-            show_default=False,
-        ),
+            help=f"A folder that holds its config.json, or a known model: {', '.join(table('models')['models'])}."
+        )
     ] = None,
     machines: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             metavar="TYPE:COUNT", help="Choose among these, e.g. ml.trn1.32xlarge:4 or box:2; repeatable."
-        ),
+        )
     ] = None,
-    budget: Annotated[Optional[float], typer.Option(help="Dollars.", show_default=False)] = None,  # noqa: UP045
-    deadline: Annotated[Optional[float], typer.Option(help="Hours.", show_default=False)] = None,  # noqa: UP045
+    budget: Annotated[float | None, typer.Option(help="Dollars.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Hours.")] = None,
     rank: Annotated[Rank, typer.Option(help="Order of the choices.")] = Rank.time,
     best: Annotated[bool, typer.Option("--best", help="Plan the best mesh, not the config's.")] = False,
     prices: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="TOML file whose rows override the shipped prices.", show_default=False),
+        Path | None,
+        typer.Option(help="TOML file whose rows override the shipped prices.")
     ] = None,
     machine_file: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="YAML file that describes machines of your own.", show_default=False),
+        Path | None,
+        typer.Option(help="YAML file that describes machines of your own.")
     ] = None,
     measured: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
-            metavar="RUN", help="Correct the plan by a run of this config: a job, its metrics.jsonl, or tokens/s.",
-            show_default=False,
-        ),
+            metavar="RUN", help="Correct the plan by a run of this config: a job, its metrics.jsonl, or tokens/s."
+        )
     ] = None,
     tokens: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Side by side: compare at this many tokens, e.g. 300e9.", show_default=False),
+        float | None,
+        typer.Option(help="Side by side: compare at this many tokens, e.g. 300e9.")
     ] = None,
     probe: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="Measure this machine; print its entry for machines.", show_default=False),
+        str | None,
+        typer.Option(metavar="NAME", help="Measure this machine; print its entry for machines.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:  # fmt: skip

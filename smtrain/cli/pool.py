@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -34,8 +34,7 @@ def list_pools(target: options.At = options.TargetOption.local) -> None:
 @app.command()
 def release(
     job: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False),
+        str | None, typer.Argument(metavar="JOB", help="The job that left the pool.", show_default=False)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Release every pool.")] = False,
     target: options.At = options.TargetOption.local,

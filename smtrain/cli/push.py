@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,13 +18,9 @@ def push(
     repository: Annotated[str, typer.Argument(metavar="ORGANIZATION/NAME", help="The repository.", show_default=False)],
     public: Annotated[bool, typer.Option("--public", help="Make a new repository public, not private.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Add to a repository that holds another model.")] = False,
-    revision: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="BRANCH", help="The branch; default: the main one.", show_default=False),
-    ] = None,
+    revision: Annotated[str | None, typer.Option(metavar="BRANCH", help="The branch; default: the main one.")] = None,
     message: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.", show_default=False),
+        str | None, typer.Option("--message", "-m", metavar="TEXT", help="The commit's message.")
     ] = None,
     target: options.Where = None,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -16,8 +16,8 @@ def register(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)],
     instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")],
     group: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="Model package group; default: the run's name.", show_default=False),
+        str | None,
+        typer.Option(metavar="NAME", help="Model package group; default: the run's name."),
     ] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Approve the version at once.")] = False,
     role: options.ServingRole = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,7 @@ app = options.app()
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or of one of its jobs.")],
-    out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE", help="The page to write; default: RUN.html.", show_default=False),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The page to write; default: RUN.html.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is no report.")] = False,
     target: options.Where = None,
 ) -> None:

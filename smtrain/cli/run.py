@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -16,17 +16,13 @@ app = options.app()
 def run(
     start: options.StartOptions,
     download: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.", show_default=False),
+        str | None,
+        typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end."),
     ] = None,
     overwrite: options.Overwrite = False,
     wait: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option(
-            "--wait/--detach",
-            help="Follow to the end; on Slurm a run can continue alone.",
-            show_default=False,
-        ),
+        bool | None,
+        typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone."),
     ] = None,
 ) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -27,11 +27,11 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of this machine.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; it asks for no password.")] = "127.0.0.1",
     server: Annotated[
-        Optional[ServerOption],  # noqa: UP045
-        typer.Option(help="Default: vllm if it is installed, else transformers' own server.", show_default=False),
+        ServerOption | None,
+        typer.Option(help="Default: vllm if it is installed, else transformers' own server."),
     ] = None,
     option: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(metavar="OPTION=VALUE", help="An option of the server, such as max-model-len=4096; repeatable."),
     ] = None,
     target: options.Where = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -17,10 +17,7 @@ def tensorboard(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or of its train job.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine.")] = 6006,
     host: Annotated[str, typer.Option(help="Address that it listens on.")] = "127.0.0.1",
-    out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="Write the event files there, and end.", show_default=False),
-    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write the event files there, and end.")] = None,
     target: options.Where = None,
 ) -> None:
     """Open TensorBoard on a run; of one that trains, with every new step. The steps are those of its log."""

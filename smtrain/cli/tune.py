@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,25 +18,23 @@ app = options.app()
 def tune(
     chosen: options.ConfigOptions,
     over: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
-            metavar="KEY=VALUES", help="What to change, as train.lr=log:1e-5..1e-3 or train.seed=1,2; repeatable.",
-            show_default=False,
-        ),
+            metavar="KEY=VALUES", help="What to change, as train.lr=log:1e-5..1e-3 or train.seed=1,2; repeatable."
+        )
     ] = None,
     max_jobs: Annotated[int, typer.Option("--max-jobs", help="How many trials at most.")] = 12,
     parallel: Annotated[int, typer.Option("--parallel", help="How many run at a time.")] = 1,
     budget: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Dollars that all may cost; default: compute.price_limit.", show_default=False),
+        float | None,
+        typer.Option(help="Dollars that all may cost; default: compute.price_limit.")
     ] = None,
     early_stop: Annotated[
         bool, typer.Option("--early-stop/--to-the-end", help="Stop trials whose val_loss is behind the others'.")
     ] = True,
     out: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FOLDER", help="For the best config, trials and picture; default: ./NAME-tuning.",
-                     show_default=False),
+        str | None,
+        typer.Option(metavar="FOLDER", help="For the best config, trials and picture; default: ./NAME-tuning.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tuning job's request; AWS alone.")] = False,
     no_check: options.NoCheck = False,
