@@ -23,12 +23,10 @@ Model = Annotated[
     ),
 ]
 Adapter = Annotated[
-    str | None,
-    typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging."),
+    str | None, typer.Option(metavar="FOLDER", help="PEFT adapter to put on the model, without merging.")
 ]
 Template = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own."),
+    str | None, typer.Option(metavar="FILE", help="Chat template (jinja) in place of the model's own.")
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeatable.")]
@@ -50,8 +48,7 @@ def chat(
         str | None, typer.Option(metavar="NAME", help="A SageMaker endpoint, in place of MODEL.")
     ] = None,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="BASE", help="A second model, which answers the same questions."),
+        str | None, typer.Option(metavar="BASE", help="A second model, which answers the same questions.")
     ] = None,
     adapter: Adapter = None,
     system: System = None,

@@ -19,8 +19,7 @@ def check(
     chosen: options.ConfigOptions,
     services: options.ServiceOptions,
     stage: Annotated[
-        options.StageOption | None,
-        typer.Option(help="Check this stage only; default: all stages of the config."),
+        options.StageOption | None, typer.Option(help="Check this stage only; default: all stages of the config.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

@@ -22,8 +22,7 @@ def cluster() -> None:
 def template(
     config: options.Config,
     region: Annotated[
-        str | None,
-        typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}."),
+        str | None, typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}.")
     ] = None,
     head_subnet: Annotated[str | None, typer.Option(help="Public subnet of the head node.")] = None,
     compute_subnet: Annotated[str | None, typer.Option(help="Private subnet of all nodes.")] = None,
@@ -31,8 +30,7 @@ def template(
     os: Annotated[str, typer.Option(help="Operating system.")] = "ubuntu2204",
     ami: Annotated[str | None, typer.Option(help="Neuron image for it.")] = None,
     post_install: Annotated[
-        str | None,
-        typer.Option(metavar="URI", help="Script that the train nodes run as they start."),
+        str | None, typer.Option(metavar="URI", help="Script that the train nodes run as they start.")
     ] = None,
     capacity_block: Annotated[
         str | None, typer.Option(metavar="ID", help="Capacity reservation of a capacity block.")

@@ -35,8 +35,7 @@ def compare(
     by: Annotated[ByOption, typer.Option(help="What the curves are compared by.")] = ByOption.step,
     window: Annotated[int, typer.Option(metavar="N", help="Points in a window of the smoothed curves.")] = 20,
     tolerance: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more."),
+        float | None, typer.Option(metavar="SHARE", help="Exit status 1 if a smoothed loss differs by more.")
     ] = None,
     tokens_per_step: Annotated[
         float | None,

@@ -22,19 +22,14 @@ FLAGS = {
 }  # fmt: skip
 Filters = Annotated[
     list[str] | None,
-    typer.Option(
-        "--filter",
-        help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable.",
-    ),
+    typer.Option("--filter", help="Quality filter: gopher_quality, gopher_repetition, c4 or fineweb; repeatable."),
 ]
 Near = Annotated[
-    float | None,
-    typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates."),
+    float | None, typer.Option("--near-duplicates", help="Similarity from which documents are near duplicates.")
 ]
 Pii = Annotated[str | None, typer.Option("--pii", help="Personal data: mask, drop or count.")]
 PhoneRegion = Annotated[
-    str | None,
-    typer.Option("--phone-region", help="Country of phone numbers without their code: US..."),
+    str | None, typer.Option("--phone-region", help="Country of phone numbers without their code: US...")
 ]
 
 

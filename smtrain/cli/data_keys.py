@@ -22,8 +22,7 @@ JsonKeys = Annotated[list[str] | None, typer.Option("--json-keys", help="As Mega
 MapKeys = Annotated[
     str | None,
     typer.Option(
-        "--map-keys",
-        help='sft: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.',
+        "--map-keys", help='sft: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.'
     ),
 ]
 

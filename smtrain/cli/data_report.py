@@ -21,8 +21,7 @@ def report(
     out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
     model: Annotated[str | None, typer.Option("--model", help="Tokenizer folder, to count tokens.")] = None,
     against: Annotated[
-        list[str] | None,
-        typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable."),
+        list[str] | None, typer.Option(help="Text that a model will be tested on, to find in INPUT; repeatable.")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="Same as for `smtrain data prepare`.")] = "auto",
     text_column: Annotated[str, typer.Option(help="Same as for `smtrain data prepare`.")] = "text",
@@ -31,8 +30,7 @@ def report(
     pii: Pii = None,
     phone_region: PhoneRegion = None,
     limit_mb: Annotated[
-        float | None,
-        typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes."),
+        float | None, typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.")
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:

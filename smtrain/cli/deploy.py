@@ -18,14 +18,12 @@ def deploy(
     instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type with GPUs, such as ml.g6e.xlarge.")],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The endpoint's name; default: the run's.")] = None,
     for_: Annotated[
-        str | None,
-        typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h."),
+        str | None, typer.Option("--for", metavar="TIME", help="Delete it after this time, e.g. 2h.")
     ] = None,
     instances: Annotated[int, typer.Option(metavar="N", help="How many instances.")] = 1,
     role: options.ServingRole = None,
     schedule_role: Annotated[
-        str | None,
-        typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same."),
+        str | None, typer.Option(metavar="ROLE", help="Role that deletes it in time; default: the same.")
     ] = None,
     image: options.ServingImage = None,
     max_length: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of prompt and answer.")] = None,

@@ -30,12 +30,10 @@ def evaluate(
     ],
     tasks: Annotated[str, typer.Option(help="Tasks or groups, with commas between, e.g. mmlu,hellaswag.")],
     base: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Compare with this model, question by question."),
+        str | None, typer.Option(metavar="MODEL", help="Compare with this model, question by question.")
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files."),
+        str | None, typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files.")
     ] = None,
     num_fewshot: Annotated[
         int | None,

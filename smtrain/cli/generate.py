@@ -23,8 +23,7 @@ def generate(
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A prompt; repeatable.")] = None,
     out: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write JSON lines there; resumes if interrupted."),
+        str | None, typer.Option(metavar="FILE", help="Write JSON lines there; resumes if interrupted.")
     ] = None,
     overwrite: options.Overwrite = False,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat template.")] = False,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 app = options.app()
 ForConfig = Annotated[
-    str | None,
-    typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any."),
+    str | None, typer.Option("--for", metavar="CONFIG", help="The jobs that are to run in it; default: any.")
 ]
 
 
@@ -33,13 +32,11 @@ def image() -> None:
 def build(
     config: options.Config,
     base: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="What to build on; default: the image of the config's jobs."),
+        str | None, typer.Option(metavar="IMAGE", help="What to build on; default: the image of the config's jobs.")
     ] = None,
     tag: Annotated[str, typer.Option(metavar="NAME", help="Name of the new image.")] = "smtrain:latest",
     context: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there."),
+        Path | None, typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there.")
     ] = None,
     print_: Annotated[bool, typer.Option("--print", help="Only print the Dockerfile and the lock file.")] = False,
     push: Annotated[str | None, typer.Option(metavar="URI", help="Then push it there, e.g. to Amazon ECR.")] = None,
@@ -166,8 +163,7 @@ def pull(
 def tiny(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the image.")] = "smtrain-tiny",
     root: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it."),
+        str | None, typer.Option("--from", metavar="FOLDER", help="A root folder to pack, as debootstrap makes it.")
     ] = None,
 ) -> None:
     """Make a small image for the CPU, without a registry, for tests of jobs in containers.

@@ -20,9 +20,7 @@ NOT_SHOWN = "AWS_SECRET_ACCESS_KEY"
 
 
 @app.command()
-def status(
-    secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False,
-) -> None:
+def status(secrets: Annotated[bool, typer.Option("--secrets", help="Show the secret key too.")] = False) -> None:
     """Show the control plane's state, address and disk use, and how to point other tools at it."""
     from smtrain.plane.client import home_folder, running, server_pid
     from smtrain.plane.server.clean import aside, usage

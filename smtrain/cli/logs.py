@@ -23,12 +23,10 @@ def logs(
     host: Annotated[str | None, typer.Option(help="Only this host, e.g. algo-2.")] = None,
     grep: Annotated[str | None, typer.Option(help="Only lines that match this regular expression.")] = None,
     since: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00."),
+        str | None, typer.Option(metavar="TIME", help="Only lines since then: 10m ago, or 2026-11-21T12:00.")
     ] = None,
     tail: Annotated[
-        int | None,
-        typer.Option(min=0, help="Show only this many of the lines that are there already."),
+        int | None, typer.Option(min=0, help="Show only this many of the lines that are there already.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last line of the last --follow.")

@@ -63,14 +63,10 @@ To = Annotated[TargetOption | None, typer.Option("--target", help="Overrides the
 NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the checks before starting (on AWS).")]
 At = Annotated[TargetOption, typer.Option("--target", envvar="SMTRAIN_TARGET", help="The job's target.")]
 Where = Annotated[
-    TargetOption | None,
-    typer.Option("--target", help="The job's target; default: here if it is known here, else AWS."),
+    TargetOption | None, typer.Option("--target", help="The job's target; default: here if it is known here, else AWS.")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines and summaries instead of the live panel.")]
-Every = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s."),
-]
+Every = Annotated[str | None, typer.Option(metavar="TIME", help="Time between summaries without the panel, e.g. 30s.")]
 JobName = Annotated[
     str,
     typer.Argument(
@@ -78,17 +74,14 @@ JobName = Annotated[
     ),
 ]
 FromStep = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones."),
+    int | None, typer.Option(metavar="N", help="Continue from this step's checkpoint, and abandon later ones.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace other files of the same names.")]
 ServingRole = Annotated[
-    str | None,
-    typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run."),
+    str | None, typer.Option("--role", metavar="ROLE", help="The container's role; default: that of the run.")
 ]
 ServingImage = Annotated[
-    str | None,
-    typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM."),
+    str | None, typer.Option("--image", metavar="URI", help="Container image; default: the newest known vLLM.")
 ]
 Again = Annotated[bool, typer.Option("--again", help="Run finished stages again.")]
 
@@ -212,16 +205,13 @@ class ServiceOptions:
 
     tune: Annotated[bool, typer.Option("--tune", help="Also for `smtrain tune`.")] = False
     endpoint: Annotated[
-        str | None,
-        typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name."),
+        str | None, typer.Option("--endpoint", metavar="NAME", help="Also for an endpoint of this name.")
     ] = None
     group: Annotated[
-        str | None,
-        typer.Option("--group", metavar="NAME", help="Also to register versions in this group."),
+        str | None, typer.Option("--group", metavar="NAME", help="Also to register versions in this group.")
     ] = None
     pipeline: Annotated[
-        str | None,
-        typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name."),
+        str | None, typer.Option("--pipeline", metavar="NAME", help="Also for a pipeline of this name.")
     ] = None
 
 

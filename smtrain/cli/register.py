@@ -16,8 +16,7 @@ def register(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run that exported a model.", show_default=False)],
     instance: Annotated[str, typer.Option(metavar="TYPE", help="Instance type that is to serve it.")],
     group: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model package group; default: the run's name."),
+        str | None, typer.Option(metavar="NAME", help="Model package group; default: the run's name.")
     ] = None,
     approve: Annotated[bool, typer.Option("--approve", help="Approve the version at once.")] = False,
     role: options.ServingRole = None,

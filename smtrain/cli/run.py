@@ -16,13 +16,11 @@ app = options.app()
 def run(
     start: options.StartOptions,
     download: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end."),
+        str | None, typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.")
     ] = None,
     overwrite: options.Overwrite = False,
     wait: Annotated[
-        bool | None,
-        typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone."),
+        bool | None, typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone.")
     ] = None,
 ) -> None:
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""

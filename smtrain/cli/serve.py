@@ -27,8 +27,7 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of this machine.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; it asks for no password.")] = "127.0.0.1",
     server: Annotated[
-        ServerOption | None,
-        typer.Option(help="Default: vllm if it is installed, else transformers' own server."),
+        ServerOption | None, typer.Option(help="Default: vllm if it is installed, else transformers' own server.")
     ] = None,
     option: Annotated[
         list[str] | None,

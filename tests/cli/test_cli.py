@@ -55,7 +55,7 @@ SURFACE = {
             "--every",
             "--wait",
             "--detach",
-        ),
+        )
     },
     "launch": {
         "--show-uploads",
