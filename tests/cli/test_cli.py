@@ -156,12 +156,12 @@ def config(raw: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_surface_is_what_it_was(command: str) -> None:
-    told = typed(command, "--help")
-    assert told.returncode == 0, told.stderr
-    assert "\x1b" not in told.stdout
+    done = typed(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
     for option in SURFACE[command]:
-        assert option in told.stdout
-    options = {word.strip(",") for word in told.stdout.partition("\nExamples:\n")[0].split() if word.startswith("--")}
+        assert option in done.stdout
+    options = {word.strip(",") for word in done.stdout.partition("\nExamples:\n")[0].split() if word.startswith("--")}
     assert {o for o in options if o.isascii()} - {"--help"} <= {o for o in SURFACE[command] if o.startswith("--")}
     assert set(SURFACE) == set(COMMANDS)
 
@@ -172,9 +172,9 @@ def test_help_names_every_command_and_loads_no_library() -> None:
         "heavy = {'pydantic', 'typer', 'boto3', 'rich', 'yaml', 'torch'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert all(command in told.stdout for command in COMMANDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in COMMANDS)
 
 
 def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
@@ -188,14 +188,14 @@ def test_importing_the_package_loads_nothing_until_a_name_is_used() -> None:
         "assert set(smtrain.__all__) <= set(dir(smtrain))\n"
         "for name in smtrain.__all__: getattr(smtrain, name)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_dry_run_prints_the_request_and_starts_nothing(config: Path, tmp_path: Path) -> None:
-    told = smtrain("launch", str(config), "--dry-run", "--set", "train.lr=3e-4", SMTRAIN_HOME=str(tmp_path / "home"))
-    assert told.returncode == 0, told.stderr
-    request = json.loads(told.stdout)
+    done = smtrain("launch", str(config), "--dry-run", "--set", "train.lr=3e-4", SMTRAIN_HOME=str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    request = json.loads(done.stdout)
     assert request["HyperParameters"]["lr"] == "0.0003"
     assert request["ResourceConfig"]["InstanceCount"] == 2
     assert not (tmp_path / "home").exists()
@@ -214,8 +214,8 @@ def test_schema_knows_every_key_with_a_description() -> None:
         schema["properties"]
     )
     for name, section in schema["$defs"].items():
-        for key, told in section["properties"].items():
-            assert told.get("description"), f"{name}.{key} has no description"
+        for key, value in section["properties"].items():
+            assert value.get("description"), f"{name}.{key} has no description"
 
 
 def test_an_editor_that_goes_by_the_schema_agrees_with_the_loader(raw: dict[str, Any]) -> None:
@@ -231,9 +231,9 @@ def test_an_editor_that_goes_by_the_schema_agrees_with_the_loader(raw: dict[str,
 def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: Path) -> None:
     from smtrain import load_config
 
-    told = typed("config", "show", str(config), "--set", "train.lr=2e-4")
+    done = typed("config", "show", str(config), "--set", "train.lr=2e-4")
     shown = tmp_path / "shown.yaml"
-    shown.write_text(told.stdout)
+    shown.write_text(done.stdout)
     assert load_config(shown) == load_config(config, set_=["train.lr=2e-4"])
 
 
@@ -248,8 +248,8 @@ def test_show_prints_a_config_that_reads_back_the_same(config: Path, tmp_path: P
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(config: Path, arguments: list[str], sentence: str) -> None:
-    told = typed(*[str(config) if a == "CONFIG" else a for a in arguments])
-    assert told.returncode == 2
-    assert told.stderr.startswith(sentence)
-    assert "Traceback" not in told.stderr
-    assert told.stdout == ""
+    done = typed(*[str(config) if a == "CONFIG" else a for a in arguments])
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

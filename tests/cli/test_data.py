@@ -12,11 +12,11 @@ from tests.worker.data.test_exchange import pair
 
 def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
     text, model, out = str(trained_inputs["text"]), str(trained_inputs["model"]), str(tmp_path / "out")
-    told = smtrain("data", "prepare", text, out, "--model", model, "--seq-len", "32", "--separator", "\\n")
-    assert told.returncode == 0, told.stderr
-    assert "30 documents" in told.stdout
-    told = smtrain("data", "inspect", out, "--model", model, "--png", str(tmp_path / "p.png"))
-    assert "begins: 'the red fox number 0" in told.stdout
+    done = smtrain("data", "prepare", text, out, "--model", model, "--seq-len", "32", "--separator", "\\n")
+    assert done.returncode == 0, done.stderr
+    assert "30 documents" in done.stdout
+    done = smtrain("data", "inspect", out, "--model", model, "--png", str(tmp_path / "p.png"))
+    assert "begins: 'the red fox number 0" in done.stdout
     assert (tmp_path / "p.png").is_file()
     assert json.loads(smtrain("data", "inspect", out, "--json").stdout)["documents"] == 30
     part = str(tmp_path / "part")
@@ -25,8 +25,8 @@ def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
     assert pair(tmp_path / "again") == pair(tmp_path / "out/tokens")
     blocks = str(tmp_path / "blocks")
     assert "blocks of 64" in smtrain("data", "export", out, blocks, "--seq-len", "64").stdout
-    told = smtrain("data", "import", blocks, str(tmp_path / "back"), "--model", model, "--seq-len", "64")
-    assert "samples of 64" in told.stdout
-    told = process("data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1")
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr.startswith("smtrain: hf://x/y ")
+    done = smtrain("data", "import", blocks, str(tmp_path / "back"), "--model", model, "--seq-len", "64")
+    assert "samples of 64" in done.stdout
+    done = process("data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("smtrain: hf://x/y ")

@@ -51,9 +51,9 @@ def test_errors_of_the_system_are_one_sentence(error: Exception, said: str, caps
         raise error
 
     assert guarded(command) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.splitlines()) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
 
 
 def test_a_fault_of_ours_is_a_traceback() -> None:

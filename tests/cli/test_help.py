@@ -66,9 +66,9 @@ def test_an_example_is_a_command_line_that_its_parser_takes(path: str) -> None:
 
 
 def test_the_help_of_smtrain_itself_shows_how_to_begin() -> None:
-    told = typed("--help").stdout
+    text = typed("--help").stdout
     for command, what_for in BEGIN:
-        assert f"\n  # {what_for}\n  {command}\n" in told
+        assert f"\n  # {what_for}\n  {command}\n" in text
         assert parsed(words_of(command)) == command.split()[1]
 
 
@@ -79,15 +79,15 @@ def test_an_option_that_does_not_exist_would_be_found() -> None:
 
 @pytest.mark.parametrize("path", ALL)
 def test_help_shows_the_examples_and_fits_80_columns(path: str) -> None:
-    told = typed(*path.split(), "--help", COLUMNS="80").stdout
-    assert max(map(len, told.splitlines())) <= 80
-    whole = " ".join(re.sub(r" \\\n\s*", " ", told).split())
+    text = typed(*path.split(), "--help", COLUMNS="80").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    whole = " ".join(re.sub(r" \\\n\s*", " ", text).split())
     for command, what_for in EXAMPLES[path]:
         assert f"# {what_for} {command}" in whole
-    assert "..." not in told.partition("\nCommands:\n")[2].partition("\nExamples:\n")[0], "a sentence is cut short"
-    assert not re.search(r"\w-\n", told), "a word is cut at its hyphen"
-    assert not re.search(r"<list\[| range>|\.\.\.[\]}]?\.\.\.", told)
-    about = told.split("\n\n")[1]
+    assert "..." not in text.partition("\nCommands:\n")[2].partition("\nExamples:\n")[0], "a sentence is cut short"
+    assert not re.search(r"\w-\n", text), "a word is cut at its hyphen"
+    assert not re.search(r"<list\[| range>|\.\.\.[\]}]?\.\.\.", text)
+    about = text.split("\n\n")[1]
     assert about.startswith("  "), "it does not say what the command is for"
 
 
@@ -103,11 +103,11 @@ def test_a_long_list_of_options_is_in_groups_without_one_left_over() -> None:
 
 
 def test_the_headings_stand_in_the_help() -> None:
-    told = typed("run", "--help").stdout
-    places = [told.index(f"\n{heading}:\n") for heading in GROUPS["run"]]
+    text = typed("run", "--help").stdout
+    places = [text.index(f"\n{heading}:\n") for heading in GROUPS["run"]]
     assert places == sorted(places)
-    assert told.index("--from-step") < told.index("Look first, start nothing:") < told.index("--dry-run")
-    assert told.index("Other options:") < told.index("--help  ") < told.index("Examples:")
+    assert text.index("--from-step") < text.index("Look first, start nothing:") < text.index("--dry-run")
+    assert text.index("Other options:") < text.index("--help  ") < text.index("Examples:")
 
 
 def test_a_folded_command_is_the_same_command() -> None:
@@ -127,5 +127,5 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'boto3', 'sagemaker', 'matplotlib', 'moto'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

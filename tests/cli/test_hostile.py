@@ -153,9 +153,9 @@ def test_what_the_library_gives_is_clean(job: smtrain.Job) -> None:
     job.follow(say=said.append)
     with pytest.raises(JobError) as failed:
         job.check()
-    told = [str(job.explain()), job.failure or "", json.dumps(job.describe(), default=str), str(failed.value), *said]
-    told += [line.text for line in job.lines()] + [job._repr_html_()]
-    assert not [text for text in told if STEERING.search(text)]
+    texts = [str(job.explain()), job.failure or "", json.dumps(job.describe(), default=str), str(failed.value), *said]
+    texts += [line.text for line in job.lines()] + [job._repr_html_()]
+    assert not [text for text in texts if STEERING.search(text)]
     assert "why" in (job.failure or "")
     assert job.describe()["Environment"]["NOTE"] == clean(ALL)
 

@@ -63,13 +63,13 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     assert (Path(config.model.path).resolve(), Path(config.data.path or "").resolve()) == (model_folder, text_folder)
     assert config.train.seq_len == 256, "the model has no more positions"
     steps = round(14 * 2**12 / 4 / (config.train.global_batch_size * 256))
-    told = capsys.readouterr().out
-    assert f"about {steps} steps read all of it once" in told
-    assert "100 steps take about " in told
+    out = capsys.readouterr().out
+    assert f"about {steps} steps read all of it once" in out
+    assert "100 steps take about " in out
 
 
 @pytest.mark.parametrize(
-    ("model", "machines", "told"),
+    ("model", "machines", "sentence"),
     [
         ("hf://org/Llama-3.1-8B", "ml.trn2.48xlarge", "! compute.image: no image is known"),
         ("hf://org/Llama-3.1-8B", "ml.trn1.32xlarge", "! neuronx-distributed is at its end of life"),
@@ -83,12 +83,12 @@ def test_paths_are_those_of_the_config_wherever_it_lies(
     ],
 )
 def test_what_is_known_to_fail_later_is_said_at_once(
-    model: str, machines: str, told: str, capsys: pytest.CaptureFixture[str]
+    model: str, machines: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     init("--model", model, "--data", "s3://bucket/text/", "--machines", machines)
-    assert told in " ".join(capsys.readouterr().out.split())
+    assert sentence in " ".join(capsys.readouterr().out.split())
     config = load_config("smtrain.yaml")
-    assert (config.train.adapter is not None) == ("LoRA" in told)
+    assert (config.train.adapter is not None) == ("LoRA" in sentence)
 
 
 def test_what_this_machine_lacks_for_the_run_is_said_at_once(
@@ -96,8 +96,8 @@ def test_what_this_machine_lacks_for_the_run_is_said_at_once(
 ) -> None:
     monkeypatch.setattr("smtrain.core.extras.present", lambda module: module not in ("moto", "gguf"))
     init("--model", "demo://smollm2", "--data", "demo://python-stdlib", "--machines", "here")
-    told = capsys.readouterr().out
-    assert all(extra in told for extra in ("extra local", "extra gguf"))
+    out = capsys.readouterr().out
+    assert all(extra in out for extra in ("extra local", "extra gguf"))
 
 
 def test_the_trial_in_the_comment_is_a_run_of_its_own() -> None:

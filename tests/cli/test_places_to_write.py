@@ -18,7 +18,7 @@ from tests.conftest import LLAMA
 from tests.typed import typed
 from tests.worker.checkpoint.folders import hf_folder
 
-Told = Callable[[str, str], str]
+Sentence = Callable[[str, str], str]
 OUT = {
     "data prepare": ["data", "prepare", "text.jsonl", "OUT", "--model", "tokenizer", "--seq-len", "8"],
     "convert": ["convert", "model", "OUT", "--to", "nxd", "--tp", "2"],
@@ -72,7 +72,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def told(job: str, folder: Path) -> Told:
+def refusal(job: str, folder: Path) -> Sentence:
     """The sentence of a command that should write there."""
     return lambda name, out: sentence([{"OUT": out, "JOB": job}.get(word, word) for word in OUT[name]])
 
@@ -86,27 +86,27 @@ def sentence(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", OUT)
-def test_a_file_is_no_folder(name: str, folder: Path, told: Told) -> None:
+def test_a_file_is_no_folder(name: str, folder: Path, refusal: Sentence) -> None:
     before = tree(folder)
-    assert "file" in told(name, "file")
-    assert "file" in told(name, "file/below")
+    assert "file" in refusal(name, "file")
+    assert "file" in refusal(name, "file/below")
     assert tree(folder) == before
 
 
 @pytest.mark.parametrize("name", OUT)
-def test_a_disk_that_is_read_only_or_full(name: str, small: Path, told: Told) -> None:
-    assert "no space left on" in (full := told(name, "small/full"))
+def test_a_disk_that_is_read_only_or_full(name: str, small: Path, refusal: Sentence) -> None:
+    assert "no space left on" in (full := refusal(name, "small/full"))
     assert "free s" in full
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
     for folder in ("small/new", "small"):
-        assert re.search("is read-only: make|read-only file system; choose", told(name, folder))
+        assert re.search("is read-only: make|read-only file system; choose", refusal(name, folder))
 
 
 @pytest.mark.parametrize("name", ["convert", "download"])
-def test_other_files_of_the_same_names_stay(name: str, folder: Path, told: Told) -> None:
+def test_other_files_of_the_same_names_stay(name: str, folder: Path, refusal: Sentence) -> None:
     (folder / "taken").mkdir()
     own = "config.json" if name == "download" else "manifest.json"
     (folder / "taken" / own).write_text("mine")
-    assert f"taken holds other files of the same names ({own}" in told(name, "taken")
+    assert f"taken holds other files of the same names ({own}" in refusal(name, "taken")
     assert (folder / "taken" / own).read_text() == "mine"
-    assert "empty name" in told(name, "") or name == "convert"
+    assert "empty name" in refusal(name, "") or name == "convert"

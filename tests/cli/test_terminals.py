@@ -75,14 +75,14 @@ def on_a_terminal(
 def test_there_is_something_to_read_on_every_terminal(place: str, command: str) -> None:
     columns, environment = PLACES[place]
     arguments, status, word = KINDS[command]
-    left, told = on_a_terminal(columns, arguments, environment)
-    assert left == status, told
-    assert word in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", told).split())
-    assert "Traceback" not in told
+    left, output = on_a_terminal(columns, arguments, environment)
+    assert left == status, output
+    assert word in " ".join(re.sub(r"\x1b\[[0-9;]*m", "", output).split())
+    assert "Traceback" not in output
     if place in ("dumb", "no colour"):
-        assert not ESCAPE.search(re.sub(r"\x1b\[[01]?m", "", told) if place == "no colour" else told)
+        assert not ESCAPE.search(re.sub(r"\x1b\[[01]?m", "", output) if place == "no colour" else output)
     if place == "C locale":
-        assert told.isascii()
+        assert output.isascii()
 
 
 @pytest.mark.parametrize("process", [False, pytest.param(True, marks=pytest.mark.full)], ids=["here", "process"])
@@ -108,17 +108,17 @@ def test_bars_fit_a_narrow_terminal(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "a.bin", tmp_path / "a.idx", np.int32) as writer:
         writer.add_document([np.repeat(np.arange(100_000, 100_070), np.arange(1, 71))])
     for columns, longest in ((40, 25), (120, 30)):
-        _, told = on_a_terminal(columns, ["data", "inspect", str(tmp_path / "a")], PLACES["40 columns"][1])
-        rows = [line for line in told.splitlines() if "%" in line]
+        _, output = on_a_terminal(columns, ["data", "inspect", str(tmp_path / "a")], PLACES["40 columns"][1])
+        rows = [line for line in output.splitlines() if "%" in line]
         assert len(rows) == 12
         assert rows[0].count("█") == longest
         assert all("█" in row for row in rows)
-        assert max(map(len, told.splitlines())) <= columns
+        assert max(map(len, output.splitlines())) <= columns
 
 
 def test_what_programs_read_is_not_broken() -> None:
-    _, told = on_a_terminal(40, ["images", "--json"], PLACES["40 columns"][1])
-    assert json.loads(told)
+    _, output = on_a_terminal(40, ["images", "--json"], PLACES["40 columns"][1])
+    assert json.loads(output)
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,16 @@ def test_every_command_says_so_and_ends(
         )
         for name in (commands if every else commands[:2] if blackhole else commands[:1])
     }  # fmt: skip
-    told = {name: (*process.communicate(timeout=300), process.returncode) for name, process in running.items()}
-    print(f"all in {time.monotonic() - began:.0f} s", *told.items(), sep="\n")
-    for name, (out, err, status) in told.items():
+    results = {name: (*process.communicate(timeout=300), process.returncode) for name, process in running.items()}
+    print(f"all in {time.monotonic() - began:.0f} s", *results.items(), sep="\n")
+    for name, (out, err, status) in results.items():
         assert status == 2, (name, out, err)
         assert "Traceback" not in err
-        told_of = out + err
+        output = out + err
         said = ("is not AWS",) if elsewhere else ("reached", "no answer", "could not")
-        assert any(one in told_of for one in said), (name, told_of)
+        assert any(one in output for one in said), (name, output)
         assert len(err.splitlines()) == (not name.startswith("check"))  # whose report is what it prints
-        assert (
-            told_of.count("127.0.0.1") + told_of.count("nowhere.invalid") <= 3
-        )  # the sentence is not told by every check
+        assert output.count("127.0.0.1") + output.count("nowhere.invalid") <= 3  # not every check repeats the sentence
 
 
 @pytest.fixture
@@ -178,8 +176,8 @@ def test_one_wait_is_all_that_a_command_has(
         close(short)
         done = typed(*call, "--target", "aws")
         aside = call[0] in BESIDE_ONE_ANOTHER
-        told = any(word in done.stdout + done.stderr for word in ("could not be reached", "could not be asked"))
-        if done.returncode != 2 or not told or not (aside or len(done.stderr.splitlines()) == 1):
+        unreached = any(word in done.stdout + done.stderr for word in ("could not be reached", "could not be asked"))
+        if done.returncode != 2 or not unreached or not (aside or len(done.stderr.splitlines()) == 1):
             failures.append(f"{call}: {done.returncode}\n{done.stdout}{done.stderr}")
         if not 1 <= len(short) <= (8 if aside else 1):
             failures.append(f"{call}: {len(short)} calls")

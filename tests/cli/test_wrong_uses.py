@@ -69,12 +69,12 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 def wrong(use: Use, status: object, out: str, err: str) -> str:
     """The fault of an answer; empty if it is right."""
     lines = [line for line in err.splitlines() if not line.startswith("prepare: ")]
-    told = lines if use.words[:1] != (FINDINGS,) or lines else out.splitlines()
+    sentences = lines if use.words[:1] != (FINDINGS,) or lines else out.splitlines()
     if status != 2:
         return f"status {status}"
-    if not told or not all(line.startswith("smtrain") for line in lines):
+    if not sentences or not all(line.startswith("smtrain") for line in lines):
         return "no sentence"
-    if len(set(told)) != len(told):
+    if len(set(sentences)) != len(sentences):
         return "says it twice"
     if any(word in out + err for word in ("Traceback", 'File "', "<class", "Value error", "Errno")):
         return "shows Python"
@@ -116,13 +116,13 @@ def test_what_newcomers_do_is_answered_with_the_nearest_right_thing(rows: list[R
     for row in rows:
         environment, words = call_of(row)
         done = typed(*words, COLUMNS="80", **environment)
-        told = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         why = wrong(Use(tuple(words)), done.returncode, done.stdout, done.stderr)
-        why = why or ", ".join(f"does not say {part}" for part in row[2].split(" | ") if part not in told)
+        why = why or ", ".join(f"does not say {part}" for part in row[2].split(" | ") if part not in output)
         if (after := tree(folder)) != before:
             why, before = f"{why} writes {sorted(after.keys() ^ before.keys())}", after
         if why or done.returncode != row[1]:
-            failures.append(f"{row[0]}: {why}\n{told[-600:]}")
+            failures.append(f"{row[0]}: {why}\n{output[-600:]}")
     assert not failures, f"{len(failures)} of {len(rows)}:\n" + "\n".join(failures)
 
 

@@ -165,8 +165,8 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], folder:
     at.prompt()
     for _ in range(2):
         at.type(f"/save {saved}\n")
-        told = at.prompt()
-    assert "is there already" in told
+        lines = at.prompt()
+    assert "is there already" in lines
     at.interrupt()
     assert "again leaves" in at.prompt()
     at.type("/clear\n")
@@ -286,14 +286,14 @@ def test_a_record_of_messages_is_shown_by_its_question(folder: Path, tmp_path: P
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in asked))
     more = ("--max-new-tokens", "2", "--stop", "never there")
     for how in ((), ("--stream",)):
-        told = subprocess.run(
+        done = subprocess.run(
             [warm.smtrain(), "generate", str(folder), str(tmp_path / "p.jsonl"), *more, *how],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert told.returncode == 0, told.stderr
-        assert told.stdout.startswith("> what?\n")
-        assert "\n> and this" in told.stdout
-        assert "deprecated" not in told.stderr
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("> what?\n")
+        assert "\n> and this" in done.stdout
+        assert "deprecated" not in done.stderr
 
 
 def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) -> None:
@@ -309,20 +309,20 @@ def test_prompts_from_files_go_on_where_they_were(folder: Path, tmp_path: Path) 
     assert whole[2]["id"] == 7
     with pytest.raises(DataError, match="is there already"):
         smtrain.generate(folder, files=files, out=out, max_new_tokens=4)
-    told: list[str] = []
+    lines, second = list[str](), tmp_path / "second.jsonl"
     with pytest.raises(RuntimeError):
-        smtrain.generate(folder, files=files, out=tmp_path / "second.jsonl", max_new_tokens=4, say=_ends_after(told, 2))
-    assert not (tmp_path / "second.jsonl").exists()
-    told.clear()
-    again = smtrain.generate(folder, files=files, out=tmp_path / "second.jsonl", max_new_tokens=4, say=told.append)
+        smtrain.generate(folder, files=files, out=second, max_new_tokens=4, say=_ends_after(lines, 2))
+    assert not second.exists()
+    lines.clear()
+    again = smtrain.generate(folder, files=files, out=second, max_new_tokens=4, say=lines.append)
     assert again == whole
-    assert told == ["3 of 4 prompts", "4 of 4 prompts"]
+    assert lines == ["3 of 4 prompts", "4 of 4 prompts"]
 
 
-def _ends_after(told: list[str], count: int) -> Any:
+def _ends_after(lines: list[str], count: int) -> Any:
     def say(text: str) -> None:
-        told.append(text)
-        if len(told) == count:
+        lines.append(text)
+        if len(lines) == count:
             raise RuntimeError("killed")
 
     return say

@@ -20,12 +20,12 @@ from tests.cli.test_cli import smtrain as command
 
 def frame(headers: dict[str, str], payload: bytes) -> bytes:
     """One message of AWS's event stream (application/vnd.amazon.eventstream)."""
-    told = b"".join(
+    encoded = b"".join(
         bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
         for name, value in headers.items()
     )
-    prelude = struct.pack(">II", 16 + len(told) + len(payload), len(told))
-    message = prelude + struct.pack(">I", zlib.crc32(prelude)) + told + payload
+    prelude = struct.pack(">II", 16 + len(encoded) + len(payload), len(encoded))
+    message = prelude + struct.pack(">I", zlib.crc32(prelude)) + encoded + payload
     return message + struct.pack(">I", zlib.crc32(message))
 
 
@@ -47,8 +47,8 @@ class Endpoint:
                     return self.answer(400, json.dumps({"message": "Endpoint x of account 1 not found."}).encode())
                 outer.asked.append(body)
                 if body["messages"][-1]["content"] == "too long":
-                    told = {"Message": "Received client error", "OriginalMessage": "the context is 4096 tokens"}
-                    return self.answer(424, json.dumps(told).encode(), "ModelError")
+                    error = {"Message": "Received client error", "OriginalMessage": "the context is 4096 tokens"}
+                    return self.answer(424, json.dumps(error).encode(), "ModelError")
                 events = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in outer.words]
                 sent = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
                 cut = [sent[i : i + 7] for i in range(0, len(sent), 7)]  # within lines and within characters
@@ -142,11 +142,11 @@ def test_from_the_shell(endpoint: Endpoint) -> None:
     import subprocess
     import sys
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", "from smtrain.cli import main; main()", "chat", "--endpoint", "llama"],
         input="What is a list?\n", capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (told.returncode, told.stdout.strip()) == (0, "A list is über all."), told.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "A list is über all."), done.stderr
     missing = command("chat")
     assert missing.returncode == 2
     assert "missing argument MODEL" in missing.stderr

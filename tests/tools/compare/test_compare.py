@@ -83,9 +83,9 @@ def test_a_resume_with_another_learning_rate_is_told_and_drawn(tmp_path: Path) -
     whole = series("whole", "a list", rows)
     resumed = replace(series("resumed", "a list", rows), rate_changes=((60.0, "0.0001", "5e-05"),))
     found = Comparison("step", 20, 0.02, (whole, resumed), smtrain.compare(rows, rows).pairs)
-    told = "resumed was resumed at step 60 with another learning rate: 5e-05 in place of 0.0001."
-    assert told in found.verdict
-    assert told in picture.page(found)
+    change = "resumed was resumed at step 60 with another learning rate: 5e-05 in place of 0.0001."
+    assert change in found.verdict
+    assert change in picture.page(found)
     assert found.to_dict()["compared"][0]["learning_rate_changes"] == [{"step": 60, "from": "0.0001", "to": "5e-05"}]
     labels = [text.get_text() for text in found.plot().axes[0].get_legend().get_texts()]
     assert "resumed: learning rate 0.0001 to 5e-05" in labels
@@ -186,9 +186,9 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
 def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -> None:
     quick = [{**row, "tokens_per_s": 12345.6} for row in learned(1)]
     a, b = jsonl(tmp_path / "a.jsonl", quick), jsonl(tmp_path / "b.jsonl", learned(3, rate=3.0, after=100))
-    told = command("compare", f"gpu={a}", str(b), "--out", str(tmp_path / "out"))
-    assert told.returncode == 0, told.stderr
-    assert "b.jsonl leaves gpu at step 1" in told.stdout
+    done = command("compare", f"gpu={a}", str(b), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "b.jsonl leaves gpu at step 1" in done.stdout
     page = (tmp_path / "out/compare.html").read_text()
     assert "<svg" in page
     assert "http" not in page.split("</svg>")[-1], "it needs nothing from elsewhere"
@@ -204,7 +204,7 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "sentence"),
     [
         (["{a}"], "two or more"),
         (["{a}", "{far}"], "no step in common: far.jsonl goes from 900 to 929, a.jsonl from 1 to 30"),
@@ -216,7 +216,7 @@ def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -
         (["{a}", "{table}"], "has no steps with a loss: it has x, y"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(given: list[str], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     names = {
         "a": jsonl(tmp_path / "a.jsonl", learned(1, 30)),
         "far": jsonl(tmp_path / "far.jsonl", [{"step": 900 + i, "loss": 1.0} for i in range(30)]),
@@ -225,9 +225,9 @@ def test_what_cannot_be_compared_is_one_sentence(given: list[str], told: str, tm
     names["words"].write_text("hello\n")
     names["empty"].mkdir()
     names["table"].write_text("x,y\n1,2\n")
-    found = command("compare", *(word.format(**names) for word in given), "--target", "local")
+    found = command("compare", *(word.format(**names) for word in arguments), "--target", "local")
     assert found.returncode == 2
-    assert told in found.stderr
+    assert sentence in found.stderr
     assert len(found.stderr.strip().splitlines()) == 1
 
 

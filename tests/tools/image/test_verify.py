@@ -19,7 +19,7 @@ from tests import docker
 from .test_build import WHOLE
 
 
-def told(findings: Any) -> list[tuple[str, str]]:
+def levels(findings: Any) -> list[tuple[str, str]]:
     return [(finding.level, finding.text) for finding in findings]
 
 
@@ -31,12 +31,15 @@ def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
         },
         "wheels": {stage: ["zlib-ng==1.1.0"] for stage in STAGES},
     }
-    found = told(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
+    found = levels(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
     assert found[0] == ("fault", "it has no boto3>=1.41, which stage fetch, prepare needs")
     assert found[1][1].startswith("it lacks zlib-ng, which travel with the code")
     assert ("ok", "Python 3.12.3, torch 2.9.0") in found
-    assert [level for level, _ in told(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == ["ok", "ok"]
-    asked = told(verify._libraries(replace(WHOLE, lacking=lacking), ["export"], ["data.pii"]))
+    assert [level for level, _ in levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == [
+        "ok",
+        "ok",
+    ]
+    asked = levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"], ["data.pii"]))
     assert asked[0] == ("fault", "it has no phonenumbers>=8.13, which data.pii needs")
 
 
@@ -46,7 +49,7 @@ def test_imports_that_fail_for_one_reason_are_one_finding() -> None:
         "smtrain.worker.train.loop": "ImportError: no x",
         "torch": "OSError: y",
     }
-    assert told(verify._imports(replace(WHOLE, faults=faults))) == [
+    assert levels(verify._imports(replace(WHOLE, faults=faults))) == [
         ("fault", "smtrain.worker.data.prepare.sft and 1 more module cannot be imported: ImportError: no x"),
         ("fault", "torch cannot be imported: OSError: y"),
     ]

@@ -114,8 +114,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def preupload(self, repository: str, body: bytes) -> None:
         asked = json.loads(body)["files"]
-        told = [{"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"} for f in asked]
-        self.answer(200, {"files": [{**one, "shouldIgnore": False, "oid": None} for one in told]})
+        modes = [{"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"} for f in asked]
+        self.answer(200, {"files": [{**one, "shouldIgnore": False, "oid": None} for one in modes]})
 
     def commit(self, repository: str, body: bytes) -> None:
         for line in map(json.loads, body.splitlines()):

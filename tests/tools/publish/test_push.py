@@ -88,9 +88,9 @@ def test_another_model_in_the_repository_is_not_written_over_unasked(theirs: Hub
     push(theirs, str(model), "me/llama")  # the same one is no other
     other = shutil.copytree(model, model.parent / "other")
     (other / "model-00002-of-00003.safetensors").write_bytes(b"another")
-    told = push(theirs, str(other), "me/llama", fails=True)
-    assert "me/llama holds another model (model-00002-of-00003.safetensors)" in told
-    assert "--update" in told
+    sentence = push(theirs, str(other), "me/llama", fails=True)
+    assert "me/llama holds another model (model-00002-of-00003.safetensors)" in sentence
+    assert "--update" in sentence
     assert theirs.files["me/llama"]["model-00002-of-00003.safetensors"] == bytes([2]) * 1000
     push(theirs, str(other), "me/llama", "--update")
     assert theirs.files["me/llama"]["model-00002-of-00003.safetensors"] == b"another"

@@ -15,7 +15,8 @@ from smtrain.client.planner.resolve import load_config
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.plane.server.validation import fault_of
-from tests.client.iam.wire import HERE, held, recorded, told
+from tests.client.iam.wire import HERE, held, recorded
+from tests.client.iam.wire import told as called
 from tests.conftest import LLAMA
 
 REPORT = {
@@ -52,9 +53,9 @@ def run(local_home: Any) -> str:
             ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
             StoppingCondition={"MaxRuntimeInSeconds": 600},
         )  # fmt: skip
-        while (told := target.sagemaker.describe_training_job(TrainingJobName=job))["TrainingJobStatus"] not in ENDED:
+        while (state := target.sagemaker.describe_training_job(TrainingJobName=job))["TrainingJobStatus"] not in ENDED:
             time.sleep(0.05)
-        assert told["TrainingJobStatus"] == "Completed", told.get("FailureReason")
+        assert state["TrainingJobStatus"] == "Completed", state.get("FailureReason")
     return name
 
 
@@ -63,14 +64,14 @@ def registered(run: str, **more: Any) -> str:
 
 
 def test_a_version_says_where_it_comes_from_and_how_good_it_is(run: str) -> None:
-    told = Target("local").sagemaker.describe_model_package(ModelPackageName=registered(run))
-    assert told["ModelApprovalStatus"] == "PendingManualApproval"
-    (container,) = told["InferenceSpecification"]["Containers"]
+    description = Target("local").sagemaker.describe_model_package(ModelPackageName=registered(run))
+    assert description["ModelApprovalStatus"] == "PendingManualApproval"
+    (container,) = description["InferenceSpecification"]["Containers"]
     assert container["ModelDataSource"]["S3DataSource"]["S3Uri"].endswith(f"/{run}-export-0123abcd/output/model/")
-    found = told["CustomerMetadataProperties"]
-    assert (found["smtrain:run"], found["smtrain:loss"], found["smtrain:mmlu"]) == (run, "2.25", "0.25")
-    assert told["MetadataProperties"]["GeneratedBy"].endswith(f"training-job/{run}-train-0123abcd")
-    assert told["ModelMetrics"]["ModelQuality"]["Statistics"]["S3Uri"].endswith("evaluation.json")
+    properties = description["CustomerMetadataProperties"]
+    assert (properties["smtrain:run"], properties["smtrain:loss"], properties["smtrain:mmlu"]) == (run, "2.25", "0.25")
+    assert description["MetadataProperties"]["GeneratedBy"].endswith(f"training-job/{run}-train-0123abcd")
+    assert description["ModelMetrics"]["ModelQuality"]["Statistics"]["S3Uri"].endswith("evaluation.json")
 
 
 def test_the_policy_of_a_group_grants_what_registering_does_and_nothing_else(run: str, raw: dict[str, Any]) -> None:
@@ -78,7 +79,7 @@ def test_the_policy_of_a_group_grants_what_registering_does_and_nothing_else(run
         registered(run, group="Group-1")
         registered(run, group="Group-1")
     statements = list(command_statements(load_config(raw), HERE, OtherCommands(group="Group-1")))
-    held(statements, {call for call in told(calls, "sagemaker", everywhere=True) if "Model" in call.action}, set())
+    held(statements, {call for call in called(calls, "sagemaker", everywhere=True) if "Model" in call.action}, set())
 
 
 def test_a_run_is_a_version_once_in_each_group(run: str) -> None:
@@ -86,8 +87,8 @@ def test_a_run_is_a_version_once_in_each_group(run: str) -> None:
     assert registered(run) == first
     other = registered(run, group="another", approve=True)
     assert other != first
-    told = Target("local").sagemaker.describe_model_package(ModelPackageName=other)
-    assert told["ModelApprovalStatus"] == "Approved"
+    description = Target("local").sagemaker.describe_model_package(ModelPackageName=other)
+    assert description["ModelApprovalStatus"] == "Approved"
 
 
 def test_the_request_is_what_the_services_model_takes(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

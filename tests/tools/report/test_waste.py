@@ -20,7 +20,7 @@ def job(
     status: str = "Completed", stage: str = "train", **more: Any,
 ) -> JobAccount:  # fmt: skip
     """A job with machines from `start` to `end` (s); the first of `steps` ends at `at`, the others `each` later."""
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "TrainingJobName": name, "TrainingJobStatus": status, "CreationTime": BEGAN,
         "TrainingStartTime": BEGAN + datetime.timedelta(seconds=start),
         "TrainingEndTime": BEGAN + datetime.timedelta(seconds=end), "LastModifiedTime": BEGAN,
@@ -32,7 +32,7 @@ def job(
         Line("algo-1", stamp + int(1000 * each * i), step_line({"step": n, "loss": 3.0, "data_wait": 0.1}, 100))
         for i, n in enumerate(steps)
     ]
-    return JobAccount(stage, name, told, cost_of(told, region="us-east-1", local=False), tuple(lines))
+    return JobAccount(stage, name, description, cost_of(description, region="us-east-1", local=False), tuple(lines))
 
 
 def by_what(*jobs: JobAccount) -> dict[str, float]:

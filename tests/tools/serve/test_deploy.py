@@ -49,11 +49,11 @@ def made(spec: EndpointSpec) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(("name", "spec"), [("plain", PLAIN), ("adapter", ADAPTED)])
 def test_the_requests_are_the_golden_ones_and_valid(name: str, spec: EndpointSpec) -> None:
     """After an intended change run this with SMTRAIN_WRITE_GOLDEN=1 and review."""
-    found = made(spec)
-    for operation, request in found.items():
+    endpoint = made(spec)
+    for operation, request in endpoint.items():
         service = "scheduler" if operation == "CreateSchedule" else "sagemaker"
         assert fault_of(service, operation, request) is None
-    file, text = GOLDEN / f"{name}.json", json.dumps(found, indent=2, sort_keys=True) + "\n"
+    file, text = GOLDEN / f"{name}.json", json.dumps(endpoint, indent=2, sort_keys=True) + "\n"
     if os.environ.get("SMTRAIN_WRITE_GOLDEN"):
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(text)
@@ -84,15 +84,15 @@ def model(local_home: Path) -> Iterator[str]:
 
 
 def endpoints() -> list[str]:
-    return [found["EndpointName"] for found in Target("local").sagemaker.list_endpoints()["Endpoints"]]
+    return [endpoint["EndpointName"] for endpoint in Target("local").sagemaker.list_endpoints()["Endpoints"]]
 
 
 def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
-    told: list[str] = []
-    found = smtrain.deploy(model, "ml.g6e.xlarge", name="one", target="local", say=told.append)
-    assert (found.status, found.dollars_per_hour) == ("InService", 2.61)
-    assert "$2.61 an hour" in told[0]
-    assert "until it is deleted" in told[0]
+    lines: list[str] = []
+    endpoint = smtrain.deploy(model, "ml.g6e.xlarge", name="one", target="local", say=lines.append)
+    assert (endpoint.status, endpoint.dollars_per_hour) == ("InService", 2.61)
+    assert "$2.61 an hour" in lines[0]
+    assert "until it is deleted" in lines[0]
     sagemaker = Target("local").sagemaker
     config = sagemaker.describe_endpoint_config(
         EndpointConfigName=sagemaker.describe_endpoint(EndpointName="one")["EndpointConfigName"]
@@ -102,7 +102,7 @@ def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
     assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == model
     with pytest.raises(JobError, match="endpoint one is there already"):
         smtrain.deploy(model, "ml.g6e.xlarge", name="one", target="local")
-    smtrain.undeploy("one", target="local", say=told.append)
+    smtrain.undeploy("one", target="local", say=lines.append)
     assert endpoints() == []
     assert sagemaker.list_models()["Models"] == []
     with pytest.raises(JobError, match="no such endpoint"):
@@ -110,8 +110,8 @@ def test_an_endpoint_is_made_once_and_undeployed(model: str) -> None:
 
 
 def test_one_for_a_while_deletes_itself_by_the_planes_clock(model: str) -> None:
-    found = smtrain.deploy(model, "ml.g6e.xlarge", name="brief", seconds=7200, target="local", say=lambda _: None)
-    assert found.until is not None
+    endpoint = smtrain.deploy(model, "ml.g6e.xlarge", name="brief", seconds=7200, target="local", say=lambda _: None)
+    assert endpoint.until is not None
     switches = plane()
     assert switches.call("schedules", ahead=7000)["ran"] == []
     assert endpoints() == ["brief"]

@@ -60,8 +60,8 @@ def test_without_a_server_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch, tr
 
 
 def test_an_adapter_is_served_beside_its_base_by_vllm() -> None:
-    told = {"base_model_name_or_path": "org/base", "r": 16}
-    adapter = FoundModel("out/adapter", told, 1.0, True, Path("/m"))
+    description = {"base_model_name_or_path": "org/base", "r": 16}
+    adapter = FoundModel("out/adapter", description, 1.0, True, Path("/m"))
     command = command_of("vllm", adapter, Path("/m"), "127.0.0.1", 8000)
     assert command[1:3] == ["serve", "org/base"]
     assert command[command.index("--lora-modules") + 1] == "adapter=/m"

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.slow
 TOOLKIT = """#!{python}
 import json, os, sys, tarfile
 ml = os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml")
-told = json.load(open(ml + "/input/config/hyperparameters.json"))
-given = {{key: json.loads(value) for key, value in told.items() if key.startswith("sagemaker_")}}
+parameters = json.load(open(ml + "/input/config/hyperparameters.json"))
+given = {{key: json.loads(value) for key, value in parameters.items() if key.startswith("sagemaker_")}}
 tarfile.open(given["sagemaker_submit_directory"].replace("/opt/ml", ml)).extractall(ml + "/code", filter="data")
 os.chdir(ml + "/code")
-words = [word for key, value in told.items() if key not in given for word in ("--" + key, value)]
+words = [word for key, value in parameters.items() if key not in given for word in ("--" + key, value)]
 os.execv(sys.executable, [sys.executable, given["sagemaker_program"], *words])
 """
 

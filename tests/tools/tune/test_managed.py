@@ -83,7 +83,7 @@ def test_a_grid_names_all_its_combinations_and_a_budget_ends_the_tuning(
     assert dear["ResourceLimits"]["MaxRuntimeInSeconds"] == pytest.approx(1000 / price * 3600, rel=0.01)
 
 
-def told(folder: Path, config: dict[str, Any], **values: str) -> Container:
+def container(folder: Path, config: dict[str, Any], **values: str) -> Container:
     """A container with a config and hyperparameters as SageMaker writes them."""
     (folder / "input/data/config").mkdir(parents=True)
     (folder / "input/config").mkdir(parents=True)
@@ -98,18 +98,18 @@ CONFIG = {"model": {"path": "m"}, "train": {"lr": 1e-4, "schedule": "cosine"}}
 def test_tuned_values_are_laid_over_the_config_and_typed(tmp_path: Path) -> None:
     given = {"smtrain_tuned": '"train.lr,train.warmup_steps,train.schedule"', "train.lr": "2.5e-05"}
     more = {"train.warmup_steps": "30", "train.schedule": '"linear"', "train.seed": "7"}
-    train = stage_config(told(tmp_path, CONFIG, **given, **more)).train
+    train = stage_config(container(tmp_path, CONFIG, **given, **more)).train
     assert (train.lr, train.warmup_steps, train.schedule) == (2.5e-05, 30, "linear")
     assert train.seed == 0, "it is not among the tuned keys"
 
 
 def test_without_a_tuning_job_hyperparameters_are_for_show(tmp_path: Path) -> None:
-    assert stage_config(told(tmp_path, CONFIG, **{"train.lr": "1", "lr": "1", "stage": "train"})).train.lr == 1e-4
+    assert stage_config(container(tmp_path, CONFIG, **{"train.lr": "1", "lr": "1", "stage": "train"})).train.lr == 1e-4
 
 
 def test_a_value_that_the_schema_refuses_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"hyperparameter of the tuning job cannot be used: train\.lr"):
-        stage_config(told(tmp_path, CONFIG, **{"smtrain_tuned": "train.lr", "train.lr": "-1"}))
+        stage_config(container(tmp_path, CONFIG, **{"smtrain_tuned": "train.lr", "train.lr": "-1"}))
 
 
 def test_the_plane_takes_the_request_once(on_aws: dict[str, Any], local_home: Path) -> None:

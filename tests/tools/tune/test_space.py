@@ -61,9 +61,9 @@ WRONG = {
 
 @pytest.mark.parametrize("over", WRONG)
 def test_what_is_wrong_is_a_sentence_with_the_text(raw: dict[str, Any], over: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         smtrain.tune(raw, over=[over])
-    (fault,) = told.value.faults
+    (fault,) = raised.value.faults
     assert fault.startswith("--over")
     assert WRONG[over] in fault
 
