@@ -48,12 +48,12 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
     if objective != "sft":
         raise ConfigError(["--map-keys: is for --objective sft; name the field of the text with --text-column"])
     try:
-        given = json.loads(map_keys)
+        mapping = json.loads(map_keys)
     except (ValueError, RecursionError):
-        given = None
-    tags = given.pop("tags", {}) if isinstance(given, dict) else {}
+        mapping = None
+    tags = mapping.pop("tags", {}) if isinstance(mapping, dict) else {}
     _refuse_tags(tags)
-    if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
+    if not isinstance(mapping, dict) or not all(isinstance(value, str) for value in mapping.values()):
         raise ConfigError(
             [f"--map-keys {map_keys}: is no JSON object of names; write such as "
              '\'{"prompt": "question", "response": "answer"}\'']
@@ -62,7 +62,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
 
     ours_all: tuple[str, ...] = get_args(Column)
     columns: dict[str, str] = {}
-    for name, theirs in given.items():
+    for name, theirs in mapping.items():
         ours = _THEIRS.get(name, name)
         if ours not in ours_all:
             raise ConfigError([f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *ours_all))}"])

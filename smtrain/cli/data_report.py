@@ -36,12 +36,12 @@ def report(
 ) -> None:
     """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove."""
     typed(FLAGS)
-    asked = cleaning("none", False, 0, False, filters, near_duplicates, pii, phone_region)
-    for given in [*inputs, *(against or [])]:
-        named("INPUT or --against", given)
+    cleaned = cleaning("none", False, 0, False, filters, near_duplicates, pii, phone_region)
+    for name in [*inputs, *(against or [])]:
+        named("INPUT or --against", name)
     named("--out", out)
-    inputs = [options.materialised(given) for given in inputs]
-    against = [options.materialised(given) for given in against or []]
+    inputs = [options.materialised(name) for name in inputs]
+    against = [options.materialised(name) for name in against or []]
     model = options.model_folder(model) if model else model
     from smtrain.worker.data import report as reports
     from smtrain.worker.data.manifest import refuse_others
@@ -54,7 +54,7 @@ def report(
         raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
     made = reports.report(
         inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
-        most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=asked,
+        most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=cleaned,
     )  # fmt: skip
     Path(out).write_text(page(made), "utf-8")
     documents, duplicates = (sum(getattr(s, name) for s in made.sources) for name in ("documents", "duplicates"))

@@ -107,13 +107,13 @@ def run_and_show(
 ) -> None:  # fmt: skip
     """Ask the model, run all stages, and show its answers to the same questions before and after."""
     known = records(load_config(source, set_=set_, target="local"))
-    asked = {"prompts": [record.question for record in chosen(known)]} if known else {}
-    config = load_config(source, set_=set_, target="local", generate=asked)
+    prompts = {"prompts": [record.question for record in chosen(known)]} if known else {}
+    config = load_config(source, set_=set_, target="local", generate=prompts)
     console.print(f"what {config.model.path} answers before it is trained:", markup=False)
     before = answers(config)
     for question, answer in before.items():
         _say(console, question, [("", answer)])
-    done = run(source, target="local", set_=set_, again=again, generate=asked)
+    done = run(source, target="local", set_=set_, again=again, generate=prompts)
     documented = {record.question: record for record in known}
 
     def compare() -> None:
@@ -136,16 +136,16 @@ def answers(config: JobConfig) -> dict[str, str]:
     """
     from smtrain.tools.chat.generate import generate
 
-    asked, chat = config.generate, config.train.objective == "sft"
-    key = json.dumps([config.model.path, asked.prompts, chat, asked.max_new_tokens, asked.temperature])
+    section, chat = config.generate, config.train.objective == "sft"
+    key = json.dumps([config.model.path, section.prompts, chat, section.max_new_tokens, section.temperature])
     kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
     if kept.is_file():
         texts = [json.loads(line) for line in kept.read_text("utf-8").splitlines()]
     else:
         kept.parent.mkdir(parents=True, exist_ok=True)
         texts = generate(
-            config.model.path, list(asked.prompts), out=kept, chat=chat, max_new_tokens=asked.max_new_tokens,
-            temperature=asked.temperature,
+            config.model.path, list(section.prompts), out=kept, chat=chat, max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
         )  # fmt: skip
     return {record["prompt"]: record["completion"] for record in texts}
 

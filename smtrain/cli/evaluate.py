@@ -68,29 +68,29 @@ def evaluate(
     def progress(text: str) -> None:
         say(text, error=True)
 
-    asked = EvaluationRequest(
+    request = EvaluationRequest(
         names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size
     )
-    refuse_unheard(asked)
-    models = [given for given in (model, base) if given is not None]
-    here = {given: _found(given, target) for given in models if Path(given).is_dir() or not_here(given)}
-    for given in models:
-        if given not in here and "/" not in given:
-            place_of(given, options.name_of(target))  # raises if there is no target to ask
-    refuse_unreachable(asked)  # before anything is fetched
-    folder, *bases = ((here.get(given) or _found(given, target)).fetch(progress) for given in models)
+    refuse_unheard(request)
+    models = [name for name in (model, base) if name is not None]
+    here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}
+    for name in models:
+        if name not in here and "/" not in name:
+            place_of(name, options.name_of(target))  # raises if there is no target to ask
+    refuse_unreachable(request)  # before anything is fetched
+    folder, *bases = ((here.get(name) or _found(name, target)).fetch(progress) for name in models)
     under = bases[0] if bases else None
-    made = evaluate.evaluate(folder, under, asked, progress, under)
+    made = evaluate.evaluate(folder, under, request, progress, under)
     say(json.dumps(made, indent=1, ensure_ascii=False) if as_json else evaluate.shown(made), whole=as_json)
     if out is not None:
         say(evaluate.save(made, Path(out)), error=as_json)
 
 
-def _found(given: str, target: options.TargetOption | None) -> FoundModel:
+def _found(name: str, target: options.TargetOption | None) -> FoundModel:
     """Find a model. Raises `CheckpointError` if this machine's memory does not hold it."""
     from smtrain.tools.chat.resolve_model import find
     from smtrain.worker.generation.memory_fit import refuse_too_large
 
-    model = find(given, options.name_of(target))
+    model = find(name, options.name_of(target))
     refuse_too_large([model.need], stage="evaluate")  # one model after the other
     return model

@@ -48,8 +48,8 @@ def init(
         raise ConfigError([f"{file.parent}: no such folder; make it first"])
     if sys.stdin.isatty() and None in (model, data, machines):
         say("Three questions; Enter takes what is in brackets.")
-    model, data = _asked("--model", model), _asked("--data", data)
-    where = Machines.parse(_asked("--machines", machines))
+    model, data = _option_or_answer("--model", model), _option_or_answer("--data", data)
+    where = Machines.parse(_option_or_answer("--machines", machines))
     model, data = _from(file.parent, model), _from(file.parent, data)
     seen = _seen_from_here(file.parent, model)
     known = _shape_known(seen)
@@ -165,12 +165,12 @@ def _shape_known(model: str) -> bool:
     return True
 
 
-def _asked(option: str, given: str | None) -> str:
+def _option_or_answer(option: str, value: str | None) -> str:
     """The option, or the answer to its question; raises `ConfigError` if there is no terminal to ask on."""
     from smtrain.core.errors import ConfigError
 
-    if given is not None:
-        return given
+    if value is not None:
+        return value
     question, default = _QUESTIONS[option]
     if not sys.stdin.isatty():
         raise ConfigError([f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "

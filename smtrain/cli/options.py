@@ -280,9 +280,9 @@ def age_of(text: str | None) -> float | None:
         raise ConfigError([f"--older-than: {error}"]) from None
 
 
-def is_named(*given: object) -> bool:
+def is_named(*selections: object) -> bool:
     """True if an option of `clean` names something to remove; otherwise print those options."""
-    if any(one is not None and one is not False for one in given):
+    if any(one is not None and one is not False for one in selections):
         return True
     say("give --jobs, --older-than TIME, --run NAME or --all to remove something")
     return False

@@ -48,20 +48,20 @@ def tune(
     options.folder_of("--out", out)
     typed({"max_jobs": "--max-jobs", "parallel": "--parallel", "budget": "--budget", "out": "--out"})
     where = chosen.target_name
-    asked = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
+    search = {"over": over or [], "max_jobs": max_jobs, "parallel": parallel, "budget": budget}
     if dry_run:
         loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
         if loaded.target != "aws":
             raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
                                "--target aws"])  # fmt: skip
         say_unpatched(loaded, where)
-        request = tune.tuning_job(loaded, **asked, early_stop=early_stop, target=where)  # type: ignore[arg-type]
+        request = tune.tuning_job(loaded, **search, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)
         return
     loaded = chosen.load()
     say_unpatched(loaded, where)
     tuning = tune.tune(
-        loaded, **asked, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
+        loaded, **search, early_stop=early_stop, out=out or f"{loaded.name}-tuning", target=where,  # type: ignore[arg-type]
         check=not no_check,
     )  # fmt: skip
     say(tuning)

@@ -42,9 +42,9 @@ def sentence_of(error: Any, name: str, argv: list[str]) -> str:
     path = getattr(context, "command_path", None) or name
     text = " ".join(error.format_message().split()).rstrip(".").replace(": Value error,", ":")
     text = text.replace(": Input should", ": it should").replace("argument(s)", "argument") or "a subcommand is missing"
-    said = hide(_better(error, context, path, text, argv) or text)
-    end = "" if said.endswith("?") else ";"
-    return f"{path}: {said[0].lower()}{said[1:]}{end} `{path} --help` shows what it takes"
+    sentence = hide(_better(error, context, path, text, argv) or text)
+    end = "" if sentence.endswith("?") else ";"
+    return f"{path}: {sentence[0].lower()}{sentence[1:]}{end} `{path} --help` shows what it takes"
 
 
 def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> str | None:

@@ -212,9 +212,10 @@ def _spelled(loaded: Loaded, prompts: Sequence[Prompt], form: PromptFormat, samp
 
 def _messages_of(prompt: Prompt, form: PromptFormat) -> list[dict[str, str]]:
     """The conversation to answer; empty if text is to be continued."""
-    said = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if form.chat else [])
-    first = [{"role": "system", "content": form.system}] if form.system and said and said[0]["role"] != "system" else []
-    return [*first, *said]
+    messages = list(prompt.messages) or ([{"role": "user", "content": prompt.text}] if form.chat else [])
+    if form.system and messages and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": form.system})
+    return messages
 
 
 def _begun(file: Path, overwrite: bool, batch: int, settings: list[Any]) -> tuple[Path, list[dict[str, Any]]]:

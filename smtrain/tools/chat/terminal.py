@@ -37,19 +37,19 @@ class Terminal:
         if self._talks:
             _editing()
             say("/help lists the commands, /quit leaves")
-        pressed = asked = False
+        pressed = had_question = False
         while True:
             try:
                 text = self._read()
                 pressed = False
                 if text is None or text in ("/quit", "/exit"):
                     return
-                asked = asked or bool(text)
+                had_question = had_question or bool(text)
                 self._take(text)
             except EOFError:
                 if self._talks:
                     say("")
-                elif not asked:
+                elif not had_question:
                     say("standard input has no question: type at a terminal, or pipe a line into it", error=True)
                 return
             except KeyboardInterrupt:

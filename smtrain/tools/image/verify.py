@@ -92,11 +92,11 @@ def _user(contents: Contents) -> Iterator[Finding]:
 def _contract(client: Any, image: Any) -> Iterator[Finding]:
     """Start the launcher without inputs: it must fail, and say why in the file that SageMaker reads."""
     command = ["python3", f"{FOLDER}/entrypoints/launch.py", "convert"]
-    status, said, failure = run(client, image, command, read="/opt/ml/output/failure")
+    status, output, failure = run(client, image, command, read="/opt/ml/output/failure")
     if status and failure:
         yield Finding("contract", "ok", "a stage that fails says why in /opt/ml/output/failure and ends with a status")
     else:
-        last = (said.strip().splitlines() or ["nothing"])[-1]
+        last = (output.strip().splitlines() or ["nothing"])[-1]
         yield Finding(
             "contract", "fault", f"a stage without inputs left with {status} and wrote no /opt/ml/output/failure; it "
             f"said: {last}",

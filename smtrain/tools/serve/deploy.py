@@ -231,11 +231,11 @@ def spec_of(
     assert source.far is not None  # callers refuse a model of this machine
     place, uri = sagemaker(source.far[0]), source.far[1]
     named = name or source.name.rstrip("/").rpartition("/")[2]
-    base, given, weights, body = uri, role, source.weights, source.described
+    base, role_name, weights, body = uri, role, source.weights, source.described
     description: dict[str, Any] = {}
     if not uri.startswith(source.name):  # a run or a job
         description = train_jobs(source.name, place.name)[1][-1].describe()
-        given = given or description["RoleArn"]
+        role_name = role_name or description["RoleArn"]
     if source.is_adapter:
         channels = {
             c["ChannelName"]: c["DataSource"].get("S3DataSource", {}) for c in description.get("InputDataConfig", [])
@@ -248,7 +248,7 @@ def spec_of(
     region = place.region_name()
     return EndpointSpec(
         named, base, image or serving_image(region), instance_type, count,
-        tensor_parallel(named, weights, body, instance_type), place.role(given),
+        tensor_parallel(named, weights, body, instance_type), place.role(role_name),
         adapter=uri if source.is_adapter else None,
         rank=max(8, int(source.described.get("r") or 8)) if source.is_adapter else 0,
         max_length=max_length, tags={"smtrain:run": source.name} if description else {},
