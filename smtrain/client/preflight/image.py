@@ -157,7 +157,7 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
         return
     try:
         # Pulling needs this right too; the registries of AWS's own images allow it, but rarely DescribeImages.
-        answer = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.asked)
+        answer = context.ask("ecr", "batch_get_image", absent=["RepositoryNotFoundException"], **named.query)
     except Absent:
         yield Finding(
             "image", "fault",

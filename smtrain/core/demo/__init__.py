@@ -1,4 +1,4 @@
-"""The demo: real text and a small model made from nothing but this machine, and what is shown at its end."""
+"""The demo: real text and a small model, made from this machine's Python only."""
 
 from smtrain.core.demo.inputs import materialise
 

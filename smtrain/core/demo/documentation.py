@@ -1,4 +1,4 @@
-"""What `help()` says of Python's functions, classes and methods on this machine, as questions and answers."""
+"""Questions and answers from the documentation of Python's functions, classes and methods on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-# Modules whose import does nothing else; what this Python was built without is left out.
+# Modules whose import has no side effects; those that this Python lacks are skipped.
 MODULES = (
     "builtins", "argparse", "ast", "base64", "bisect", "calendar", "codecs", "collections", "configparser",
     "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fileinput", "fnmatch",
@@ -24,7 +24,8 @@ LONGEST_TEXT, LONGEST_SIGNATURE = 300, 120
 
 
 def documentation() -> Iterator[dict[str, str]]:
-    """Alpaca's records: what is NAME in Python, and its signature with the first paragraph of its docstring."""
+    """Records in Alpaca's format: what is NAME in Python, and its signature with the first paragraph of its
+    docstring."""
     seen: set[int] = set()
     for module in MODULES:
         try:
@@ -34,14 +35,14 @@ def documentation() -> Iterator[dict[str, str]]:
         for name, value in public:
             path = name if module == "builtins" else f"{module}.{name}"
             for called, one in ((path, value), *((f"{path}.{method}", one) for method, one in _methods(value))):
-                told = described(called.rpartition(".")[2], one)
-                if told is not None and id(one) not in seen:
+                answer = described(called.rpartition(".")[2], one)
+                if answer is not None and id(one) not in seen:
                     seen.add(id(one))
-                    yield {"instruction": f"What is {called} in Python?", "output": told}
+                    yield {"instruction": f"What is {called} in Python?", "output": answer}
 
 
 def described(name: str, value: Any) -> str | None:
-    """`value` as `help()` shows it: signature, and below it the first paragraph. None if there is no such thing."""
+    """`value` as in `help()`: its signature, and the first paragraph below; None without them."""
     try:
         signature = str(inspect.signature(value))
     except (ValueError, TypeError):
@@ -55,7 +56,7 @@ def described(name: str, value: Any) -> str | None:
 
 
 def _public(module: ModuleType) -> list[tuple[str, Any]]:
-    """Functions and classes of a module by name; attributes that a module makes on demand may warn, and are left."""
+    """Functions and classes of a module by name; attributes that a module makes on demand may warn, and are skipped."""
     held = vars(module)
     names = held.get("__all__") or [name for name in held if not name.startswith("_")]
     return [

@@ -1,5 +1,5 @@
-"""`demo://` inputs: the Python standard library's own source as text, questions about it with its documentation for
-answers, a small Llama with a tokenizer and a chat template, and SmolLM2-135M."""
+"""`demo://` inputs: the source of Python's standard library as text, questions that its documentation answers, a small
+Llama with a tokenizer and a chat template, and SmolLM2-135M."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT, QUESTIONS, HELP = "demo://python-stdlib", "demo://python-questions", "demo
 MODEL, SMOLLM2 = "demo://tiny-llama", "demo://smollm2"
 VOCABULARY = 512
 END = "<|endoftext|>"
-# alpaca's headings, which need no token of their own; the end of text ends an answer
+# Alpaca's headings, which need no special tokens; the end of text ends an answer
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role == 'assistant' %}### Response:\n{{ m.content }}{{ eos_token }}"
@@ -49,9 +49,9 @@ LLAMA: dict[str, Any] = {
 
 
 def materialise(uri: str, say: Say = lambda _: None) -> Path:
-    """The folder that a demo:// URI stands for, made on first use below $SMTRAIN_HOME/demo.
+    """The folder of a demo:// URI, made on first use below $SMTRAIN_HOME/demo.
 
-    Raises `ConfigError` for an unknown name, its `UnavailableError` for what this machine cannot fetch.
+    Raises `ConfigError` for an unknown name, and `UnavailableError` if it cannot be fetched.
     """
     makers: dict[str, Callable[[Path], None]] = {
         TEXT: _write_text,
@@ -80,12 +80,12 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
 
 
 def described(uri: str = MODEL) -> dict[str, Any] | None:
-    """What config.json says of a demo:// model, which need not be there yet; None for what is no model."""
+    """The config.json of a demo:// model, which need not exist yet; None for other URIs."""
     return {MODEL: {"model_type": "llama", **LLAMA}, SMOLLM2: smollm2.CONFIG}.get(uri)
 
 
 def _write_text(folder: Path) -> None:
-    """One JSON line per source file of the standard library, its tests left out."""
+    """One JSON line per source file of the standard library, without its tests."""
     library = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
     with (folder / "python-stdlib.jsonl").open("w", encoding="utf-8") as out:
@@ -96,7 +96,7 @@ def _write_text(folder: Path) -> None:
 
 
 def _write_questions(folder: Path) -> None:
-    """What each function and class of the library's top modules is for, as alpaca's records."""
+    """The purpose of each function and class of the library's top modules, in Alpaca's format."""
     library = Path(sysconfig.get_paths()["stdlib"])
     with (folder / "questions.jsonl").open("w", encoding="utf-8") as out:
         for path in sorted(library.glob("*.py")):
@@ -112,7 +112,7 @@ def _write_questions(folder: Path) -> None:
 
 
 def _write_help(folder: Path) -> None:
-    """What `help()` says here, as alpaca's records."""
+    """The documentation on this machine, in Alpaca's format."""
     with (folder / "help.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(record) + "\n" for record in documentation())
 

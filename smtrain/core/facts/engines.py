@@ -1,4 +1,4 @@
-"""Which engine trains on which machines, and why the other does not. Where a job runs on this machine, native does."""
+"""The engines that train on each type of machine. On this machine it is always native."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ENGINES: tuple[EngineName, ...] = ("native", "nxd")
 
 
 def engine_of(instance_type: str) -> EngineName:
-    """The engine of a config that names none: what runs on instances of this type."""
+    """The default engine on instances of a type."""
     neuron = is_neuron(instance_type) and family(instance_type) in table("instances")["engines"]["nxd"]
     return "nxd" if neuron else "native"
 
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
-    """Why an engine cannot train on instances of a type, with the way out; None if it can."""
+    """The fault, with its remedy, if an engine cannot train on instances of a type."""
     if engine == engine_of(instance_type):
         return None
     if engine == "nxd":
@@ -32,7 +32,7 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
 
 
 def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:
-    """Why a job cannot train in a precision with an engine on instances of a type; None if it can."""
+    """The fault, with its remedy, if an engine cannot train in a precision on instances of a type."""
     if precision != "fp16":
         return None
     if engine == "nxd":
@@ -45,21 +45,21 @@ def precision_fault(precision: str, engine: str, instance_type: str) -> str | No
 
 
 def no_gpu_for_fp16(machine: str) -> str:
-    """Why nothing trains in fp16 on CPUs."""
+    """The fault of fp16 on a machine without GPUs."""
     return f"train.precision: fp16 is for GPUs, and {machine} has none; set bf16 or fp32"
 
 
 def family(instance_type: str) -> str:
-    """The part of a type's name that says what machine it is: trn1, p5, m5...; of a machine of one's own, its name."""
+    """The family in a type's name: trn1, p5, m5...; for a described machine, its name."""
     parts = instance_type.split(".")
     return parts[1] if len(parts) == 3 else instance_type
 
 
 def is_neuron(instance_type: str) -> bool:
-    """Whether hosts of this type, which is one of SageMaker's, have Neuron cores."""
+    """Whether instances of this type have Neuron cores."""
     return instance_type.startswith("ml.trn")
 
 
 def is_gpu(instance_type: str) -> bool:
-    """Whether hosts of this type, which is one of SageMaker's, have GPUs."""
+    """Whether instances of this type have GPUs."""
     return instance_type.startswith("ml.") and family(instance_type)[0] in table("instances")["gpu_families"]

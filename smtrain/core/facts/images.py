@@ -1,5 +1,4 @@
-"""Which training image: by region, partition, engine, and Neuron SDK generation or CUDA (core/facts/images.toml,
-dated)."""
+"""Choose the training image by region, engine and machine, from the dated rows of core/facts/images.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ _ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@
 
 @dataclass(frozen=True)
 class EcrImage:
-    """An image in Amazon ECR, as its URI names it."""
+    """An image in Amazon ECR, parsed from its URI."""
 
     account: str
     region: str
@@ -27,8 +26,8 @@ class EcrImage:
     """A tag, or a digest (`sha256:...`)."""
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """What ECR's BatchGetImage is asked with."""
+    def query(self) -> dict[str, Any]:
+        """Parameters of ECR's BatchGetImage."""
         kind = "imageDigest" if self.tag and self.tag.startswith("sha256:") else "imageTag"
         return {
             "registryId": self.account, "repositoryName": self.repository, "imageIds": [{kind: self.tag or "latest"}]
@@ -36,22 +35,21 @@ class EcrImage:
 
 
 def ecr_image(uri: str) -> EcrImage | None:
-    """The image that a URI names; None if it is not in Amazon ECR."""
+    """Parse an image URI; None if it is not in Amazon ECR."""
     found = _ECR.match(uri)
     return EcrImage(*found.groups()) if found else None
 
 
 def of_aws(uri: str) -> bool:
-    """Whether it is in a registry of AWS's own training images."""
+    """Whether an image is in a registry of AWS's training images."""
     named, images = ecr_image(uri), table("images")
     return named is not None and named.account in {images["default_account"], *images["accounts"].values()}
 
 
 def image_uri(region: str, engine: str = "native", tag: str | None = None) -> str:
-    """URI of the newest training image known to ship what `engine` needs, in the registry of `region`.
+    """URI of the newest training image with what `engine` needs, else of the newest image, in the registry of `region`.
 
-    For an engine that no tag of the table is known to serve, the newest tag of all. Raises `ConfigError` for a region
-    whose registry account is not known.
+    Raises `ConfigError` for a region whose registry is unknown.
     """
     images = table("images")
     if tag is None:
@@ -60,34 +58,30 @@ def image_uri(region: str, engine: str = "native", tag: str | None = None) -> st
 
 
 def gpu_image_uri(region: str) -> str:
-    """URI of the newest image for GPUs that is known to have what the stages import.
-
-    Raises `ConfigError` for a region whose registry account is not known.
-    """
+    """URI of the newest image for GPUs with all that the stages import. Raises `ConfigError` for an unknown region."""
     row = next(row for row in gpu_rows() if row["whole"])
     return f"{_registry(region)}/{row['repository']}:{row['tag']}"
 
 
 def serving_image(region: str) -> str:
-    """URI of the newest known image that serves a model on GPUs. Raises `ConfigError` for a region not known."""
+    """URI of the newest image that serves models on GPUs. Raises `ConfigError` for an unknown region."""
     return f"{_registry(region)}/{table('images')['serving']}"
 
 
 def gpu_rows() -> list[dict[str, Any]]:
-    """The known images for GPUs, those that have what the stages import first."""
+    """The known images for GPUs; those with all that the stages import come first."""
     rows: list[dict[str, Any]] = table("images")["gpu"]
     return sorted(rows, key=lambda row: not row["whole"])
 
 
 def gpu_row(uri: str) -> dict[str, Any] | None:
-    """What is known of the GPU image that a URI names; None for any other."""
+    """The row of a GPU image by its URI; None for other images."""
     name = uri.rpartition("/")[2]
     return next((row for row in gpu_rows() if name == f"{row['repository']}:{row['tag']}"), None)
 
 
 def unpatched(uri: str | None, today: date | None = None) -> str | None:
-    """What is wrong with an image that AWS no longer patches, with the remedy; None for one that it does, and for any
-    whose end is not known. `today` is UTC's."""
+    """The fault, with its remedy, of an image that AWS no longer patches; None for others. `today` is in UTC."""
     row = gpu_row(uri) if uri else None
     if row is None or (today or datetime.now(timezone.utc).date()) <= date.fromisoformat(row["patched_until"]):
         return None
@@ -99,7 +93,7 @@ def unpatched(uri: str | None, today: date | None = None) -> str | None:
 
 
 def _registry(region: str) -> str:
-    """Where AWS keeps its training images in a region. Raises `ConfigError` if that is not known."""
+    """The registry of AWS's training images in a region. Raises `ConfigError` if it is unknown."""
     images = table("images")
     account = images["accounts"].get(region, images["default_account"])
     if region not in images["accounts"] and region not in images["default_regions"]:
@@ -121,11 +115,10 @@ def _near_region(region: str) -> str:
 
 
 def training_image(region: str, engine: str, instance_type: str) -> str:
-    """URI of the newest known image in which `engine` trains on instances of a type.
+    """URI of the newest image in which `engine` trains on instances of a type.
 
-    On machines without accelerator that is the newest Neuron image too, for its torch and transformers. Raises
-    `ConfigError` where no image is known to do. (On GPUs the engine is native: `engine_fault` refuses nxd before.)
-    """
+    Machines without accelerator also get the newest Neuron image, for its torch and transformers; GPUs always run
+    engine native. Raises `ConfigError` if no image is known."""
     known = [row["tag"] for row in table("images")["tags"] if serves(row["tag"], engine)]
     if is_gpu(instance_type):
         return gpu_image_uri(region)
@@ -142,13 +135,13 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
 
 
 def sdk_release(uri: str) -> tuple[int, int, int] | None:
-    """Release of the Neuron SDK in an image, read from its tag; None if the tag does not say."""
+    """Release of the Neuron SDK in an image, from its tag; None if the tag has none."""
     found = _SDK.search(uri.rpartition("/")[2])
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def serves(uri: str, engine: str) -> bool | None:
-    """Whether an image ships what an engine needs on Neuron cores, as far as its name says; None if it does not."""
+    """Whether an image has what an engine needs on Neuron cores, by its name; None if the name does not say."""
     release, bounds = sdk_release(uri), table("images")["engines"][engine].get("sdk")
     if release is None or bounds is None:
         return None
@@ -157,7 +150,7 @@ def serves(uri: str, engine: str) -> bool | None:
 
 
 def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
-    """Why stage train cannot run in an image on machines of a type, with a remedy, as far as its name says."""
+    """The fault, with its remedy, if stage train cannot run in an image on machines of a type, judging by its name."""
     if is_gpu(instance_type):
         row = gpu_row(uri)
         if sdk_release(uri):
@@ -194,7 +187,7 @@ def _needs(engine: str) -> str:
 
 
 def image_rows() -> list[dict[str, Any]]:
-    """The known tags, newest first, each with the engines it serves."""
+    """The known tags, newest first, each with its engines."""
     images = table("images")
     return [
         {**row, "engines": [engine for engine in images["engines"] if serves(row["tag"], engine)]}
@@ -203,7 +196,7 @@ def image_rows() -> list[dict[str, Any]]:
 
 
 def end_of_life(engine: str) -> str | None:
-    """A sentence on an engine whose software gets no further release; None for one that is maintained."""
+    """A sentence about an engine whose software gets no further release; None for others."""
     if engine != "nxd":
         return None
     last = table("images")["engines"]["nxd"]["sdk"][1]

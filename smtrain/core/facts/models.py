@@ -1,4 +1,4 @@
-"""What is known of published models without their files."""
+"""Facts about published models that need none of their files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from smtrain.core.facts import table
 
 
 def positions(uri: str) -> int | None:
-    """The longest sequence of a model of the hub (`hf://organization/model`, with a revision or without) as its
-    organization published it; None if that is not known."""
-    told = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
+    """The longest sequence of a model on the hub (`hf://organization/model[@revision]`) as published; None if
+    unknown."""
+    source = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
     for row in table("models")["models"].values():
-        if uri.startswith("hf://") and row["source"].lower() == told:
+        if uri.startswith("hf://") and row["source"].lower() == source:
             found: int | None = row.get("positions")
             return found
     return None
 
 
 def is_gated(uri: str, *, data: bool = False) -> bool:
-    """True for a model of the Hugging Face hub, or a data set, that is known to be given only to a token."""
+    """Whether a model or data set on the Hugging Face hub is known to need a token."""
     if not uri.startswith("hf://"):
         return False
     name = re.split("[@#:]", uri.removeprefix("hf://"), maxsplit=1)[0].lower()

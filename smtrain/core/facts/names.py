@@ -1,4 +1,4 @@
-"""Names of AWS that were meant by words that are none: instance types and regions."""
+"""Suggest the instance type or region that was probably meant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from smtrain.core.near import nearest
 
 
 def instance_meant(word: str) -> str | None:
-    """The instance type with facts that a word stands for: one without `ml.`, misspelled, or the name of its chip."""
+    """The known instance type for a word: without `ml.`, misspelled, or the name of its chip."""
     facts = table("instances")
     rows, plain = facts["instances"], word.strip().lower()
     known = [*rows, *facts["cpu"]]
@@ -26,7 +26,7 @@ def instance_meant(word: str) -> str | None:
 
 
 def region_meant(word: str) -> str | None:
-    """The region that a word stands for: `us-west2`, `us-west-2a`, `uswest2`."""
+    """The region for a word such as `us-west2`, `us-west-2a` or `uswest2`."""
     images = table("images")
     regions = {*images["accounts"], *images["default_regions"]}
     squeezed: dict[str, str] = {name.replace("-", ""): name for name in sorted(regions)}

@@ -1,4 +1,4 @@
-"""What SageMaker, CloudWatch and Service Quotas call things; every part of the package spells them from here."""
+"""Names that SageMaker, CloudWatch and Service Quotas use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ TargetName = Literal["local", "aws", "slurm"]
 """Backends of jobs: the control plane of this machine, AWS, a Slurm cluster."""
 
 ENDED = ("Completed", "Failed", "Stopped")
-"""TrainingJobStatus of jobs that will not change any more (API_DescribeTrainingJob)."""
+"""Final values of TrainingJobStatus (API_DescribeTrainingJob)."""
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 """CloudWatch's log group of all training jobs, and the namespace of their metrics."""
 ENDPOINT_LOGS = "/aws/sagemaker/Endpoints"
-"""Below it each endpoint has a log group of its name."""
+"""Prefix of the log groups of endpoints."""
 
 # Quotas as Service Quotas itself names them (Amazon SageMaker; read 2026-11 in published listings of accounts).
 # Of the names for spot below the first three only the first half was seen; a quota that is not listed limits nothing.
@@ -28,7 +28,7 @@ RUN_TIME, VOLUME = "Longest run time for a training job", "Size of EBS volume fo
 
 
 def quota_command(code: str, value: float, region: str | None) -> str:
-    """The command line that asks AWS for more of a quota."""
+    """The command that requests a higher quota from AWS."""
     return (
         f"aws service-quotas request-service-quota-increase --service-code sagemaker --quota-code {code} "
         f"--desired-value {value:g} --region {region}"

@@ -1,4 +1,4 @@
-"""What two jobs must share for the second to get the machines of the first."""
+"""The conditions for a job to get the warm machines of another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 WARM_POOL_CACHE = "/opt/ml/sagemaker/warmpoolcache"
-"""What jobs leave there is kept with the machines (SageMaker developer guide, "Persistent cache")."""
-# What must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in the order
-# in which a difference is named. Free: image, environment, hyperparameters, channels, output.
+"""Files in this folder stay on the machines (SageMaker developer guide, "Persistent cache")."""
+# Fields that must be equal for a pool to be reused (SageMaker developer guide, "Train using managed warm pools"), in
+# the order in which a difference is reported. May differ: image, environment, hyperparameters, channels, output.
 FIELDS = (
     ("ResourceConfig", "InstanceType"),
     ("ResourceConfig", "InstanceCount"),
@@ -24,15 +24,15 @@ FIELDS = (
 
 
 def agreement(request: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """How many fields agree before the first that does not."""
+    """Number of fields that agree before the first difference."""
     equal = [_at(request, path) == _at(other, path) for path in FIELDS]
     return equal.index(False)
 
 
 def first_difference(request: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512"; None if it would.
+    """The reason why a job would not get the machines of another: "VolumeSizeInGB 256 is not 512"; None if it would.
 
-    Both are requests, or what Describe tells of a job.
+    Both are requests, or descriptions of jobs.
     """
     for path in FIELDS:
         ours, theirs = _at(request, path), _at(other, path)

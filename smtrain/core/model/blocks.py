@@ -1,4 +1,4 @@
-"""The parameters of one decoder layer, family by family: name, role and shape of each; pure Python."""
+"""Name, role and shape of the parameters of a decoder layer, for each family; pure Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """What a parameter is to tensor parallelism: along which dimension, and in which unit, it is cut."""
+    """How tensor parallelism divides a parameter: the dimension and the unit."""
 
     VOCAB = "rows by vocabulary"
     Q = "rows by query head"
@@ -30,25 +30,25 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Spec:
-    """One parameter of a model: its name in Hugging Face files, its role and its whole shape."""
+    """One parameter: its name in Hugging Face files, its role and its full shape."""
 
     name: str
     role: Role
     shape: tuple[int, ...]
     turned: bool = False
-    """Stored with its inputs first (GPT-2's Conv1D): what the role calls rows are columns."""
+    """Stored with its inputs first (GPT-2's Conv1D): rows in the role are columns here."""
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def upright(self) -> Spec:
-        """As others store it: with its outputs first."""
+        """The same parameter stored with its outputs first, as in other families."""
         return replace(self, shape=self.shape[::-1], turned=False) if self.turned else self
 
 
 def block(shape: ModelShape) -> Iterator[Spec]:
-    """Those of a layer, by their names within it, in the order of the forward pass."""
+    """The parameters of a layer, by their names within it, in the order of the forward pass."""
     return {"gpt_neox": _neox_block, "gpt2": _gpt2_block}.get(shape.family, _llama_block)(shape)
 
 
@@ -61,7 +61,7 @@ def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
 def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[Spec]:
     yield Spec(f"{name}.weight", role, (out, into))
     if bias:
-        # The bias of a linear whose columns are cut is added once, after the sum: every rank holds it whole.
+        # The bias of a row-parallel linear is added once, after the all-reduce, so every rank holds all of it.
         yield Spec(f"{name}.bias", Role.WHOLE if role in (Role.O, Role.ROW) else role, (out,))
 
 

@@ -11,20 +11,20 @@ README = "README.md"
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _HUB = re.compile(r"(?:hf://)?([A-Za-z0-9][\w.-]*/[\w.-]+?)(?:@.+)?")
 _CARRIED = ("license", "license_name", "license_link", "language")
-"""What of the base model's front matter is as true of what was trained from it."""
+"""Keys of the base model's front matter that also hold for the trained model."""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The metadata at the head of a README; empty if there is none, or none that can be read."""
+    """The metadata at the head of a README; empty if missing or unreadable."""
     from smtrain.core.yaml_text import YamlError, parse
 
     match = _FRONT.match(text)
     try:
-        found = parse(match[1]) if match else None
+        values = parse(match[1]) if match else None
     except YamlError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def hub_name(path: str | None) -> str | None:
@@ -36,21 +36,21 @@ def hub_name(path: str | None) -> str | None:
 def metadata(base: str | None, readme: str, *, adapter: bool, legal: Iterable[str] = ()) -> dict[str, Any]:
     """The front matter of a model that was trained from `base` (a name of the hub, or None).
 
-    `readme` is the base model's, whose licence and languages go along, and `legal` the names of licence files beside
-    the weights: where the base says no licence but has such a file, the hub is pointed to it.
+    The licence and languages come from `readme`, the base model's. If it names no licence, the hub is pointed to one of
+    `legal`, the licence files next to the weights.
     """
-    theirs = front_matter(readme)
-    found: dict[str, Any] = {key: theirs[key] for key in _CARRIED if theirs.get(key)}
+    base_front = front_matter(readme)
+    front: dict[str, Any] = {key: base_front[key] for key in _CARRIED if base_front.get(key)}
     files = sorted(legal)
-    if "license" not in found and files:
+    if "license" not in front and files:
         chosen = next((name for name in files if name.upper().startswith(("LICEN", "COPYING"))), files[0])
-        found |= {"license": "other", "license_name": "see-file", "license_link": chosen}
+        front |= {"license": "other", "license_name": "see-file", "license_link": chosen}
     if base:
-        found |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
-    found["library_name"] = "peft" if adapter else "transformers"
-    found["pipeline_tag"] = "text-generation"
-    found["tags"] = ["smtrain", *(["lora"] if adapter else [])]
-    return found
+        front |= {"base_model": base, "base_model_relation": "adapter" if adapter else "finetune"}
+    front["library_name"] = "peft" if adapter else "transformers"
+    front["pipeline_tag"] = "text-generation"
+    front["tags"] = ["smtrain", *(["lora"] if adapter else [])]
+    return front
 
 
 def card(title: str, about: Mapping[str, Any], paragraphs: Iterable[str]) -> str:
@@ -66,7 +66,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def usage(name: str, *, adapter: bool) -> str:
-    """How the model is loaded."""
+    """The section that shows how to load the model."""
     load = (
         f'from peft import AutoPeftModelForCausalLM\n\nmodel = AutoPeftModelForCausalLM.from_pretrained("{name}")'
         if adapter

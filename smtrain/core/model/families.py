@@ -1,7 +1,7 @@
-"""The one table of model families: what each is called, which parameters it has and what part each plays.
+"""The table of model families: their names, parameters and sizes.
 
-Pure Python: the client and the planner read it without torch. Names are those of the Hugging Face *files*
-(`model.safetensors`); where transformers calls a module otherwise, `file_name` translates.
+Pure Python, as the client and the planner have no torch. Names are those in Hugging Face *files* (`model.safetensors`);
+`file_name` translates the names of transformers' modules, which may differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from smtrain.core.model.blocks import block, norm
 
 @dataclass(frozen=True)
 class Family:
-    """How one model type names its parts."""
+    """The names of the parts of one model type."""
 
     model_type: str
     prefix: str
@@ -30,15 +30,15 @@ class Family:
     layers: str = "layers"
     attention: str = "self_attn"
     block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    positions: str | None = None  # the table of learned positions, where there is one
+    positions: str | None = None  # the table of learned positions, if any
     norm_bias: bool = False
-    module_names: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> the file's, where they differ
+    module_names: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> the file's, if they differ
     defaults: Mapping[str, Any] = field(
         default_factory=dict
-    )  # what transformers takes for a key config.json leaves out
+    )  # transformers' defaults of keys that config.json leaves out
     keys: Mapping[str, str] = field(default_factory=dict)  # config.json's own names of sizes; transformers reads both
     bare: bool = False
-    """Whether files without the prefix are met."""
+    """Whether there are files without the prefix."""
 
 
 def _llama_like(model_type: str, **defaults: Any) -> Family:
@@ -86,13 +86,13 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a mixture of experts: dense models may name the same keys, with null, 0 or 1."""
+    """Whether a config.json describes a mixture of experts; dense models may have the same keys with null, 0 or 1."""
     counts = (config.get(key) for key in _EXPERTS)
     return any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in counts)
 
 
 def _no_family(config: Mapping[str, Any]) -> str:
-    """The sentence for a config.json whose model_type is missing or is none that can be trained."""
+    """The sentence for a config.json whose model_type is missing or cannot be trained."""
     kind = config.get("model_type")
     if kind is not None:
         experts = " (a mixture of experts)" if is_mixture(config) else ""
@@ -114,16 +114,16 @@ def _no_family(config: Mapping[str, Any]) -> str:
 
 
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
-"""Where a parameter's name has the number of its layer."""
+"""Matches the number of the layer in a parameter's name."""
 
 
 _MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
-"""What is counted one by one has an end, whatever a damaged config.json says."""
+"""Limits of sizes over which code loops, against a damaged config.json."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder, and what follows from them alone."""
+    """The sizes of a decoder, and what follows from them."""
 
     family: str
     hidden: int
@@ -139,7 +139,7 @@ class ModelShape:
     mlp_bias: bool = False
     sliding_window: int | None = None
     positions: int | None = None
-    """Rows of the table of learned positions, where there is one."""
+    """Rows of the table of learned positions, if there is one."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -153,7 +153,7 @@ class ModelShape:
             **family.defaults,
             **named,
             **config,
-        }  # a null in config.json is no default: it means "none", or "as the others"
+        }  # a null in config.json overrides the default
 
         def size(name: str) -> int:
             key = family.keys.get(name, name)
@@ -207,12 +207,12 @@ class ModelShape:
 
     @property
     def plain(self) -> bool:
-        """Norms with a bias and an MLP without a gate, as GPT-NeoX's and GPT-2's."""
+        """Whether norms have a bias and the MLP no gate, as in GPT-NeoX and GPT-2."""
         return FAMILIES[self.family].norm_bias
 
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
-        """Every parameter in the order of the forward pass. Of a tied pair only the embedding is listed."""
+        """All parameters in the order of the forward pass; a tied head is not listed."""
         f, parts = FAMILIES[self.family], self._layer
         layers = (replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for i in range(self.layers) for s in parts)
         first, last = self._ends
@@ -236,13 +236,13 @@ class ModelShape:
         return first, last
 
     def _numbers(self, counted: Callable[[Spec], bool] = lambda spec: True) -> int:
-        """How many numbers the parameters have that count; all layers are alike, so one of them is looked at."""
+        """Size of the parameters that are `counted`; one layer is multiplied, as all are the same."""
         ends = sum(s.size for part in self._ends for s in part if counted(s))
         return ends + self.layers * sum(s.size for s in self._layer if counted(s))
 
     @property
     def largest(self) -> int:
-        """Numbers of the biggest parameter."""
+        """Size of the largest parameter."""
         first, last = self._ends
         return max(s.size for s in (*first, *self._layer, *last))
 
@@ -258,7 +258,7 @@ class ModelShape:
 
     @property
     def head_name(self) -> str:
-        """The file's name of the output matrix; a tied model's is its embedding."""
+        """The output matrix's name in files; that of the embedding in a tied model."""
         return self.embed_name if self.tied else f"{FAMILIES[self.family].head}.weight"
 
     def file_name(self, module_name: str) -> str:
@@ -267,13 +267,13 @@ class ModelShape:
         return self.embed_name if self.tied and name == f"{FAMILIES[self.family].head}.weight" else name
 
     def file_aliases(self, name: str) -> list[str]:
-        """Other names under which `name` is met in files: some tools write the module's name as it is."""
+        """Other names of `name` in files, as some tools write the module's name."""
         family = FAMILIES[self.family]
         bare = [name.removeprefix(f"{family.prefix}.")] if family.bare else []
         return [*bare, *(module for module, file in family.module_names.items() if file == name)]
 
     def parameters(self) -> int:
-        """How many numbers the model has; a tied matrix counts once."""
+        """Number of parameters; a tied matrix counts once."""
         return self._numbers()
 
     def flops_per_token(self, seq_len: int) -> float:
@@ -281,8 +281,7 @@ class ModelShape:
 
         6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the weights that multiply
         (everything but the embedding lookup, norms and biases; a tied head does multiply), L layers, H heads, Q head
-        size, T the sequence length, or the sliding window where that is shorter. As there, the causal mask is not
-        counted as a saving.
+        size, T the sequence length or the sliding window, if shorter. As in PaLM, the causal mask saves nothing here.
         """
         multiplied = self._numbers(lambda spec: len(spec.shape) > 1) - (self.positions or 0) * self.hidden
         if not self.tied:
@@ -291,7 +290,7 @@ class ModelShape:
         return 6.0 * multiplied + 12.0 * self.layers * self.heads * self.head_dim * span
 
     def mesh_faults(self, tp: int, pp: int) -> list[str]:
-        """Every reason why this model cannot be cut for (tp, pp), one sentence each; empty if it can."""
+        """All reasons, one sentence each, why this model cannot be divided for (tp, pp)."""
         faults = []
         if self.heads % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")

@@ -1,4 +1,4 @@
-"""Bytes of memory that text generation takes: what the planner counts for a machine, and a chat for this one."""
+"""Memory of text generation, for the planner and for a chat on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from smtrain.core.model.families import FAMILIES, ModelShape
 
 GIB = 2**30
 PROCESS = 0.6 * GIB
-"""Of Python with torch and transformers, before anything is loaded."""
+"""Memory of Python with torch and transformers, before anything is loaded."""
 CONTEXT = 4096
-"""Tokens of prompt and answer that memory is counted for."""
+"""Tokens of prompt and answer for which memory is counted."""
 
 
 def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, tokens: int = CONTEXT) -> float:
@@ -21,7 +21,7 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, token
 
 
 def cache_of(described: Mapping[str, Any]) -> float:
-    """`cache_bytes` of the model with this config.json in bf16; 0 if it does not tell."""
+    """`cache_bytes` of the model with this config.json in bf16; 0 if the sizes are missing."""
     try:
         if described.get("model_type") in FAMILIES:
             shape = ModelShape.from_config(described)

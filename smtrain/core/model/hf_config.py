@@ -1,7 +1,6 @@
-"""config.json in one shape of our own, whichever generation of transformers wrote it, and written again for either.
+"""Read config.json of transformers 4 or 5 into one form, and write it for both.
 
-Defaults and precedence are transformers' own; where its generations would read a file differently, it is refused.
-Pure Python.
+Defaults and precedence are those of transformers; a file that the two would read differently is refused. Pure Python.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class HFConfig:
-    """What config.json says of a model: two files that mean the same model are equal here."""
+    """The contents of config.json; equal for two files that describe the same model."""
 
     shape: ModelShape
     rope: Rope | None
@@ -58,11 +57,11 @@ class HFConfig:
     positions: int
     """max_position_embeddings."""
     eps: float
-    """Of every norm."""
+    """Epsilon of all norms."""
     activation: str
     """A key of `ACTIVATIONS`."""
     windows: tuple[int | None, ...]
-    """How far back each layer's attention reaches, in tokens; None: to the beginning."""
+    """Sliding window of each layer's attention, in tokens; None: unlimited."""
     parallel_residual: bool
     """GPT-NeoX: attention and MLP take the same input."""
 
@@ -70,7 +69,7 @@ class HFConfig:
 def normalise(config: Mapping[str, Any]) -> HFConfig:
     """Read the contents of a `config.json` of transformers 4 or 5.
 
-    Raises `CheckpointError` for a family or a setting that smtrain does not know, and where the file is ambiguous.
+    Raises `CheckpointError` for an unknown family or setting, and for an ambiguous file.
     """
     shape = ModelShape.from_config(config)
     kind = shape.family
@@ -109,13 +108,13 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
 
 
 def positions_named(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence that a config.json of any kind names; None if it names none."""
+    """The longest sequence in a config.json of any kind; None if it has none."""
     found = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
     return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 
 
 def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`for_everyone` with nothing left to the defaults of whoever reads it."""
+    """`for_everyone` with all values explicit, so that no reader's defaults matter."""
     normal = normalise(config)
     shape, out = normal.shape, _without_rope(config)
     out.pop("transformers_version", None)
@@ -145,13 +144,13 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same config.json with its rotary embeddings spelled for transformers 4 and 5 alike."""
+    """The same config.json with rotary embeddings written for both transformers 4 and 5."""
     normal = normalise(config)
     if normal.rope is None:
         return copy.deepcopy(dict(config))
     out = _without_rope(config) | normal.rope.written(normal.shape.family)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
-        out["head_dim"] = normal.shape.head_dim  # some types ask for it in transformers 4
+        out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
 
 

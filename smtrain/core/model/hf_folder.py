@@ -1,4 +1,4 @@
-"""What a Hugging Face folder must hold to be trained from, by the names of its files; pure Python."""
+"""Classify the files of a Hugging Face folder by their names: weights, tokenizer, companions; pure Python."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-# (one file, the index of several), in the order in which they are taken
+# (single file, index of shards), in order of preference
 WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("tokenizer.model",))
-"""Each of these is enough for a tokenizer; the first that is there counts."""
+"""Files that make a tokenizer; the first complete set counts."""
 
 OTHER_TOKENIZERS = ("tekken.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
-"""Forms that transformers loads and the prepare stage does not."""
+"""Formats that transformers loads and stage prepare does not."""
 
 SOURCE = "source.json"
-"""Where a fetched model came from: endpoint, name, revision asked for and commit."""
+"""File with the origin of a fetched model: endpoint, name, requested revision and commit."""
 
 _RANKS = re.compile(r"iter_\d+|release|mp_rank_\d+(?:_\d+)*|tp_rank_\d+_pp_rank_\d+")
 _OF_RANKS = re.compile(
@@ -29,7 +29,7 @@ _OF_RANKS = re.compile(
 TRACKER = "latest_checkpointed_iteration.txt"
 _SHARD = re.compile(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(?:safetensors|bin)")
 _TEXTS = (".json", ".model", ".jinja", ".tiktoken", ".txt", ".md", ".py", ".bpe", ".vocab")
-"""Endings of what a model consists of besides weights; a repository of a hub also holds pictures and films."""
+"""Endings of a model's files other than weights; a repository on a hub may also have pictures and videos."""
 _LEGAL = re.compile(r"(?:LICEN[CS]E|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 
 
@@ -37,7 +37,7 @@ _WEIGHTS = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.ggml", "*.onnx", "*.onnx_data*", "*.msgpack"),
     *("*.h5", "*.npz", "*.tflite", "*.engine", "*.mlmodel", "*.nemo", "*.distcp", "*.index.json", "*.neff"),
 )
-"""Names of files that hold weights, or say in which file they are, of any program."""
+"""Names of files of any program that hold weights, or an index of them."""
 _STATE = (
     *("trainer_state.json", "training_args.bin", "optimizer.*", "optimizer-*", "scheduler.*", "scaler.*"),
     *("rng_state*", "random_states_*", "*.tfevents.*", "zero_to_fp32.py", "latest"),
@@ -49,11 +49,11 @@ _SECRETS = (
     *("token", "password*", "kubeconfig"),
 )
 _RECORDS = ("manifest.json", "config.json")
-"""Files that each writer of weights makes itself."""
+"""Files that each writer of weights creates."""
 _OF_A_STEP = ("smtrain.json", "done", "newest", "checkpoint", "user_content.pt", TRACKER)
-"""Files of a training checkpoint that tell which of its folders is whole."""
+"""Files of a training checkpoint that say which of its folders is complete."""
 LARGEST = 200_000_000
-"""Bytes of a companion: no tokenizer and no page comes near it."""
+"""Size limit of a companion in bytes, far above any tokenizer or page."""
 _KNOWN = (
     *("config.json", "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
@@ -65,18 +65,18 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Companions:
-    """Which files of a model's folder go along with weights that are written elsewhere."""
+    """Files of a model's folder to copy next to weights that are written elsewhere."""
 
     kept: tuple[str, ...]
     left_out: dict[str, str]
-    """Every other file (of a folder that is left out as a whole, its name with a slash) and the reason."""
+    """All other files with the reason; a folder that is left out completely has its name with a slash."""
 
 
 def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None) -> Companions:
-    """Decide for all files of a folder (relative name -> bytes) whether they go along.
+    """Decide for all files of a folder (relative name -> bytes) whether they are copied.
 
-    The folder's own weights, config.json and manifest.json are in neither list: every writer makes these itself.
-    `replaced` has further names that are written again, with the reason to give.
+    The folder's weights, config.json and manifest.json are in neither list, as each writer creates them. `replaced` has
+    further files that are written again, with the reason.
     """
     own = _own_weights(sizes)
     holding = {name.split("/")[0] for name in sizes if "/" in name and _is_like(name, _WEIGHTS)}
@@ -87,7 +87,7 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
         dotted = next((i for i, part in enumerate(path.parts) if part.startswith(".") or part == "__pycache__"), None)
         whole = "/".join(path.parts[: (dotted or 0) + 1]) + ("" if dotted == len(path.parts) - 1 else "/")
         weights = holder is not None or (_is_like(name, _WEIGHTS) and not _is_like(name, _STATE))
-        if weights and not own:  # files of ranks: these are the weights
+        if weights and not own:  # files of ranks are the weights then
             continue
         if len(path.parts) == 1 and (name in _RECORDS or name in own or (not own and name in _OF_A_STEP)):
             continue
@@ -105,7 +105,7 @@ def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None =
 
 
 def _own_weights(names: Iterable[str]) -> set[str]:
-    """The files of weights that are read from a folder: one and its index, or numbered shards of one form."""
+    """The files of weights that are read from a folder: one and its index, or numbered shards of one format."""
     held = {name for name in names if "/" not in name}
     top = weights_in(held)
     shards = {name: (found[1], Path(name).suffix) for name in held if (found := _SHARD.fullmatch(name))}
@@ -138,9 +138,8 @@ def _is_like(name: str, patterns: Iterable[str]) -> bool:
 
 
 def folder_of(path: str) -> str:
-    """The folder that is meant by a path: of a file that such folders have (config.json, tokenizer.json, weights,
-    adapter_config.json, manifest.json), the folder that it is in; anything else as it is.
-    """
+    """The folder of a path that names one of a model's or dataset's files (config.json, weights...); other paths as
+    is."""
     head, slash, name = path.rpartition("/")
     known = name in _KNOWN or _SHARD.fullmatch(name) is not None
     if not known or (not slash and "://" in path):
@@ -151,18 +150,18 @@ def folder_of(path: str) -> str:
 
 
 def weights_in(names: Iterable[str]) -> str | None:
-    """The file or index that a reader of weights begins with; None if there are none."""
+    """The file or index that readers of weights open first; None without weights."""
     held = set(names)
     return next((name for pair in WEIGHTS for name in reversed(pair) if name in held), None)
 
 
 def checkpoint_in(names: Iterable[str]) -> bool:
-    """Whether there are folders of Megatron's or neuronx-nemo-megatron's; weights may be read from them instead."""
+    """Whether there are folders of Megatron or neuronx-nemo-megatron, from which weights can also be read."""
     return any(_RANKS.fullmatch(name.split("/")[0]) for name in names)
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a file, named relative to the model's folder, has weights of such a folder, or says where they are."""
+    """Whether a file, by its path in the model's folder, belongs to weights in such a folder."""
     first, _, rest = name.partition("/")
     if not rest:
         return first == TRACKER
@@ -171,18 +170,18 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def tokenizer_in(names: Iterable[str]) -> tuple[str, ...]:
-    """The files that a tokenizer is made from; empty if there are none."""
+    """The files that make the tokenizer; empty without one."""
     held = set(names)
     return next((files for files in TOKENIZERS if held.issuperset(files)), ())
 
 
 def is_legal(name: str) -> bool:
-    """Whether a file says under which terms the model may be used and passed on."""
+    """Whether a file has the terms of use of the model."""
     return _LEGAL.fullmatch(name) is not None
 
 
 def wanted(names: Iterable[str], weights: bool = True) -> list[str]:
-    """Of a repository's files, those that a model needs to be used and passed on; weights in one form only, or none."""
+    """The files of a repository that are needed to use and pass on a model, with weights in one format or without."""
     names = list(names)
     top = weights_in(name for name in names if "/" not in name) or ""
     form = WEIGHTS[1] if top.startswith("pytorch_model") else WEIGHTS[0]

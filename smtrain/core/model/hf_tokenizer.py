@@ -1,7 +1,7 @@
-"""Tokenizer folders of either generation of transformers: 4 reads no tokenizer_config.json that 5 wrote.
+"""Load tokenizers that transformers 4 or 5 saved; 4 cannot read a tokenizer_config.json of 5.
 
-Every tokenizer of smtrain gives the same ids for the same text each time, and all of them: what a folder switches on
-that draws them at random, cuts or pads them is switched off (`settle`), and named.
+A tokenizer in smtrain always gives the same ids for a text, and all of them: random sampling, truncation and padding
+that a folder switches on are switched off (`settle`), and reported.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from smtrain.core.model.families import ModelShape
 
 Say = Callable[[str], None]
 _DRAWN = ("dropout", "alpha", "nbest_size")
-"""Attributes of a model of `tokenizers` with which it draws: BPE dropout, and sampling of Unigram."""
+"""Attributes of a `tokenizers` model that make it random: BPE dropout, and sampling of Unigram."""
 _SWITCHES: dict[str, Any] = {"enable_sampling": False, "dropout": None, "truncation": False, "padding": False}
-"""Settings of tokenizer_config.json, and what each is when it is off."""
+"""Settings of tokenizer_config.json, and their values when off."""
 _SAMPLING = ("enable_sampling", "nbest_size", "alpha")
 """Settings that sentencepiece takes from `sp_model_kwargs`."""
-_told: set[Path] = set()
-_GENERIC = "PreTrainedTokenizerFast"  # what transformers 5 writes TokenizersBackend for; both read this one
+_reported: set[Path] = set()
+_GENERIC = "PreTrainedTokenizerFast"  # transformers 5 writes TokenizersBackend; both read this name
 
 
 def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a tokenizer_config.json, with the class and the special tokens named as both know them."""
+    """The contents of a tokenizer_config.json, with class and special tokens under names that both know."""
     out = dict(config)
     if out.get("tokenizer_class") == "TokenizersBackend":
         out["tokenizer_class"] = _GENERIC
@@ -40,9 +40,9 @@ def for_everyone(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(folder: Path, say: Say | None = None) -> Any:
-    """The tokenizer of a folder, in transformers' class, settled. Raises what transformers raises where it cannot.
+    """Load the tokenizer of a folder, settled, in transformers' class; raises what transformers raises.
 
-    What was switched off is named to `say`, or once a process on stderr.
+    What was switched off is reported to `say`, or once per process on stderr.
     """
     tokenizer = _loaded(folder)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -72,7 +72,7 @@ def _said(folder: Path) -> dict[str, Any]:
 
 
 def settle(tokenizer: Any) -> list[str]:
-    """Switch off what makes a `tokenizers.Tokenizer` draw, cut or pad; the settings of its file that were on."""
+    """Switch off sampling, truncation and padding of a `tokenizers.Tokenizer`; returns the settings that were on."""
     found = []
     for name in _DRAWN:
         if value := getattr(tokenizer.model, name, None):
@@ -88,20 +88,20 @@ def settle(tokenizer: Any) -> list[str]:
 
 
 def name_switches(folder: Path, found: list[str], say: Say | None) -> None:
-    """Name the settings of a folder's files that were on: to `say`, or on stderr once a process and folder.
+    """Report the settings that were on: to `say`, or on stderr once per process and folder.
 
     Worker processes and all ranks but the first stay silent, as each of them loads the same folder.
     """
     try:
         found = [*found, *_settled(_said(folder))[1]]
     except ValueError:
-        pass  # no JSON, which its reader says
+        pass  # not JSON, which its reader reports
     folder = folder.resolve()
-    first = folder not in _told and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    first = folder not in _reported and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
     if found and (say is not None or first):
         sentence = f"tokenizer: {', '.join(found)} is switched off, as every text is to get all of its tokens, always"
         (say or _to_stderr)(sentence)
-    _told.add(folder)
+    _reported.add(folder)
 
 
 def _to_stderr(sentence: str) -> None:
@@ -109,7 +109,7 @@ def _to_stderr(sentence: str) -> None:
 
 
 def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What to load a tokenizer with in place of a tokenizer_config.json's own settings, and those that were on."""
+    """Overrides for the settings of a tokenizer_config.json, and the settings that were on."""
     off = {name: value for name, value in _SWITCHES.items() if said.get(name)}
     found = [f"{name} {said[name]}" for name in off]
     inner = said.get("sp_model_kwargs")
@@ -120,7 +120,7 @@ def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:
-    """How many ids a model has by its config.json; None if the file does not say."""
+    """Number of ids of a model by its config.json; None if unknown."""
     try:
         return ModelShape.from_config(config).vocab
     except SmtrainError:
@@ -129,7 +129,7 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
 
 
 def vocab_in(folder: Path) -> dict[str, int]:
-    """The tokens and ids of a folder by its JSON files alone; empty if they are in another form, or damaged."""
+    """Tokens and ids from the JSON files of a folder; empty if they have another format, or are damaged."""
     try:
         if (folder / "tokenizer.json").is_file():
             about = json.loads((folder / "tokenizer.json").read_text("utf-8"))
@@ -142,7 +142,7 @@ def vocab_in(folder: Path) -> dict[str, int]:
 
 
 def id_faults(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Ids that text prepared with a folder's tokenizer would get and its model does not have, by its files alone."""
+    """Faults of ids that the folder's tokenizer would write and its model lacks, from the files only."""
     vocab, vocabulary = vocab_in(folder), vocabulary_of(config)
     try:
         eos_id = end_of_document(_said(folder), config, vocab.get)
@@ -169,7 +169,7 @@ def end_of_document(
 
 
 def eos_fault(eos_id: int | None, vocabulary: int | None) -> str:
-    """Why a model does not have the id that would end its documents, and the remedy; "" if it has."""
+    """The fault, with its remedy, if a model lacks the id that ends documents; else empty."""
     if eos_id is None or vocabulary is None or 0 <= eos_id < vocabulary:
         return ""
     return (
@@ -179,7 +179,7 @@ def eos_fault(eos_id: int | None, vocabulary: int | None) -> str:
 
 
 def vocabulary_fault(vocab: Mapping[str, int], vocabulary: int | None) -> str:
-    """Why a model lacks ids of a tokenizer's `vocab`, added tokens included, and the remedy; "" if it has them all."""
+    """The fault, with its remedy, if a model lacks ids of a tokenizer's `vocab`; else empty."""
     token = max(vocab, key=lambda name: vocab[name], default=None)
     if token is None or vocabulary is None or vocab[token] < vocabulary:
         return ""

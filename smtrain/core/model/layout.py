@@ -1,8 +1,8 @@
-"""Which slice of which Hugging Face parameter lives on which (tp, pp) rank: pure data, no torch.
+"""Map each Hugging Face parameter to its slices on (tp, pp) ranks; pure data, no torch.
 
-The engines cut by it, checkpoints are read by it, converters rename and fuse on top of it, the planner counts with it.
-Cuts agree with neuronx-distributed's: rows by vocabulary, heads and intermediate units in contiguous blocks,
-contiguous pipeline blocks whose remainder goes to the last stages.
+Engines, checkpoints, converters and the planner all use it. The slices agree with those of neuronx-distributed: rows by
+vocabulary, heads and intermediate units in contiguous blocks; contiguous pipeline blocks whose remainder goes to the
+last stages.
 """
 
 from __future__ import annotations
@@ -32,37 +32,38 @@ class Shard:
     ranges: tuple[tuple[int, int], ...] = ()
     size: int = 0
     copies: int = 1
-    """How often each of its elements is held in the tensor-parallel group, this one included."""
+    """Number of copies of each element in the tensor-parallel group."""
     partial: bool = False
-    """Held whole, but each rank's gradient is only its share: that of its own heads, or of its part of a linear."""
+    """Whole on each rank, whose gradient is only its share: that of its heads, or of its part of a linear. The engine
+    must sum these."""
 
 
 @dataclass(frozen=True)
 class FlatTable:
-    """Where each parameter of a (tp, pp) rank lies in its flat buffer; the same on every tp rank of a stage."""
+    """Offsets of the parameters in the flat buffer of a (tp, pp) rank; the same on all tp ranks of a stage."""
 
     entries: tuple[tuple[str, int, int], ...]
-    """(name, start, numel), those that weight decay touches first."""
+    """(name, start, numel); parameters with weight decay come first."""
     decayed: int
-    """Numbers before this offset are decayed: the parameters of two dimensions."""
+    """End of the parameters with weight decay: those of two dimensions."""
     size: int
 
 
 class Sharding(Protocol):
-    """What a writer asks of a cut."""
+    """The part of a layout that writers need."""
 
     def shard(self, name: str, tp_rank: int) -> Shard: ...
 
 
 class Layout:
-    """The cut of one model over `tp` tensor-parallel and `pp` pipeline ranks.
+    """The layout of one model over `tp` tensor-parallel and `pp` pipeline ranks.
 
-    KV heads are held `kv_multiplier` times (default: as often as tp needs, once where tp divides them). Slot j of the
+    KV heads are held `kv_multiplier` times (default: as often as tp needs, once if tp divides them). Slot j of the
     resulting heads x multiplier slots is head `j // m` with order `grouped` (K0 K0 K1 K1; queries stay in natural
     order; the native engine, and NxD on trn2), and head `j % heads` with `tiled` (K0 K1 K0 K1; queries follow their
     key; NxD on trn1). `cuts` name the last layer of every stage but the last one, as NxD's pipeline_cuts do.
 
-    Raises `ConfigError` with every reason why the model cannot be cut so.
+    Raises `ConfigError` with all reasons why the model cannot be divided so.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Layout:
         return self._specs[name]
 
     def stages(self, name: str) -> tuple[int, ...]:
-        """The pipeline ranks that hold parameter `name`; two only for a tied embedding, first and last."""
+        """The pipeline ranks that hold parameter `name`; first and last for a tied embedding, else one."""
         if m := LAYER.search(name):
             layer = int(m[1])
             return (next(p for p in range(self.pp) if layer in self.layers(p)),)
@@ -104,7 +105,7 @@ class Layout:
         return (self.pp - 1,)
 
     def layers(self, pp_rank: int) -> range:
-        """The decoder layers of a stage, by their index in the whole model."""
+        """Indices of the decoder layers of a stage."""
         return range(self._starts[pp_rank], self._starts[pp_rank + 1])
 
     def names(self, pp_rank: int) -> list[str]:
@@ -119,7 +120,7 @@ class Layout:
         return tuple((j // m, j % m) if self.kv_order == "grouped" else (j % kv, j // kv) for j in slots)
 
     def query_heads(self, tp_rank: int) -> tuple[int, ...]:
-        """The query heads that a rank holds, in its local order: those beside each of its key/value slots."""
+        """The query heads of a rank, in its local order: those of each of its key/value slots."""
         group = self.shape.heads // self.shape.kv_heads
         part = group // self.kv_multiplier
         return tuple(h * group + c * part + i for h, c in self.kv_slots(tp_rank) for i in range(part))
@@ -132,7 +133,7 @@ class Layout:
         return tuple(tuple(ranks) for ranks in held.values())
 
     def shard(self, name: str, tp_rank: int) -> Shard:
-        """What tensor-parallel rank `tp_rank` holds of `name` on each of its stages."""
+        """The part of `name` on a tensor-parallel rank, the same on each of its stages."""
         spec = self.spec(name)
         shard = self._shard(spec.role, tp_rank)
         return replace(shard, dim=1 - shard.dim) if spec.turned and shard.dim is not None else shard
@@ -142,7 +143,7 @@ class Layout:
         return tuple(shard.size if i == shard.dim else n for i, n in enumerate(self.spec(name).shape))
 
     def flat_table(self, pp_rank: int) -> FlatTable:
-        """The flat buffer of a stage's rank: matrices first, because weight decay touches them only."""
+        """The flat buffer of a rank of a stage: matrices first, as only they have weight decay."""
         names = sorted(self.names(pp_rank), key=lambda n: len(self.spec(n).shape) == 1)
         entries, at, decayed = [], 0, 0
         for name in names:

@@ -1,8 +1,7 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685): which linears are adapted, and the two factors that are trained for each.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685): the adapted linears and the two trained factors of each.
 
-A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A x. Pure data: a
-model's adapters are described as a shape of their own, so that layout, optimizer, checkpoints and planner treat them as
-they treat a whole model.
+A linear W gets two matrices, A [rank, in] and B [out, rank]; its output becomes W x + scale * B A x. A model's adapters
+have a shape of their own, so that layout, optimizer, checkpoints and planner treat them like a whole model. Pure data.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
-"""Every linear of the decoder layers, in peft's word."""
+"""peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 _ROWS_CUT = (Role.Q, Role.KV, Role.QKV, Role.COLUMN)
 
 
 @dataclass(frozen=True)
 class Lora:
-    """What is adapted, and how strongly."""
+    """The settings of the adapters."""
 
     rank: int
     alpha: float
     dropout: float = 0.0
     targets: tuple[str, ...] = ()
-    """Names of a decoder layer's linears, in the model's order."""
+    """Names of the adapted linears of a decoder layer, in the model's order."""
     rslora: bool = False
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        """The factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
         return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
 
@@ -47,13 +46,13 @@ def linears(shape: ModelShape) -> tuple[str, ...]:
 
 
 def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
-    """The linears that `asked` names, in the model's order. Raises `ConfigError` for a name that matches none."""
+    """The linears that `asked` names, in the model's order. Raises `ConfigError` for an unknown name."""
     known = linears(shape)
     if not known:
         raise ConfigError(
             [
                 f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
-                "beside which smtrain puts no adapters; leave train.adapter out"
+                "for which smtrain has no adapters; leave train.adapter out"
             ]
         )
     if tuple(asked) == (ALL_LINEAR,):
@@ -90,9 +89,8 @@ class AdapterShape(ModelShape):
     def _layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
         """Both factors of every adapted linear of a decoder layer, in the order of the forward pass.
 
-        Where tensor parallelism cuts the linear's rows, B is cut like it and every rank holds A; where it cuts the
-        columns, A is cut like it and every rank holds B.
-        """
+        If tensor parallelism divides the linear's rows, B is divided like it and each rank holds all of A; if it
+        divides the columns, A is divided and each rank holds all of B."""
         out = []
         for spec in self.base._layer:
             module = spec.name.removesuffix(".weight")
@@ -113,33 +111,33 @@ class AdapterShape(ModelShape):
 
 
 def described(lora: Lora) -> dict[str, Any]:
-    """As JSON, for a checkpoint's manifest."""
+    """The settings as JSON, for a checkpoint's manifest."""
     return {
         "type": "lora", "rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout,
         "targets": list(lora.targets), "rslora": lora.rslora,
     }  # fmt: skip
 
 
-def from_described(told: dict[str, Any]) -> Lora:
-    """What `described` gave. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
-    if told["type"] != "lora" or not all(isinstance(name, str) for name in told["targets"]):
-        raise ValueError(told["type"])
-    return Lora(
-        int(told["rank"]), float(told["alpha"]), float(told["dropout"]), tuple(told["targets"]), bool(told["rslora"])
-    )
+def from_described(settings: dict[str, Any]) -> Lora:
+    """Parse the result of `described`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    if settings["type"] != "lora" or not all(isinstance(name, str) for name in settings["targets"]):
+        raise ValueError(settings["type"])
+    rank, alpha, dropout = int(settings["rank"]), float(settings["alpha"]), float(settings["dropout"])
+    return Lora(rank, alpha, dropout, tuple(settings["targets"]), bool(settings["rslora"]))
 
 
-def is_described(told: Any) -> bool:
-    """Whether `from_described` takes it."""
+def is_described(settings: Any) -> bool:
+    """Whether `from_described` accepts it."""
     try:
-        from_described(told)
+        from_described(settings)
     except (KeyError, TypeError, ValueError):
         return False
     return True
 
 
 def another_adapter(there: Lora | None, here: Lora | None) -> str | None:
-    """Why a checkpoint with adapter `there` cannot be gone on from with `here`; None if it can. Dropout may change."""
+    """The reason why a checkpoint with adapter `there` cannot resume with `here`; None if it can. Dropout may
+    change."""
     if there is None or here is None:
         if there == here:
             return None

@@ -1,6 +1,6 @@
-"""Models of ModelScope: what a repository holds at a commit, and its files onto the disk.
+"""List and download models of ModelScope.
 
-Standard library only, as no image of AWS has ModelScope's own client and two requests are all that is asked.
+Standard library only: no image of AWS has ModelScope's client, and two kinds of request are enough.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BRANCH = "master"
 _TRIES = 6
 _PAUSE_S = 2.0
 _QUIET_S = 60
-"""Seconds without a byte after which a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 _BLOCK = 4 << 20
 _AT_ONCE = 4
 
@@ -39,7 +39,7 @@ class RepositoryFile:
     size: int
     sha256: str | None
     commit: str
-    """The one that last changed it, at which it is downloaded."""
+    """The commit that last changed it, at which it is downloaded."""
 
 
 def site() -> str:
@@ -49,9 +49,9 @@ def site() -> str:
 
 
 def listed(name: str, revision: str | None = None, token: str | None = None) -> tuple[str, list[RepositoryFile]]:
-    """The newest commit of a branch, a tag or a commit (None: the main branch), and the files that it has.
+    """The newest commit of a branch, tag or commit (None: the main branch), and its files.
 
-    Raises SmtrainError if ModelScope refuses, cannot be reached, or answers something else.
+    Raises `SmtrainError` if ModelScope refuses, cannot be reached, or gives an unexpected answer.
     """
     asked = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
     try:
@@ -80,8 +80,8 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
 
 
 def fetch(name: str, files: Iterable[RepositoryFile], folder: Path, token: str | None = None) -> None:
-    """Write the files into a folder, each as it was at its commit. Raises SmtrainError for one that does not arrive
-    whole."""
+    """Download files into a folder, each at its commit. Raises `SmtrainError` for one that does not arrive
+    completely."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(lambda file: _one(name, file, folder / file.path, token), files):
             pass
@@ -103,7 +103,7 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
             reason = f"{error.code} {error.reason}"
             if error.code < 500 and error.code != 429:
                 break
-        except (OSError, http.client.HTTPException) as error:  # what has come so far is kept
+        except (OSError, http.client.HTTPException) as error:  # keep what has arrived so far
             reason = type(error).__name__
         if part.exists() and part.stat().st_size >= file.size:
             if part.stat().st_size == file.size and file.sha256 in (None, _sha256(part)):
@@ -116,7 +116,7 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
 
 
 def _append(answer: Any, part: Path, have: int) -> None:
-    """What came, behind what was there; in its place, if all of it came again."""
+    """Append the answer to the file; replace the file if the server sent everything again."""
     with part.open("ab" if have and answer.status == 206 else "wb") as out:
         while block := answer.read(_BLOCK):
             out.write(block)
@@ -126,7 +126,7 @@ def _opened(url: str, token: str | None, start: int = 0) -> Any:
     request = urllib.request.Request(url, headers={"User-Agent": "smtrain"})  # noqa: S310 - ModelScope's, or the user's own
     if start:
         request.add_header("Range", f"bytes={start}-")
-    if token:  # not to whom a download is redirected
+    if token:  # not for the host that a download is redirected to
         request.add_unredirected_header("Authorization", f"Bearer {token}")
         request.add_unredirected_header("Cookie", f"m_session_id={token}")
     return urllib.request.urlopen(request, timeout=_QUIET_S)  # noqa: S310

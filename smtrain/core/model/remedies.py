@@ -1,6 +1,6 @@
-"""Files and folders that are not what their names say: what they are, and what to do.
+"""Recognise files and folders that are not what their names say, and give the remedy.
 
-Pure Python, and by the first bytes and the names only, so that every command can ask before it reads anything.
+Pure Python, from names and first bytes only, so that each command can check before it reads anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 HEAD = 512
-"""Bytes from the beginning of a file that `misfit` looks at."""
+"""Bytes from the beginning of a file that `misfit` reads."""
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGES = (b"<!doctype html", b"<html", b"<head", b"<body")
 _ANSWERS = (b"entry not found", b"repository not found", b"invalid username or password", b"access to model", b"<?xml")
@@ -23,9 +23,9 @@ _AGAIN = "copy this file again from where the model came from"
 
 
 def misfit(name: str, head: bytes, size: int) -> str | None:
-    """Say what a file is whose first bytes are not those of its name, and what to do; None if nothing is strange.
+    """The fault of a file whose first bytes do not match its name, with the remedy; None if they match.
 
-    `head` has the first `HEAD` bytes of the `size` that it has.
+    `head` has the first `HEAD` bytes of a file of `size` bytes.
     """
     start = head.lstrip().lower()
     if size == 0:
@@ -73,7 +73,7 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
 
 
 def file_misfit(path: Path) -> str | None:
-    """`misfit` of a file on this machine, as a sentence with its path; None also if there is no such file."""
+    """`misfit` of a local file, as a sentence with its path; None also if the file does not exist."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -84,7 +84,7 @@ def file_misfit(path: Path) -> str | None:
 
 
 def broken_link(folder: Path) -> str | None:
-    """Say which file of a folder is a link to nothing, as in a copy of a hub's cache without its blobs."""
+    """A fault if a file of the folder is a broken link, as in a copy of a hub's cache without its blobs."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_symlink() and not path.exists():
             return (
@@ -95,7 +95,7 @@ def broken_link(folder: Path) -> str | None:
 
 
 def file_kind(path: Path) -> str:
-    """Say in a few words what a file is that was named in place of a folder."""
+    """Describe a file that was named instead of a folder."""
     with path.open("rb") as file:
         head = file.read(HEAD)
     if head.startswith(b"GGUF"):
@@ -113,7 +113,7 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("*.incomplete", "*.aria2", "*.part", "*.crdownload", ".cache/*.incomplete"),
         "a download that has not ended",
-        "run the same download again, which goes on from there",
+        "run the same download again, which continues",
     ),
     (
         ("adapter_model.safetensors", "adapter_model.bin"),
@@ -173,13 +173,13 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (("*.bin",), "files of torch.save under other names", "rename the one that holds the weights to pytorch_model.bin"),
 )
-"""Patterns of names, what such a folder is, and what to do; the first that fits counts."""
+"""Patterns of names, the kind of folder, and the remedy; the first match counts."""
 
 
 def folder_misfit(names: Iterable[str], shown: object) -> str | None:
-    """Say what a folder without weights that smtrain reads holds instead, and what to do; None if it is not known.
+    """The fault of a folder without readable weights: what it holds instead, and the remedy; None if unknown.
 
-    `names` are relative to it, `shown` is how its user named it.
+    `names` are relative to the folder, `shown` is the user's name for it.
     """
     held = list(names)
     if ADAPTER in held:
@@ -199,7 +199,7 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
 
 
 def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(files that are there, files that are not) of a model in numbered shards without an index."""
+    """(existing files, missing files) of a model in numbered shards without an index."""
     found: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         match = re.fullmatch(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(safetensors|bin)", name)
@@ -224,11 +224,11 @@ DEQUANTIZE = (
 
 
 def quantization(config: Mapping[str, Any]) -> str | None:
-    """How a config.json says that its weights are quantized; None if it does not."""
+    """The quantization method in a config.json; None without one."""
     told = config.get("quantization_config") or config.get("compression_config")
     if not told:
         return None
     about = told if isinstance(told, Mapping) else {}
-    loads = any(str(key).startswith("load_in_") for key in about)  # as bitsandbytes' older files say it
+    loads = any(str(key).startswith("load_in_") for key in about)  # older files of bitsandbytes
     method = about.get("quant_method") or ("bitsandbytes" if loads else "")
     return _TOOLS.get(str(method), str(method)[:40] or "a method that it does not name")

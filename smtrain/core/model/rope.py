@@ -1,7 +1,7 @@
-"""Rotary position embeddings as config.json describes them, whichever generation of transformers wrote it.
+"""Rotary position embeddings as config.json describes them, written by transformers 4 or 5.
 
 transformers 4 writes `rope_theta` and `rope_scaling` (GPT-NeoX: `rotary_emb_base`, `rotary_pct`), transformers 5 writes
-`rope_parameters`; each ignores what it does not know. Pure Python.
+`rope_parameters`; each ignores keys that it does not know. Pure Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 
-# Of each type: what it must name, and what it may.
+# Required and optional settings of each type.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -25,25 +25,25 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 _OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
-_NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and of the share of a head that turns, elsewhere
+_NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and the rotated share of a head, in other families
 KEYS = ("rope_parameters", "rope_scaling", "original_max_position_embeddings", *_NAMES, *_OLD_NAMES["gpt_neox"])
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Which numbers of a head turn, and how fast; equal for two files that mean the same."""
+    """The rotated dimensions of a head and their frequencies; equal for two files that mean the same."""
 
     kind: str
     theta: float
     share: float
-    """The part of a head that turns, above 0 and at most 1."""
+    """The rotated share of a head, above 0 and at most 1."""
     turned: int
-    """How many of a head's numbers that is."""
+    """The number of rotated dimensions of a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the type needs beside these, under transformers' names; what config.json leaves out is filled in."""
+    """Further settings of the type, under transformers' names, with defaults filled in."""
 
     def frequencies(self) -> list[float]:
-        """Radians a position, of each pair of numbers of a head; type `dynamic`: within the model's positions."""
+        """Radians per position for each pair of dimensions; for type `dynamic` within the model's positions."""
         plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
         if self.kind == "linear":
             return [f / self.settings["factor"] for f in plain]
@@ -54,7 +54,7 @@ class Rope:
         return plain
 
     def attention_scaling(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines (YaRN: Peng et al. 2023, arXiv 2309.00071)."""
         if self.kind != "yarn":
             return 1.0
         s = self.settings
@@ -69,7 +69,7 @@ class Rope:
         return scale(1.0)
 
     def written(self, model_type: str) -> dict[str, Any]:
-        """The keys of config.json, in the spelling of transformers 4 and in that of 5; both read both."""
+        """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)
         share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES else {}
         return {
@@ -94,7 +94,7 @@ class Rope:
         s, last = self.settings, self.turned - 1
 
         def dimension(turns: float) -> float:
-            """The dimension that turns this often over the original positions."""
+            """The dimension that makes this number of turns over the original positions."""
             span = math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi))
             return self.turned * span / (2 * math.log(self.theta))
 
@@ -108,10 +108,9 @@ class Rope:
 
 
 def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positions: int) -> Rope:
-    """The rotary embedding that a config.json describes, `positions` being its max_position_embeddings.
+    """The rotary embedding of a config.json; `positions` is its max_position_embeddings.
 
-    Raises `CheckpointError` if its two spellings say different things, the type is unknown, or a setting is missing
-    or no number.
+    Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing or not a number.
     """
     new, old = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
     named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
@@ -122,9 +121,9 @@ def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positio
             f"it knows {', '.join(_KINDS)}"
         )
     base, part = _OLD_NAMES.get(model_type, _NAMES)
-    theta = _agreed("rope_theta", ("rope_parameters", named), (base, _beside(config, base, "rope_theta")))
+    theta = _agreed("rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta")))
     key = "partial_rotary_factor"
-    share = _agreed(key, ("rope_parameters", named), (part, _beside(config, part, key)))
+    share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
     whole = 0.25 if model_type in _OLD_NAMES else 1.0
     share = _number(key, whole if share is None else share)
     if model_type not in _OLD_NAMES and share != 1:
@@ -143,7 +142,7 @@ def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], posit
     key = "original_max_position_embeddings"
     given = {name: value for name, value in named.items() if name in needed + optional and value is not None}
     if key in needed:
-        found = _agreed(key, ("rope_parameters", given), ("config.json", _beside(config, key, key)))
+        found = _agreed(key, ("rope_parameters", given), ("config.json", _renamed(config, key, key)))
         given[key] = positions if found is None else found
     if kind == "yarn":
         given.setdefault("factor", positions / _number(key, given[key]))
@@ -172,16 +171,16 @@ def _mapping(config: Mapping[str, Any], key: str) -> dict[str, Any]:
             f"config.json has {key} = {value!r}: smtrain takes one set of settings for all layers, not one per kind"
         )
     out = dict(value)
-    named = _agreed("rope_type", (f"{key}.rope_type", out), (f"{key}.type", _beside(out, "type", "rope_type")))
+    named = _agreed("rope_type", (f"{key}.rope_type", out), (f"{key}.type", _renamed(out, "type", "rope_type")))
     return {**out, "rope_type": named} if out else {}
 
 
-def _beside(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
+def _renamed(config: Mapping[str, Any], name: str, key: str) -> dict[str, Any]:
     return {key: config[name]} if config.get(name) is not None else {}
 
 
 def _agreed(key: str, one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> Any:
-    """The value of `key` in whichever has it. Raises `CheckpointError` if they say different things."""
+    """The value of `key` in either mapping. Raises `CheckpointError` if they disagree."""
     a, b = one[1].get(key), other[1].get(key)
     if a is not None and b is not None and a != b:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""transformers' config and model of a config.json, and whether what it built is what the file says."""
+"""Build transformers' config from a config.json, and check that its model agrees with the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import ACTIVATIONS, HFConfig, explicit
 from smtrain.core.model.rope import Rope
 
-_POINTS = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)  # where activations are compared
-_TOLERANCE = 1e-5  # of the same number in single and in double precision
+_POINTS = (-3.0, -1.0, -0.3, 0.0, 0.3, 1.0, 3.0)  # inputs at which activations are compared
+_TOLERANCE = 1e-5  # relative, between single and double precision
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """The installed transformers' config object of a config.json of any. Raises `CheckpointError` if it refuses."""
+    """The installed transformers' config object for a config.json of any version. Raises `CheckpointError` if
+    refused."""
     written = explicit(config)
     try:
         return AutoConfig.for_model(**written)
@@ -29,9 +30,9 @@ def transformers_config(config: Mapping[str, Any]) -> Any:
 
 
 def check_model(model: Any, config: HFConfig) -> None:
-    """Compare a causal LM that transformers built with its config.json, before a step is taken or a token made.
+    """Compare a causal LM that transformers built with its config.json, before training or generation.
 
-    Raises `CheckpointError` that names every difference: rotary embeddings, norms, activation, attention, parameters.
+    Raises `CheckpointError` with all differences in rotary embeddings, norms, activation, attention and parameters.
     """
     shape = config.shape
     theirs = {shape.file_name(name): tuple(p.shape) for name, p in model.named_parameters()}
@@ -46,7 +47,7 @@ def check_model(model: Any, config: HFConfig) -> None:
 
 
 def check_rotary(rotary: Any, rope: Rope) -> None:
-    """The same of a rotary embedding alone."""
+    """`check_model` for a rotary embedding only."""
     _refuse(_rotary_differences(rotary, rope))
 
 

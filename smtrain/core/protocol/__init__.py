@@ -1,1 +1,1 @@
-"""What both halves agree on: /opt/ml, the lines of a log, which checkpoints belong together, and who owns them."""
+"""The contract between client and worker: /opt/ml, log lines, lineage of checkpoints, and their owner."""

@@ -1,7 +1,7 @@
-"""What a training container is told, and where it puts things: SageMaker's /opt/ml contract.
+"""The inputs and outputs of a training container: SageMaker's /opt/ml contract.
 
 Everything is read from files below `ml_root()`, which the v2 toolkit, the v3 drivers, the local sandbox and a shell can
-all provide; SM_* variables only move a folder where they are set.
+all provide; SM_* variables override the path of a folder.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from smtrain.core.errors import SmtrainError
 
-PREPARED_FORMAT = 1  # of prepared data, as its manifest.json says
+PREPARED_FORMAT = 1  # format_version in the manifest.json of prepared data
 FAILURE_LIMIT = 1024  # characters of output/failure that reach FailureReason
 
 
 def ml_root() -> Path:
-    """/opt/ml, or where the local sandbox had to put it."""
+    """/opt/ml, or its replacement in the local sandbox."""
     return Path(os.environ.get("SMTRAIN_ML_ROOT", "/opt/ml"))
 
 
@@ -33,20 +33,20 @@ class Container:
 
     @classmethod
     def from_files(cls) -> Container:
-        """Read `resourceconfig.json`; without one this is a single host named algo-1."""
+        """Read `resourceconfig.json`; without it, this is a single host named algo-1."""
         root = ml_root()
         try:
-            told = json.loads((root / "input/config/resourceconfig.json").read_text("utf-8"))
+            resources = json.loads((root / "input/config/resourceconfig.json").read_text("utf-8"))
         except FileNotFoundError:
-            told = {"hosts": ["algo-1"], "current_host": "algo-1"}
-        return cls(root, tuple(told["hosts"]), told["current_host"])
+            resources = {"hosts": ["algo-1"], "current_host": "algo-1"}
+        return cls(root, tuple(resources["hosts"]), resources["current_host"])
 
     @property
     def host_rank(self) -> int:
         return self.hosts.index(self.host)
 
     def channel(self, name: str) -> Path:
-        """The folder of an input channel; raises `SmtrainError` if the job has none of that name."""
+        """The folder of an input channel; raises `SmtrainError` if the job has no such channel."""
         folder = Path(os.environ.get(f"SM_CHANNEL_{name.upper()}", self.root / "input/data" / name))
         if not folder.is_dir():
             raise SmtrainError(f"{folder}: the job has no input channel named {name!r}; add it to the request")
@@ -65,23 +65,23 @@ class Container:
 
     @property
     def tensorboard_dir(self) -> Path:
-        """What SageMaker copies to S3 while the job runs, where the request has a TensorBoardOutputConfig."""
+        """Copied to S3 while the job runs, if the request has a TensorBoardOutputConfig."""
         return self.root / "output/tensorboard"
 
     @property
     def checkpoint_dir(self) -> Path:
-        """The run's checkpoints, of all its jobs."""
+        """The checkpoints of all jobs of the run."""
         return self.root / "checkpoints"
 
     @property
     def job(self) -> str:
-        """The job's name, which SageMaker gives its containers; empty in a shell."""
+        """The job's name, as SageMaker passes it; empty in a shell."""
         return os.environ.get("TRAINING_JOB_NAME", "")
 
     def report_failure(self, message: str) -> None:
-        """Keep the first failure of this host where SageMaker looks for FailureReason.
+        """Write the first failure of this host to the file from which SageMaker takes FailureReason.
 
-        On a disk that takes nothing it leaves no file: the last line of the log is what SageMaker shows then.
+        On a full disk no file is left: SageMaker then shows the last line of the log.
         """
         path = self.root / "output/failure"
         try:
@@ -89,7 +89,7 @@ class Container:
             with path.open("x", encoding="utf-8") as out:
                 out.write(message[:FAILURE_LIMIT])
         except FileExistsError:
-            pass  # an earlier rank's failure is the cause, ours its consequence
+            pass  # the failure of an earlier rank is the cause of this one
         except OSError:
             with contextlib.suppress(OSError):
                 if not path.stat().st_size:

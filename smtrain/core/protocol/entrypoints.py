@@ -1,4 +1,8 @@
-"""Where the entry scripts lie."""
+"""The entry scripts, and the packages that a stage needs for the options in `data`.
+
+entrypoints/requirements.txt has a comment after each requirement: the stages or options that need it. Standard library
+only, as the launcher reads it before anything is installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def entrypoints_folder() -> Path:
-    """Beside the package in a checkout and in a job, inside it when installed."""
+    """The folder next to the package in a checkout and in a job, inside it when installed."""
     inside = PACKAGE / "entrypoints"
     return inside if inside.is_dir() else PACKAGE.parent / "entrypoints"
 
@@ -23,14 +27,14 @@ EXTRAS = {
     "data.format: mediawiki": "wiki",
     "data.path: hf://": "hub",
 }
-"""Every need, and the extra of smtrain that holds its packages."""
+"""Each option in `data`, and the extra of smtrain with its packages."""
 WORDS = {need: f"prepare+{extra}" for need, extra in EXTRAS.items()}
-"""How requirements.txt spells each."""
+"""The word for each in requirements.txt."""
 _DUMP = re.compile(r"\.xml(\.\w+)?$", re.IGNORECASE)
 
 
 def data_needs(data: Mapping[str, Any]) -> list[str]:
-    """The needs of a section `data`, as plain values; text that is a MediaWiki dump is known by the path alone."""
+    """The options in a section `data` that need more packages; MediaWiki dumps are recognised by their path."""
     if data.get("prepared"):
         return []
     named = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
@@ -47,9 +51,9 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
 
 
 def requirements(file: Path, word: str) -> list[str]:
-    """The requirements of a pip file that concern a stage, or a need by its word in WORDS.
+    """The requirements of a pip file for a stage, or for a word in WORDS.
 
-    A comment behind a requirement names what it is for; without one it concerns every stage.
+    A requirement without a comment is for every stage.
     """
     text = file.read_text("utf-8").replace("\\\n", " ")
     parts = [line.partition("#") for line in text.splitlines()]
@@ -58,5 +62,5 @@ def requirements(file: Path, word: str) -> list[str]:
 
 
 def packages(file: Path, need: str) -> list[str]:
-    """Names of the packages of a need."""
+    """The packages for an option in EXTRAS."""
     return [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in requirements(file, WORDS[need])]

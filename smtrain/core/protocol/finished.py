@@ -1,7 +1,7 @@
-"""Which jobs may be removed: those of finished runs, and what they alone read and wrote.
+"""Choose jobs that may be removed: those of finished runs, with inputs and outputs that only they use.
 
-What a running job or an unfinished run needs is never among it. A run is finished once the newest job of each of its
-stages is Completed and it has exported its model; a job that `smtrain run` has not named is finished when it has ended.
+Nothing that a running job or an unfinished run needs is removed. A run is finished if the newest job of each stage is
+Completed and its model is exported; a job that `smtrain run` did not name is finished when it has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smtrain.core.protocol.requests import stage_of
 
 @dataclass(frozen=True)
 class Record:
-    """A job as it matters here."""
+    """The fields of a job that decide whether it may go."""
 
     name: str
     status: str
@@ -27,11 +27,11 @@ class Record:
     ended: float
     reads: frozenset[str]
     writes: frozenset[str]
-    """Prefixes of URIs: inputs; checkpoints and output."""
+    """URI prefixes of checkpoints and output; `reads`: of inputs."""
     pool: bool = False
-    """Its machines are kept warm."""
+    """Whether its machines are kept warm."""
     kept: str | None = None
-    """Why its run stays whatever is asked; None if it may go."""
+    """The reason why its run always stays; None if it may go."""
 
     @property
     def run(self) -> str:
@@ -44,22 +44,22 @@ class Record:
 
 @dataclass
 class Going:
-    """Jobs that may go, and what stays."""
+    """Jobs that may go, and runs that stay."""
 
     jobs: list[Record] = field(default_factory=list)
     models: list[Record] = field(default_factory=list)
-    """Jobs of the same runs that stay, as an exported model is downloaded by their name."""
+    """Export jobs of the same runs, which stay: the model is downloaded by their name."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Run -> why it stays."""
+    """Reason why a run stays, by run."""
 
     def needed(self, records: Iterable[Record]) -> set[str]:
-        """Prefixes that must stay: of all other jobs, and what the exports wrote."""
+        """Prefixes that must stay: those of all other jobs, and the exported models."""
         names = {record.name for record in [*self.jobs, *self.models]}
         found = {uri for record in records if record.name not in names for uri in record.reads | record.writes}
         return found | {uri for record in self.models for uri in record.writes}
 
     def theirs(self) -> set[str]:
-        """Prefixes that the jobs wrote, and inputs that a launch uploads again by itself."""
+        """Prefixes that the jobs wrote, and inputs that a later launch would upload again."""
         found = {uri for record in self.jobs for uri in record.writes}
         return found | {uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)}
 
@@ -67,8 +67,8 @@ class Going:
 def going(
     records: Iterable[Record], *, jobs: bool, older_than: float | None, everything: bool, run: str | None
 ) -> Going:
-    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a run that is not
-    known or must stay."""
+    """Choose jobs. `older_than`: seconds since the end of a run's last job. Raises `JobError` for a run that is unknown
+    or must stay."""
     by_run: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         by_run[record.run].append(record)
@@ -84,7 +84,7 @@ def going(
         if run not in (None, name):
             reason = NOT_ASKED
         if reason is None and (jobs or everything or run):
-            # A model that was exported stays with the job by whose name it is downloaded.
+            # The export job stays with its model, which is downloaded by its name.
             found.jobs += [r for r in members if everything or run or r.stage != "export"]
             found.models += [r for r in members if not (everything or run) and r.stage == "export"]
         else:
@@ -96,7 +96,7 @@ NOT_ASKED = "not asked for"
 
 
 def _stays(members: list[Record], older_than: float | None, *, named: bool) -> str | None:
-    """Why a run's jobs stay; None if they may go."""
+    """The reason why a run's jobs stay; None if they may go."""
     if kept := next((r.kept for r in members if r.kept), None):
         return kept
     if running := next((r.name for r in members if r.status not in ENDED), None):
@@ -118,5 +118,5 @@ def _stays(members: list[Record], older_than: float | None, *, named: bool) -> s
 
 
 def made_again(uri: str) -> bool:
-    """True for what a launch uploads again by itself: inputs, code and configs by their content's hash."""
+    """Whether a launch would upload this again: inputs, code and configs, under the hash of their content."""
     return re.search(r"/(inputs/\w+|code|configs)/[0-9a-f]{16}/$", uri) is not None

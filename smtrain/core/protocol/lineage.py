@@ -1,43 +1,43 @@
-"""Which checkpoints of a run belong together: each train job writes a folder of its own, and says what it began from.
+"""Lineage of checkpoints: each train job writes a folder of its own, with a record of the checkpoint it started from.
 
-    checkpoints/step_00000010/...           of a job without a name, or of an smtrain that had no lines
-    checkpoints/<job>/line.json             what the job began from, written by rank 0 before its first step
+    checkpoints/step_00000010/...           of a job without a name
+    checkpoints/<job>/line.json             the job's origin, written by rank 0 before its first step
     checkpoints/<job>/step_00000020/...
 
-A line is a job's own checkpoints, those of the job that it began from up to the step it began at, and so on. A resume
-follows one line, so that files of two writers never meet in one checkpoint, and checkpoints of two writers never in
-one run. Both halves read this: pure data.
-"""
+A line consists of a job's checkpoints, those of the job that it started from up to that step, and so on. A resume
+follows one line, so that one checkpoint never has files of two writers, and one run never mixes checkpoints of two.
+Pure data, read by client and worker."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from smtrain.core.files import write_atomically
+
 NAME = "line.json"
 FORMAT, VERSION = "smtrain-line", 1
 PREFIX = ""
-"""Stands for the prefix itself where a job's name stands otherwise."""
+"""Used as the job's name for checkpoints directly below the prefix."""
 UNNAMED = "unnamed"
-"""The folder of a job without a name, where jobs with names were before it."""
+"""The folder of a job without a name, if jobs with names were before it."""
 _JOB = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _STEP = re.compile(r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a job began from."""
+    """The checkpoint that a job started from."""
 
     number: int
-    """One more than that of every job of the run before it: the highest is the run's newest line."""
+    """Higher than that of all earlier jobs of the run: the highest is the newest line."""
     job: str | None
-    """The job whose line it goes on with, `PREFIX` for what lies in the prefix itself; None: it began anew."""
+    """The job whose line it continues, `PREFIX` for checkpoints in the prefix itself; None: it started from scratch."""
     step: int | None
-    """The step of that line."""
+    """The step in that line."""
 
     def to_json(self) -> str:
         began = None if self.job is None else {"job": self.job, "step": self.step}
@@ -45,7 +45,7 @@ class Origin:
 
     @classmethod
     def parse(cls, text: str | bytes) -> Origin | None:
-        """None if the text is no such record."""
+        """Parse a record; None for other text."""
         try:
             content = json.loads(text)
             began = content["from"] or {"job": None, "step": None}
@@ -61,20 +61,20 @@ class Folder:
 
     origin: Origin | None = None
     steps: dict[int, str] = field(default_factory=dict)
-    """Step -> path relative to the run's prefix, whole or not."""
+    """Path relative to the run's prefix by step, complete or not."""
 
 
 @dataclass(frozen=True)
 class LineagePart:
-    """A job's checkpoints as far as they belong to a line."""
+    """The part of a job's checkpoints that belongs to a line."""
 
     job: str
     last: int | None
-    """The highest step that does; None: all."""
+    """The last step that belongs to it; None: all."""
 
 
 class Lines:
-    """The lines below a run's prefix, by the relative paths of what it holds."""
+    """The lines below a run's prefix, from the relative paths of its contents."""
 
     def __init__(self, paths: Iterable[str], read: Callable[[str], str | bytes]) -> None:
         """`paths` are of files, or of folders ("step_00000010/", "job/step_00000020"); `read` gives a record's text."""
@@ -92,7 +92,7 @@ class Lines:
         return self.folders.setdefault(job, Folder())
 
     def number(self, job: str) -> int:
-        """The order in which lines began; one without a record counts as begun last, since nobody knows better."""
+        """The order in which lines started; one without a record counts as the last, as its order is unknown."""
         origin = self.folders[job].origin
         if job == PREFIX or origin:
             return origin.number if origin else 0
@@ -100,7 +100,7 @@ class Lines:
 
     @property
     def newest(self) -> str | None:
-        """The job whose line the run goes on with: the one begun last. None if there is none."""
+        """The job whose line the run continues: the last that started. None without jobs."""
 
         def rank(job: str) -> tuple[int, int, str]:
             return self.number(job), max(self.folders[job].steps, default=-1), job
@@ -108,7 +108,7 @@ class Lines:
         return max(self.folders, key=rank, default=None)
 
     def parts(self, job: str | None, last: int | None = None) -> tuple[LineagePart, ...]:
-        """A job's line, its own checkpoints first; of none of them a step beyond `last`."""
+        """A job's line, its own checkpoints first, up to step `last`."""
         found: list[LineagePart] = []
         while job is not None and job not in [part.job for part in found]:
             found.append(LineagePart(job, last))
@@ -121,7 +121,7 @@ class Lines:
         return tuple(found)
 
     def steps(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
-        """(step, relative path) of the checkpoints of a line, whole or not, oldest first."""
+        """(step, relative path) of the checkpoints of a line, complete or not, oldest first."""
         found: dict[int, str] = {}
         for part in parts:
             for step, path in self.folders.get(part.job, Folder()).steps.items():
@@ -130,7 +130,7 @@ class Lines:
         return sorted(found.items())
 
     def left(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
-        """The same with what the line's jobs wrote beyond the steps that it goes on from."""
+        """The same, with the steps that the line's jobs wrote after those from which it continued."""
         return sorted((s, path) for p in parts for s, path in self.folders.get(p.job, Folder()).steps.items())
 
 
@@ -150,16 +150,16 @@ def lines_in(root: Path) -> Lines:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The line that a job writes and goes on with, on one host's disk."""
+    """The line that a job continues, on one host's disk."""
 
     root: Path
     """The run's prefix on this disk."""
     parts: tuple[LineagePart, ...]
-    """The job's own first."""
+    """The parts of the line, the job's own first."""
 
     @classmethod
     def of(cls, root: Path, job: str) -> Lineage:
-        """The line of a job: the one that it began before, else a new one that goes on with the run's newest."""
+        """The line of a job: the one that it started earlier, else a new one that continues the run's newest."""
         lines = lines_in(root)
         if job == PREFIX and set(lines.folders) - {PREFIX}:
             job = UNNAMED
@@ -169,11 +169,11 @@ class Lineage:
 
     @property
     def own(self) -> Path:
-        """Where the job writes."""
+        """The folder that the job writes to."""
         return self.root / self.parts[0].job
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """(step, folder) of what this disk holds of the line, whole or not, oldest first."""
+        """(step, folder) of the checkpoints of the line on this disk, complete or not, oldest first."""
         return [(step, self.root / path) for step, path in lines_in(self.root).steps(self.parts)]
 
     def name(self, checkpoint: Path) -> str:
@@ -181,7 +181,7 @@ class Lineage:
         return checkpoint.relative_to(self.root).as_posix()
 
     def begun(self, step: int | None) -> Lineage:
-        """The line as it is once training goes on from `step` of it, None: from nothing."""
+        """The line after training resumes from `step` of it; None: from scratch."""
         if step is None:
             return Lineage(self.root, self.parts[:1])
         limits = (step if part.last is None else min(part.last, step) for part in self.parts[1:])
@@ -189,7 +189,7 @@ class Lineage:
         return Lineage(self.root, (self.parts[0], *older))
 
     def record(self) -> None:
-        """Write down what the job began from, unless that is there. Rank 0's, before the first step."""
+        """Write the job's origin unless it is there. Called by rank 0 before the first step."""
         record, job = self.own / NAME, self.parts[0].job
         if job == PREFIX or (record.exists() and Origin.parse(record.read_bytes())):
             return
@@ -198,9 +198,4 @@ class Lineage:
         before = self.parts[1] if len(self.parts) > 1 else None
         origin = Origin(number, before.job, before.last) if before else Origin(number, None, None)
         self.own.mkdir(parents=True, exist_ok=True)
-        beside = record.with_name(f".{NAME}.part")
-        with open(beside, "w") as file:
-            file.write(origin.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, record)
+        write_atomically(record, origin.to_json())

@@ -1,4 +1,4 @@
-"""What a job's log is made of: lines of hosts, and the numbers of a step's line."""
+"""The lines of a job's log: write and parse the numbers of steps and machines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from math import isfinite
 
 STEP_PATTERN = '"step="'
-"""CloudWatch's filter pattern for lines of steps: it then sends nothing else."""
+"""CloudWatch's filter pattern for lines of steps."""
 SOFTWARE, PROFILE, MACHINE = "software: ", "profile: ", "machine: "
-"""How the lines begin that say which versions a train job runs with, which part of a step takes how long, and what of
-its machine each host uses."""
+"""Beginnings of the lines with a train job's versions, with the time of each part of a step, and with a host's use of
+its machine."""
 INSTALLED_PATTERN = '"installed "'
-"""CloudWatch's filter pattern for the line in which a host says what it installed when it started."""
+"""CloudWatch's filter pattern for the line with the packages that a host installed when it started."""
 _INSTALLED = re.compile(r"^installed (.+) in ([0-9]{1,6}\.[0-9]) s$")
 _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
@@ -26,13 +26,13 @@ _MACHINE_FORMATS = {
     "disk_write": ".0f", "device": ".4f", "device_memory": ".4f",
 }  # fmt: skip
 MACHINE_NUMBERS = tuple(_MACHINE_FORMATS)
-"""What a host may say of its machine: shares of 1, and bytes a second (`net_*`, `disk_read`, `disk_write`)."""
+"""Numbers of a host's machine: shares of 1, and bytes per second (`net_*`, `disk_read`, `disk_write`)."""
 _PAIR = re.compile(r"(\w+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line a host wrote."""
+    """One line of a host's log."""
 
     host: str
     timestamp: int
@@ -46,16 +46,16 @@ def host_of(stream: str) -> str:
 
 
 def step_line(numbers: Mapping[str, float], last: int) -> str:
-    """The line that a step writes to the log: `step`, the other numbers in their order, and the run's last step `of`.
+    """The log line of a step: `step`, the other numbers in order, and the run's last step `of`.
 
-    Raises `KeyError` for a number that has no form of its own here.
+    Raises `KeyError` for a number without a format.
     """
-    told = [f"{name}={value:{_FORMATS[name]}}" for name, value in numbers.items() if name != "step"]
-    return " ".join([f"step={int(numbers['step'])}", *told, f"of={last}"])
+    pairs = [f"{name}={value:{_FORMATS[name]}}" for name, value in numbers.items() if name != "step"]
+    return " ".join([f"step={int(numbers['step'])}", *pairs, f"of={last}"])
 
 
 def step_record(text: str) -> dict[str, float] | None:
-    """The numbers of a `step=...` line; None for any other. A last step `of` that is no number is left out."""
+    """The numbers of a `step=...` line; None for other lines. A last step `of` that is not finite is left out."""
     if not _STEP.match(text):
         return None
     numbers = {key: float(value) for key, value in _PAIR.findall(text)}
@@ -63,20 +63,20 @@ def step_record(text: str) -> dict[str, float] | None:
 
 
 def installed(text: str) -> tuple[str, float] | None:
-    """What a host installed when it started (entrypoints/launch.py), and how many seconds that took; None for any other
-    line."""
-    told = _INSTALLED.match(text)
-    return (told[1], float(told[2])) if told else None
+    """The packages that a host installed when it started (entrypoints/launch.py), and the seconds that it took; None
+    for other lines."""
+    match = _INSTALLED.match(text)
+    return (match[1], float(match[2])) if match else None
 
 
 def machine_line(numbers: Mapping[str, float]) -> str:
-    """The line in which a host says what of its machine is used, of MACHINE_NUMBERS what it knows."""
+    """The log line with a host's use of its machine: the known ones of MACHINE_NUMBERS."""
     known = [f"{name}={numbers[name]:{form}}" for name, form in _MACHINE_FORMATS.items() if name in numbers]
     return MACHINE + " ".join(known)
 
 
 def machine_record(text: str) -> dict[str, float] | None:
-    """The numbers of a `machine: ...` line; None for any other."""
+    """The numbers of a `machine: ...` line; None for other lines."""
     if not text.startswith(MACHINE):
         return None
     numbers = {key: float(value) for key, value in _PAIR.findall(text) if key in _MACHINE_FORMATS}
@@ -84,11 +84,11 @@ def machine_record(text: str) -> dict[str, float] | None:
 
 
 def step_records(lines: Iterable[Line]) -> list[dict[str, float]]:
-    """The numbers of every `step=...` line, one mapping a step, in order of steps; a step done twice counts last."""
+    """The numbers of all `step=...` lines, one mapping per step, in order; the last line of a repeated step counts."""
     records: dict[float, dict[str, float]] = {}
     for line in lines:
         if record := step_record(line.text):
-            # a validation of a step that was done before has no other number
+            # the line of a validation has only its own numbers
             before = {} if "loss" in record else records.get(record["step"], {})
             records[record["step"]] = {**before, **record}
     return [records[step] for step in sorted(records)]

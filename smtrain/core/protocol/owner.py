@@ -1,12 +1,9 @@
-"""Who may write a run's checkpoints: one job at a time, by a record in S3 that S3 itself guards.
+"""Ensure that only one job at a time writes a run's checkpoints, by a record in S3 with conditional writes.
 
-`checkpoints.owner.json` lies beside the prefix and is only ever written on a condition: that it is not there yet
-(If-None-Match), or is still what was read (If-Match). Of two who try at once S3 lets one through. The client takes it
-for a job before it sends CreateTrainingJob; the job's rank 0 keeps it while it trains and looks before each manifest.
-It goes to another job only after its own has ended: SageMaker says so, or nobody has renewed it for long.
-
-Both halves use it.
-"""
+`checkpoints.owner.json` is next to the prefix, and is written only if it does not exist yet (If-None-Match) or has not
+changed since it was read (If-Match): S3 accepts one of two concurrent writers. The client takes it for a job before it
+sends CreateTrainingJob; rank 0 of the job renews it while it trains, and checks it before it writes each manifest.
+Another job gets it only after its owner has ended: according to SageMaker, or because it was not renewed for long."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ from smtrain.core.protocol.uris import split_uri
 
 FORMAT, VERSION = "smtrain-owner", 1
 CLAIM = 600.0
-"""Seconds that a job whose CreateTrainingJob has not been answered keeps the record."""
+"""Seconds for which a job keeps the record if its CreateTrainingJob was not answered."""
 LEASE = 3600.0
-"""Seconds after its last renewal that a job which renews, and which nobody can ask for, keeps it."""
+"""Seconds after its last renewal for which a job keeps the record if its status cannot be read."""
 EVERY = 300.0
-"""Seconds between two renewals by a job."""
+"""Seconds between two renewals."""
 LONGEST = 30 * 86400.0
-"""Seconds that no job of SageMaker lasts."""
+"""Seconds, longer than any job of SageMaker."""
 
 Status = Callable[[str, str], "str | None"]
-"""TrainingJobStatus of a job in a region; None if there is no such job. Raises where SageMaker cannot be asked."""
+"""TrainingJobStatus of a job in a region; None without such a job. Raises if SageMaker cannot be asked."""
 
 
 class OwnerError(JobError):
@@ -41,16 +38,16 @@ class OwnerError(JobError):
 
 @dataclass(frozen=True)
 class Owner:
-    """What the record says."""
+    """The contents of the record."""
 
     job: str | None
-    """None: the last one let go."""
+    """None if the last owner released it."""
     region: str = ""
     account: str = ""
     renewed: bool = False
-    """The job has written it itself, and does so again every five minutes."""
+    """Whether the job itself wrote it, and renews it every five minutes."""
     until: float = 0.0
-    """Seconds since 1970 at which the job has certainly ended, by the limits of its request."""
+    """Time (seconds since 1970) by which the job has certainly ended, by the limits of its request."""
 
     def to_json(self) -> bytes:
         return (json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}) + "\n").encode()
@@ -64,14 +61,14 @@ class Owner:
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise JobError(
-                f"{uri} cannot be read ({error}), so nobody knows which job writes the checkpoints; delete it once no "
+                f"{uri} cannot be read ({error}), so the job that writes the checkpoints is unknown; delete it once no "
                 "job of the run is in progress"
             ) from None
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """The record as read: what it says, its ETag, and its age in seconds and S3's time, both by S3's clock."""
+    """The record as read: contents, ETag, and its age in seconds and the time, both by S3's clock."""
 
     owner: Owner
     etag: str
@@ -80,12 +77,12 @@ class _Seen:
 
 
 def owner_uri(checkpoints: str) -> str:
-    """Beside the prefix: what lies inside is synced to every host."""
+    """The URI next to the prefix, whose contents are synced to every host."""
     return f"{checkpoints.rstrip('/')}.owner.json"
 
 
 class Fence:
-    """The record of one checkpoint prefix, for one job."""
+    """The record of one checkpoint prefix, used for one job."""
 
     def __init__(self, s3: Any, checkpoints: str, me: Owner, status: Status) -> None:
         self.uri, self.me, self._s3, self._status = owner_uri(checkpoints), me, s3, status
@@ -93,8 +90,8 @@ class Fence:
         self._etag: str | None = None
 
     def claim(self) -> None:
-        """Make the job the owner. Raises `OwnerError`, which names the owner, where another is; ClientError as S3."""
-        if not self._write(self.me, None):  # of a run that has an owner already
+        """Make the job the owner. Raises `OwnerError` with the name of another owner, and ClientError of S3."""
+        if not self._write(self.me, None):  # False if there is a record already
             self._take()
 
     def _take(self) -> None:
@@ -107,13 +104,13 @@ class Fence:
         raise OwnerError(f"{self.uri} changes faster than it can be claimed; try again")
 
     def look(self) -> None:
-        """Raise what `claim` would, and write nothing."""
+        """Raise the errors of `claim` without writing."""
         seen = self._read()
         if seen and seen.owner.job not in (None, self.me.job):
             self._refuse_unless_ended(seen)
 
     def keep(self) -> None:
-        """Renew, by the job itself. Raises `OwnerError` if the record has gone to another job."""
+        """Renew the record, by the job itself. Raises `OwnerError` if another job has it."""
         self.me = replace(self.me, renewed=True)
         seen = self._read()
         if seen and seen.owner.job == self.me.job:
@@ -121,13 +118,13 @@ class Fence:
         self._take()
 
     def check(self) -> None:
-        """Raise `OwnerError` if another job owns the checkpoints; a record that is gone counts as ours."""
+        """Raise `OwnerError` if another job owns the checkpoints; a missing record counts as ours."""
         seen = self._read()
         if seen and seen.owner.job not in (None, self.me.job):
             raise OwnerError(self._lost(seen.owner))
 
     def release(self) -> None:
-        """Let go of what `claim` took, for a job that was never made; what another has taken meanwhile stays."""
+        """Release the record of `claim` for a job that was never created, unless another job has taken it."""
         if self._etag is not None:
             self._write(replace(self.me, job=None), self._etag)
 
@@ -172,7 +169,7 @@ class Fence:
         return _Seen(Owner.parse(answer["Body"].read(), self.uri), answer["ETag"], age, now.timestamp())
 
     def _write(self, owner: Owner, etag: str | None) -> bool:
-        """Write on the condition that nothing has changed; False if S3 refuses."""
+        """Write if nothing has changed; False if S3 refuses."""
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
             answer = self._s3.put_object(Bucket=self._bucket, Key=self._key, Body=owner.to_json(), **condition)
@@ -186,10 +183,10 @@ class Fence:
 
 
 def container_fence(checkpoints: str, job: str, region: str, account: str) -> tuple[Any, Fence]:
-    """An S3 client and the fence of the job that runs in this container, of which nobody waits long for an answer.
+    """An S3 client with short timeouts, and the fence of the job in this container.
 
-    The one place where a container asks for boto3, which its image may lack (ImportError): SageMaker tells a container
-    neither who else writes nor what has arrived.
+    Raises ImportError if the image has no boto3. No other code in a container needs it: only S3 knows who else writes,
+    and what has arrived.
     """
     import boto3
     from botocore.config import Config
@@ -209,8 +206,8 @@ def status_of(sagemaker: Callable[[str], Any]) -> Status:
         try:
             return str(client.describe_training_job(TrainingJobName=job)["TrainingJobStatus"])
         except client.exceptions.ClientError as error:
-            told = error.response["Error"]
-            if told.get("Code") == "ResourceNotFound" or "not found" in told.get("Message", "").lower():
+            answer = error.response["Error"]
+            if answer.get("Code") == "ResourceNotFound" or "not found" in answer.get("Message", "").lower():
                 return None
             raise
 
@@ -218,7 +215,7 @@ def status_of(sagemaker: Callable[[str], Any]) -> Status:
 
 
 def _date(header: str | None, otherwise: datetime) -> datetime:
-    """S3's own time of an answer."""
+    """The time of an answer by S3's clock."""
     from email.utils import parsedate_to_datetime
 
     try:

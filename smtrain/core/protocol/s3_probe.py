@@ -1,4 +1,4 @@
-"""Whether anybody answers for an s3:// URI, asked once before a client is that would try for minutes."""
+"""Check once whether S3 answers, before a client would retry for minutes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PATIENCE_S = 10.0
 
 
 def unanswered(uri: str) -> str | None:
-    """What keeps S3 from being asked about a URI, with a remedy and without its full stop; None if it answers.
+    """The reason why S3 cannot be asked about a URI, with a remedy, without full stop; None if it answers.
 
-    Whatever answers will do: who may read what is for the client to find out.
+    Any answer counts: the client finds out about permissions.
     """
     if not uri.startswith("s3://"):
         return None
@@ -25,7 +25,7 @@ def unanswered(uri: str) -> str | None:
     if where is None:
         return None
     try:
-        asked = urllib.request.Request(where, method="HEAD")  # noqa: S310 - where the user's own variables point
+        asked = urllib.request.Request(where, method="HEAD")  # noqa: S310 - from the user's own variables
         urllib.request.urlopen(asked, timeout=PATIENCE_S).close()  # noqa: S310
     except urllib.error.HTTPError:
         return None
@@ -40,7 +40,7 @@ def unanswered(uri: str) -> str | None:
 
 
 def _endpoint() -> str | None:
-    """Where the variables of the environment have clients of S3 ask; None where a file may say something else."""
+    """The endpoint of S3 according to the environment; None if a file may name another."""
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if set_ := os.environ.get(variable):
             return set_

@@ -1,4 +1,4 @@
-"""The parts of a URI, for the client, the control plane and the container alike; other spellings of addresses."""
+"""Parse URIs, and recognise other spellings of addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HUBS = ("hf://", "modelscope://")
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of a hub: the scheme, its id, and a revision."""
 
-# A path that was made of a URL has one slash behind the scheme.
+# A path that was made of a URL has one slash after the scheme.
 _WEB = r"(?:https?:/{1,2})?(?:www\.)?"
 _NAME = r"[\w.-]+"
 _NO_ORGANIZATION = "spaces|docs|blog|papers|collections|models|datasets|learn|join|login"
@@ -37,8 +37,8 @@ _SCHEMES = (
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key (or key prefix) of an s3:// URI: `s3://bucket/some/key` gives `("bucket", "some/key")`; of a file://
-    URI no bucket, and its path."""
+    """Bucket and key (or prefix) of an s3:// URI: `("bucket", "some/key")` for `s3://bucket/some/key`; for a file://
+    URI an empty bucket and the path."""
     if uri.startswith("file://"):
         return "", uri.removeprefix("file://")
     bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -46,10 +46,10 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def meant(text: str, *, data: bool = False) -> str | None:
-    """The address that a text is in our spelling; None if it is spelled so already, or is no address.
+    """The address in our spelling; None if it is already spelled so, or is not an address.
 
-    Pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes with other slashes or letters.
-    data: a data set is meant, whose revision stands behind `#`.
+    Recognises pages of the Hugging Face hub and of ModelScope, URLs and ARNs of S3, and schemes with other slashes or
+    upper case. data: a data set is meant, whose revision follows `#`.
     """
     if (page := _HUB_PAGE.fullmatch(text)) and (data or not page[1]):
         name = page[2] if "/" in page[2] or data else f"organization/{page[2]}"
@@ -67,14 +67,14 @@ def meant(text: str, *, data: bool = False) -> str | None:
 
 
 def respelled(text: str, taken: tuple[str, ...], *, data: bool = False) -> str | None:
-    """Say how an address is written here; None if it is written so already, is no address, or would be none of the
-    kinds that are `taken` (how a URI may begin; a path always does)."""
+    """Say how smtrain writes an address; None if it is written so, is not an address, or has a scheme that is not
+    `taken` (paths always are)."""
     ours = meant(text, data=data)
     return f"{text} is written {ours} here; give that" if ours and ours.startswith(("/", *taken)) else None
 
 
 def not_here(text: str) -> str | None:
-    """Say of a model of a hub how it comes to this machine, for commands that read folders; None for anything else."""
+    """Say how to download a model of a hub, for commands that read folders; None for other paths."""
     where = meant(text) or text
     if not where.startswith(HUBS):
         return None
@@ -93,12 +93,12 @@ _URI = re.compile(r"(fsx|efs)://(fs-[0-9a-f]{8,18})(/[^\s]*)")
 
 
 def is_mounted(uri: str | None) -> bool:
-    """Whether this names a folder on a file system, well spelled or not."""
+    """Whether this is a URI of an AWS file system: fsx://fs-ID/FOLDER (FSx for Lustre) or efs://fs-ID/FOLDER."""
     return bool(uri) and str(uri).partition("://")[0] in TYPES
 
 
 def data_source(uri: str) -> dict[str, str] | None:
-    """The `FileSystemDataSource` of a channel, read-only; None for what is not spelled like one."""
+    """The `FileSystemDataSource` of a channel, read-only; None for a URI in another form."""
     found = _URI.fullmatch(uri)
     if found is None:
         return None

@@ -1,1 +1,1 @@
-"""Steps on their way to MLflow and Weights & Biases: buffered, each once, and never in the way of a training."""
+"""Send steps to MLflow and Weights & Biases: buffered, each step once, without ever blocking a training."""

@@ -1,4 +1,4 @@
-"""What stands between a training and its trackers: a queue that never blocks, and a thread that sends what is in it."""
+"""Buffer between a training and its trackers: a queue that never blocks, and a thread that sends its records."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from smtrain.core.errors import first_line
 from smtrain.core.text import Say
 
 KEPT = 200_000
-"""Records kept while a tracker does not answer; the oldest go first."""
+"""Limit of records while a tracker does not answer; the oldest are dropped first."""
 _BATCH, _PAUSE, _LONGEST = 200, 0.5, 60.0
 
 
 @dataclass(frozen=True)
 class TrackedStep:
-    """Numbers of one step, and when it was done (ms since 1970)."""
+    """The numbers of one step, and its time (ms since 1970)."""
 
     step: int
     at: int
@@ -27,22 +27,22 @@ class TrackedStep:
 
 
 class Tracker(Protocol):
-    """One tracker's side: its methods may wait and fail; they are called by one thread, again after a failure."""
+    """A tracker: its methods may block and fail; one thread calls them, and retries."""
 
     name: str
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """Make or find the run; gives what it has: ("loss", step) and ("val_loss", step)."""
+        """Create or find the run; returns what it has: ("loss", step) and ("val_loss", step)."""
 
     def write(self, records: Sequence[TrackedStep]) -> None:
-        """Send records, whose steps do not fall."""
+        """Send records in order of their steps."""
 
     def end(self, status: str) -> None:
         """Mark the run as ended: Completed, Failed or Stopped."""
 
 
 class Buffered:
-    """A tracker behind a queue. `log` returns at once, whatever the tracker does."""
+    """A tracker behind a queue; `log` always returns at once."""
 
     def __init__(self, tracker: Tracker, say: Say) -> None:
         self._tracker, self._say = tracker, say
@@ -55,14 +55,14 @@ class Buffered:
         self._thread.start()
 
     def log(self, record: TrackedStep) -> None:
-        """Keep a step to be sent. One that was logged before, here or by an earlier process, is not sent again."""
+        """Queue a step. One that was already sent, also by an earlier process, is not sent again."""
         self._queue.append(record)
         self._wake.set()
 
     def close(self, status: str | None, wait: float) -> int:
-        """Send what is left for at most `wait` seconds; gives how many records could not be.
+        """Send the rest for at most `wait` seconds; returns the number of records that were not sent.
 
-        With a `status` the run is marked as ended; None leaves it open, as for a job that goes on.
+        With a `status` the run is marked as ended; None leaves it open, for a job that is still running.
         """
         self._ending = status
         self._stop.set()
@@ -81,7 +81,7 @@ class Buffered:
                     if self._begun and self._ending:
                         self._tracker.end(self._ending)
                     break
-            except Exception as error:  # whatever a library raises, the training is none of its business
+            except Exception as error:  # no error of a library may stop the training
                 if not self._trouble:
                     self._say(
                         f"{self._tracker.name} does not take what is tracked ({first_line(error)}); the training goes "
@@ -105,7 +105,7 @@ class Buffered:
                 self._begun = True
             sent: set[tuple[str, int]] = set()
             new = []
-            for record in batch:  # a validation may come after its step
+            for record in batch:  # a validation may follow its step
                 kinds = {
                     kind
                     for kind in _kinds(record)

@@ -1,4 +1,4 @@
-"""MLflow: a plain server or store by its URI, SageMaker's managed one by its ARN."""
+"""MLflow: a server or store by its URI, or SageMaker's managed one by its ARN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 1000  # metrics of a request
 
 
 class MlflowTracker:
-    """The steps of one run as one MLflow run, whoever sends them and however often it is resumed."""
+    """The steps of one run as one MLflow run, also if it is resumed or sent by several processes."""
 
     name = "MLflow"
 
@@ -28,13 +28,13 @@ class MlflowTracker:
         self._run = ""
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """The run of this id, unless this job has begun from the first step anew: that is a run of its own."""
-        client, told = self._connect(), self._tracked
+        """Find the run of this id, or create one; a job that starts again from the first step gets a new run."""
+        client, run = self._connect(), self._tracked
         found = self._find()
-        mine = f"{told.job}@{told.stamp}"
+        mine = f"{run.job}@{run.stamp}"
         jobs = found.data.tags.get(_JOBS, "").split(",") if found else []
         if found is None or (first.step <= 1 and mine not in jobs):
-            tags = {_ID: told.id, "mlflow.runName": told.run, "smtrain.run": told.run, **told.tags, _JOBS: mine}
+            tags = {_ID: run.id, "mlflow.runName": run.run, "smtrain.run": run.run, **run.tags, _JOBS: mine}
             found = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
         elif mine not in jobs:
             client.set_tag(found.info.run_id, _JOBS, ",".join([*jobs, mine]))
@@ -49,7 +49,7 @@ class MlflowTracker:
         }
 
     def write(self, records: Sequence[TrackedStep]) -> None:
-        """Every number as a metric of its step, with the time it was done at."""
+        """Log each number as a metric of its step, with its time."""
         from mlflow.entities import Metric
 
         metrics = [Metric(k, v, r.at, r.step) for r in records for k, v in r.numbers.items() if k not in ("step", "of")]
@@ -60,7 +60,7 @@ class MlflowTracker:
         self._client.set_terminated(self._run, status=_ENDS.get(status, "FAILED"))
 
     def attach(self, files: Sequence[Path], numbers: dict[str, float]) -> bool:
-        """Files as artefacts and numbers as metrics of the run's newest MLflow run; False if there is none."""
+        """Log files as artefacts and numbers as metrics in the newest MLflow run; False without one."""
         client, found = self._connect(), self._find()
         if found is None:
             return False
@@ -73,7 +73,8 @@ class MlflowTracker:
     def _connect(self) -> Any:
         if self._client is not None:
             return self._client
-        # Read when a request is sent; a server that hangs is left soon, and asked again later by us.
+        # Short timeouts for a server that hangs; our thread retries later. MLflow reads these variables at each
+        # request.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         if not present("mlflow"):
@@ -98,7 +99,7 @@ class MlflowTracker:
         return runs[0] if runs else None
 
     def _parameters(self, known: dict[str, str]) -> None:
-        """MLflow's parameters never change; what a resume changes is a tag."""
+        """Log new parameters; MLflow's cannot change, so a value that a resume changed becomes a tag."""
         from mlflow.entities import Param, RunTag
 
         ours = self._tracked.parameters

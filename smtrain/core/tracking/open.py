@@ -1,4 +1,4 @@
-"""From the section `track` to the trackers it names."""
+"""Open the trackers in the section `track`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EXPERIMENT = "smtrain"
 def open_trackers(
     track: Track, tracked: Tracked, folder: Path, say: Say, secret: Callable[[Secret], str]
 ) -> list[Buffered]:
-    """A buffered tracker for each that the section names; none waits for it here. `secret` reads one by its name."""
-    found: list[Buffered] = []
+    """A buffered tracker for each one in the section; nothing blocks here. `secret` reads a secret by its name."""
+    trackers: list[Buffered] = []
     if track.mlflow:
-        found.append(Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say))
+        trackers.append(Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say))
     if track.wandb:
         named = track.wandb.key
         key = (lambda: secret(named)) if named is not None else None
-        found.append(Buffered(WandbTracker(track.wandb, tracked, folder / "wandb", key), say))
-    return found
+        trackers.append(Buffered(WandbTracker(track.wandb, tracked, folder / "wandb", key), say))
+    return trackers

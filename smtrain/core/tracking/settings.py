@@ -1,4 +1,4 @@
-"""What a train job carries of the section `track`: one environment variable, which its followers read too."""
+"""The section `track` in a train job: one environment variable, which its followers also read."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _LONGEST = 500  # characters of a parameter: what MLflow has always taken
 
 @dataclass(frozen=True)
 class Tracked:
-    """A train job for a tracker: the run it belongs to, and what is known of it."""
+    """A train job for a tracker: its run, parameters and tags."""
 
     run: str
     job: str
     id: str
-    """The same for all attempts of the run; no other run has it."""
+    """Unique to the run, and the same for all its attempts."""
     stamp: str
-    """Tells this job from an earlier one of the same name."""
+    """Distinguishes this job from an earlier one of the same name."""
     parameters: Mapping[str, str]
     tags: Mapping[str, str]
 
 
 def variable(track: Track) -> str | None:
-    """The variable's value; None if nothing is tracked. Secrets are names in it, as in the config."""
-    told = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})
-    return json.dumps(told, sort_keys=True) if told else None
+    """The variable's value; None without trackers. It has the names of secrets, as the config does."""
+    section = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})
+    return json.dumps(section, sort_keys=True) if section else None
 
 
 def parse(value: str | None) -> Track | None:
-    """The section that a job carries; None if it has none, or one that this version does not know."""
+    """Parse the variable; None if it is missing, or from another version."""
     try:
         return Track.model_validate_json(value) if value else None
     except ValueError:
@@ -43,12 +43,12 @@ def parse(value: str | None) -> Track | None:
 
 
 def id_of(run_uri: str) -> str:
-    """The id of a run by its folder in S3."""
+    """The id of a run from its folder in S3."""
     return hashlib.sha256(run_uri.rstrip("/").encode()).hexdigest()[:16]
 
 
 def parameters(config: Mapping[str, Any], under: str = "") -> dict[str, str]:
-    """A config as flat names and texts: `train.lr` -> `0.0002`. What says nothing is left out."""
+    """A config as flat names and texts: `train.lr` -> `0.0002`, without empty values."""
     found: dict[str, str] = {}
     for key, value in config.items():
         name = f"{under}{key}"

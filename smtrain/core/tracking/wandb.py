@@ -1,4 +1,4 @@
-"""Weights & Biases: one run, resumed under the same id; without a network (WANDB_MODE=offline) a folder to sync."""
+"""Weights & Biases: one run, resumed under the same id; offline (WANDB_MODE=offline), a folder to sync later."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from smtrain.core.config.track import Wandb
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
+from smtrain.core.files import write_atomically
 from smtrain.core.tracking.buffer import TrackedStep
 from smtrain.core.tracking.settings import Tracked
 
 
 class WandbTracker:
-    """The steps of one run. `folder` keeps W&B's files, and how far an offline run has come."""
+    """The steps of one run. `folder` has W&B's files, and the last step of an offline run."""
 
     name = "Weights & Biases"
 
@@ -26,21 +27,21 @@ class WandbTracker:
         self._last = -1
 
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
-        """Open the run. Its history only grows, so nothing up to its last step is sent again."""
+        """Open the run. W&B's history only grows, so steps up to its last one are not sent again."""
         if not present("wandb"):
             raise SmtrainError(missing("wandb"))
         import wandb
 
-        told, stamp = self._tracked, f"{self._tracked.job}@{self._tracked.stamp}"
+        tracked, stamp = self._tracked, f"{self._tracked.job}@{self._tracked.stamp}"
         kept = self._kept()
         fresh = first.step <= 1 and stamp not in kept.get("jobs", [])
         number = kept.get("number", 0) + (1 if fresh and kept else 0)
         if self._key is not None and "WANDB_API_KEY" not in os.environ:
-            os.environ["WANDB_API_KEY"] = self._key()  # of this process, where wandb looks for it
+            os.environ["WANDB_API_KEY"] = self._key()  # wandb reads it from the environment of this process
         self._folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=self._options.project, entity=self._options.entity, name=told.run, dir=str(self._folder),
-            id=f"{told.id}-{number}" if number else told.id, resume="allow", config=dict(told.parameters),
+            project=self._options.project, entity=self._options.entity, name=tracked.run, dir=str(self._folder),
+            id=f"{tracked.id}-{number}" if number else tracked.id, resume="allow", config=dict(tracked.parameters),
             tags=["smtrain"], settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )  # fmt: skip
         before = -1 if fresh else kept.get("last", -1)
@@ -66,9 +67,8 @@ class WandbTracker:
         return found if isinstance(found, dict) else {}
 
     def _note(self, more: dict[str, Any]) -> None:
-        beside = self._file.with_suffix(".part")
-        beside.write_text(json.dumps({**self._kept(), **more, "last": self._last}) + "\n", "utf-8")
-        os.replace(beside, self._file)
+        content = json.dumps({**self._kept(), **more, "last": self._last}) + "\n"
+        write_atomically(self._file, content, sync=False)
 
     @property
     def _file(self) -> Path:

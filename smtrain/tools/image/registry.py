@@ -106,7 +106,7 @@ def size_of(client: Any, ecr: Any, name: str) -> int | None:
     named = ecr_image(name)
     if named is None or ecr is None:
         return layers_size(name, architecture(client))
-    query = named.asked
+    query = named.query
     manifest = _in_ecr(ecr, query, name)
     for entry in manifest.get("manifests", []):
         if entry.get("platform", {}).get("architecture") == architecture(client):
