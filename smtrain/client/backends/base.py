@@ -27,13 +27,6 @@ class TokenExpiredError(Exception):
     """A token of FilterLogEvents has expired (after 24 hours); read again without one."""
 
 
-class Limited(Protocol):
-    """The time limit of a caller (`client.backends.sagemaker.retry.Patience`)."""
-
-    limit_s: float
-    trouble: str | None
-
-
 class JobPlace(Protocol):
     """A backend that runs jobs."""
 

@@ -52,9 +52,9 @@ class _Reader:
         self._root: ErrorBlock | None = None
 
     def read(self, line: Line) -> None:
-        found = _RANK.match(line.text)
-        rank = next((int(n) for n in found.groups()[:3] if n is not None), None) if found else None
-        body = found[4] if found else line.text
+        ranked = _RANK.match(line.text)
+        rank = next((int(n) for n in ranked.groups()[:3] if n is not None), None) if ranked else None
+        body = ranked[4] if ranked else line.text
         if rank is None and self._of_torchrun(line, body):
             return
         block = self._open.get(rank)
@@ -122,5 +122,5 @@ def blocks_of(lines: Iterable[Line]) -> list[ErrorBlock]:
     for line in lines:
         for text in line.text.split("\n"):
             readers.setdefault(line.host, _Reader(line.host)).read(Line(line.host, line.timestamp, text))
-    found = [block for reader in readers.values() for block in reader.blocks]
-    return sorted((block for block in found if block.lines), key=lambda block: block.at)
+    blocks = [block for reader in readers.values() for block in reader.blocks]
+    return sorted((block for block in blocks if block.lines), key=lambda block: block.at)

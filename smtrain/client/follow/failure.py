@@ -139,10 +139,10 @@ def _search(first: ErrorBlock | None, lines: Sequence[Line], reason: str | None)
         places.append("\n".join(line.text for line in near))
     places.append(reason or "")
     places.append("\n".join(line.text for line in lines if _COMPLAINT.search(line.text)))
-    found = [cause for place in places for cause in causes() if place and cause.regex.search(place)]
-    if found and found[0].symptom:
-        return next((cause for cause in found if not cause.symptom), found[0])
-    return next(iter(found), None)
+    matches = [cause for place in places for cause in causes() if place and cause.regex.search(place)]
+    if matches and matches[0].symptom:
+        return next((cause for cause in matches if not cause.symptom), matches[0])
+    return next(iter(matches), None)
 
 
 def _of_status(statuses: set[str]) -> Cause | None:

@@ -80,17 +80,17 @@ def cost_of(
         end = description.get("TrainingEndTime") or now or datetime.datetime.now(datetime.timezone.utc)
         seconds, option = max(0.0, (end - began).total_seconds()) if began else 0.0, "spot" if spot else "on_demand"
         final = owned and description.get("TrainingEndTime") is not None
-    found = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
-    rate = sum(price.dollars_per_hour * count for price, count in found if price)
+    priced = [(None if here else known.find(kind, option, region), count) for kind, count in groups]
+    rate = sum(price.dollars_per_hour * count for price, count in priced if price)
     items = {"training": seconds / HOUR * rate}
     if retained := (description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
         items["warm pool"] = retained / HOUR * rate
     return Spent(
-        sum(items.values()) if all(price for price, _ in found) else None,
+        sum(items.values()) if all(price for price, _ in priced) else None,
         items,
         seconds,
         machines_of(description),
-        tuple(price for price, _ in found if price),
+        tuple(price for price, _ in priced if price),
         final,
         not local,
         owned,

@@ -121,10 +121,10 @@ def _config(job: Job, uri: str | None) -> dict[str, Any]:
     if uri is None:
         return {}
     try:
-        found = json.loads(job.target.read(f"{uri}config.json"))
+        config = json.loads(job.target.read(f"{uri}config.json"))
     except Exception:  # a tracker without parameters is better than none
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def read_secret(job: Job, named: Secret) -> str:

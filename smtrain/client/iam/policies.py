@@ -211,11 +211,11 @@ def _owning(config: JobConfig, a: Arns, requests: Requests) -> Iterator[Statemen
 
 def _shortest(patterns: Iterable[str]) -> list[str]:
     """Patterns that end in a wildcard, without those that another pattern covers."""
-    found: list[str] = []
+    shortest: list[str] = []
     for pattern in sorted(set(patterns)):
-        if not found or not pattern.startswith(found[-1][:-1]):
-            found.append(pattern)
-    return found
+        if not shortest or not pattern.startswith(shortest[-1][:-1]):
+            shortest.append(pattern)
+    return shortest
 
 
 def _keys(config: JobConfig) -> list[str]:
@@ -223,10 +223,10 @@ def _keys(config: JobConfig) -> list[str]:
 
 
 def _images(a: Arns, requests: Requests, more: Iterable[EcrImage] = ()) -> tuple[str, ...]:
-    found = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
-    found += more
+    images = [ecr_image(request["AlgorithmSpecification"].get("TrainingImage", "")) for request in requests.values()]
+    images += more
     return tuple(
-        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in found if m})
+        sorted({f"arn:{a.partition}:ecr:{m.region}:{m.account}:repository/{m.repository}" for m in images if m})
     )
 
 

@@ -227,5 +227,5 @@ def _spelled(a: Arns, kind: str, name: str, rest: str = "") -> tuple[str, ...]:
 
 def serving_images(config: JobConfig, others: OtherCommands) -> list[EcrImage]:
     """The images of an endpoint."""
-    found = ecr_image(serving_image(str(config.compute.region))) if others.endpoint else None
-    return [found] if found else []
+    image = ecr_image(serving_image(str(config.compute.region))) if others.endpoint else None
+    return [image] if image else []

@@ -58,5 +58,5 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
 
 def _files(record: bytes) -> dict[str, Any]:
     """The files in a record, with their sizes, or mappings that hold the size."""
-    found: dict[str, Any] = json.loads(record)["files"]
-    return found
+    files: dict[str, Any] = json.loads(record)["files"]
+    return files

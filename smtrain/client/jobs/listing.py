@@ -19,8 +19,8 @@ _RUN = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 def jobs_of(target: JobPlace, run: str, stage: Stage) -> list[Job]:
     """The jobs of one stage of one run, newest first; run `b` does not include those of `a-b` or of `b-train-c`."""
     name = re.compile(rf"{re.escape(run)}-{stage}-[0-9a-f]{{8}}(-\d+)?")
-    found = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
-    return [job for job in found if name.fullmatch(job.name)]
+    jobs = list_jobs(target, name_contains=f"{run}-{stage}-", limit=1000)
+    return [job for job in jobs if name.fullmatch(job.name)]
 
 
 def attempts_at(base: str, jobs: list[Job]) -> list[Job]:
@@ -36,8 +36,8 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
     job = Job(name, target)
     if stage_of(job.name):
         return job
-    found = list_jobs(job.target, name_contains=job.name, limit=1000)
-    if any(one.name == job.name for one in found):
+    jobs = list_jobs(job.target, name_contains=job.name, limit=1000)
+    if any(one.name == job.name for one in jobs):
         return job
     order = {stage: rank for rank, stage in enumerate(stages)}
 
@@ -45,7 +45,7 @@ def job_of(name: str, target: TargetName | None = None, stages: Sequence[str] = 
         stage = (stage_of(one.name) or ("", ""))[1]
         return order.get(stage, len(order)), not one.known_running
 
-    return min((one for one in found if is_of_run(one.name, job.name)), key=rank, default=job)
+    return min((one for one in jobs if is_of_run(one.name, job.name)), key=rank, default=job)
 
 
 def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[Job]]:

@@ -63,10 +63,10 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
     if what not in get_args(What):
         raise ConfigError([f"what: got {what!r}; {hint(str(what), get_args(What))}"])
     description = job.describe()
-    found = parts(job, what, description)
-    if not found:
+    results = parts(job, what, description)
+    if not results:
         raise JobError(_nothing(job, what, description))
-    download(job.target, [(part.uri, Path(folder, part.folder)) for part in found], overwrite=overwrite)
+    download(job.target, [(part.uri, Path(folder, part.folder)) for part in results], overwrite=overwrite)
     return Path(folder)
 
 
@@ -132,7 +132,7 @@ class _Fetching:
 
     def _is_gone(self, item: _Item) -> bool:
         if item.uri not in self._left or item.key in self._left[item.uri]:  # the last listing still had it: list again
-            self._left[item.uri] = {found["Key"] for found in self._target.listing(item.uri)}
+            self._left[item.uri] = {object_["Key"] for object_ in self._target.listing(item.uri)}
         return item.key not in self._left[item.uri]
 
 
@@ -175,7 +175,7 @@ def download(target: JobPlace, places: Sequence[tuple[str, Path]], *, overwrite:
 
 def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Sequence[_Item]) -> int:
     """Delete copies of objects that are gone from S3, so that no incomplete folder stays; returns how many."""
-    left = {found["Key"] for uri, _ in places for found in target.listing(uri)}
+    left = {object_["Key"] for uri, _ in places for object_ in target.listing(uri)}
     deleted = [item for item in new if item.key not in left]
     for item in deleted:
         item.path.unlink(missing_ok=True)
@@ -189,13 +189,13 @@ def _drop_deleted(target: JobPlace, places: Sequence[tuple[str, Path]], new: Seq
 def _items(target: JobPlace, uri: str, folder: Path) -> list[_Item]:
     bucket, prefix = split_uri(uri)
     items = []
-    for found in target.listing(uri):
-        name = found["Key"][len(prefix) :].lstrip("/") or found["Key"].rpartition("/")[2]  # the prefix is an object
+    for object_ in target.listing(uri):
+        name = object_["Key"][len(prefix) :].lstrip("/") or object_["Key"].rpartition("/")[2]  # the prefix is an object
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise JobError(f"{found['Key']}: points outside {folder}; not downloaded")
+            raise JobError(f"{object_['Key']}: points outside {folder}; not downloaded")
         items.append(
-            _Item(uri, bucket, found["Key"], found["Size"], str(found.get("ETag", "")).strip('"'), folder, path)
+            _Item(uri, bucket, object_["Key"], object_["Size"], str(object_.get("ETag", "")).strip('"'), folder, path)
         )
     if not items:
         raise JobError(f"{uri} is empty; there is nothing to download")
@@ -232,8 +232,8 @@ def _is_same(item: _Item) -> bool:
     """True if the file has the object's content: S3's ETag is the MD5 of an object that was sent in one piece."""
     if item.path.stat().st_size != item.size or len(item.etag) != 32:
         return False
-    found = hashlib.md5(usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
     with item.path.open("rb") as content:
         while block := content.read(1 << 20):
-            found.update(block)
-    return found.hexdigest() == item.etag
+            digest.update(block)
+    return digest.hexdigest() == item.etag

@@ -133,12 +133,12 @@ def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], others:
             rest = look(Chain(config, target_of(config, target)), stages, sorted(without), others)
             break
         except ConfigError as error:
-            found, lacking = _of_config(error), _lacking(error.faults, config)
+            new, lacking = _of_config(error), _lacking(error.faults, config)
         except JobError as error:
             if config.output.s3_uri:  # else AWS was asked for its account, to find a bucket
                 raise
-            found, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
-        findings += found
+            new, lacking = (Finding("aws", "warning", str(error)),), "output.s3_uri"
+        findings += new
         if lacking is None:
             return Report(tuple(findings))
         stand_in, skipped = _STAND_INS[lacking]
@@ -155,9 +155,9 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
         return Report(_of_config(error))
     context = Context(chain, stages)
     # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
-    found = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
+    others = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
     nodes = cluster.look(chain, stages, probe="train" in stages)
-    return Report((Finding("config", "ok", "the config is valid"), *nodes, *found))
+    return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
@@ -188,20 +188,20 @@ def look(
     skipped = {*without, *(_OF_ACCOUNTS if is_here(chain.given) else ())}
     chosen = [name for name in CHECKS if name not in skipped]
     with ThreadPoolExecutor(max_workers=len(chosen)) as pool:
-        found = list(pool.map(lambda name: _one(context, name), chosen))
+        results = list(pool.map(lambda name: _one(context, name), chosen))
     findings = [Finding("config", "ok", "the config is valid")]
-    for some in found:
+    for some in results:
         findings += [finding for finding in some if isinstance(finding, Finding)]
-    return Report((*findings, *_unreached(chosen, found, together=not context.answered)))
+    return Report((*findings, *_unreached(chosen, results, together=not context.answered)))
 
 
 def _unreached(
-    names: Sequence[str], found: Sequence[Sequence[Finding | Unread]], *, together: bool
+    names: Sequence[str], results: Sequence[Sequence[Finding | Unread]], *, together: bool
 ) -> Iterator[Finding]:
     """One finding for each service that did not answer, with all the checks that need it, or (`together`) one for all
     services, if none answered. The same for a missing plan."""
     kept: dict[tuple[str, str, str], list[str]] = {}
-    for name, some in zip(names, found, strict=True):
+    for name, some in zip(names, results, strict=True):
         for why in some:
             if isinstance(why, Unreached):
                 own = ("aws", str(why), why.remedy)
@@ -234,11 +234,11 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
 
 
 def _one(context: Context, name: str) -> list[Finding | Unread]:
-    found: list[Finding | Unread] = []
+    results: list[Finding | Unread] = []
     try:
-        found.extend(CHECKS[name](context))
+        results.extend(CHECKS[name](context))
     except (Unreached, Unplanned) as why:
-        found.append(why)
+        results.append(why)
     except Unread as why:
-        found.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
-    return found
+        results.append(Finding(name, "warning", f"could not be checked: {why}", why.remedy))
+    return results

@@ -10,7 +10,7 @@ from smtrain.client.backends.slurm.remote_shell import HeadError
 from smtrain.client.backends.slurm.script import SCHEME, bare, directive, node_options, on_cpus, path_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
-from smtrain.client.preflight.nodes import asked_nodes
+from smtrain.client.preflight.nodes import ask_nodes
 from smtrain.core.config import Stage
 from smtrain.core.config.units import spell
 
@@ -27,13 +27,13 @@ def look(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Itera
         yield Finding("head", "fault", str(error))
         return
     yield Finding("head", "ok", f"{place.head.name} has {version}")
-    found = list(_partitions(chain, place, stages))
-    if not any(finding.level == "fault" for finding in found):
-        found += _account(place, stages)
-    found = [*_shared(place), *_inputs(chain, place), *found]
-    yield from found
-    if probe and not any(finding.level == "fault" for finding in found):  # after a fault no node would start
-        yield from asked_nodes(chain.config, place, inputs_in_place(chain))
+    findings = list(_partitions(chain, place, stages))
+    if not any(finding.level == "fault" for finding in findings):
+        findings += _account(place, stages)
+    findings = [*_shared(place), *_inputs(chain, place), *findings]
+    yield from findings
+    if probe and not any(finding.level == "fault" for finding in findings):  # after a fault no node would start
+        yield from ask_nodes(chain.config, place, inputs_in_place(chain))
 
 
 def _shared(place: SlurmPlace) -> Iterator[Finding]:

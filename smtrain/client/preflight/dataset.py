@@ -128,8 +128,8 @@ def tasks(context: Context) -> Iterator[Finding]:
 def _sizes_in(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects below a prefix by their names relative to it."""
     prefix = split_uri(uri.rstrip("/") + "/")[1]
-    found = objects(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
-    return {item["Key"][len(prefix) :]: item["Size"] for item in found}
+    listed = objects(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
+    return {item["Key"][len(prefix) :]: item["Size"] for item in listed}
 
 
 def text(context: Context) -> Iterator[Finding]:

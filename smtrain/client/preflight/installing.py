@@ -84,7 +84,9 @@ def _newest(context: Context) -> tuple[str, str, float] | None:
             )  # fmt: skip
         except Absent:
             return None
-        installations = [found for event in page["events"] if (found := log_lines.installed(event["message"].strip()))]
+        installations = [
+            installed for event in page["events"] if (installed := log_lines.installed(event["message"].strip()))
+        ]
         if installations:
             # The slowest host delays the run.
             return (job["TrainingJobName"], *max(installations, key=lambda one: one[1]))

@@ -63,16 +63,16 @@ class NodeAnswer:
 
 def answers(text: str) -> list[NodeAnswer]:
     """The rows of a probe, without other lines that a node's profile may print."""
-    found = []
+    rows = []
     for line in sorted(text.splitlines()):
         row = line.split("|")
         if len(row) == 9 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:8]):
             neuron, gpus, efa = (int(part) for part in row[5:8])
-            found.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]))
-    return found
+            rows.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]))
+    return rows
 
 
-def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
+def ask_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
     """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
     section = place.section
     if section.container:
@@ -107,29 +107,29 @@ def asked_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()
     finally:
         with suppress(HeadError):
             place.head.run("rm", "-f", token)
-    yield from judged(config, answers(output), count)
+    yield from node_findings(config, answers(output), count)
 
 
-def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
+def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
     """Findings about nodes that have answered."""
     row = instance(config.compute.instance_type)
     kind, own = config.compute.instance_type, config.own_machine
     gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
     faults: list[tuple[str, list[str], str]] = [
         ("do not see cluster.shared or an input as the head node does, or may not write there",
-         [n.name for n in found if not n.sees_shared],
+         [n.name for n in nodes if not n.sees_shared],
          "mount it on every node under the same path, or name another folder"),
         (f"have no {config.cluster.venv}/bin/activate",
-         [n.name for n in found if n.lacks == "venv"],
+         [n.name for n in nodes if n.lacks == "venv"],
          f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
-        ("have no python3", [n.name for n in found if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
-        ("have no Neuron device", [n.name for n in found if is_neuron(kind) and not n.neuron],
+        ("have no python3", [n.name for n in nodes if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
+        ("have no Neuron device", [n.name for n in nodes if is_neuron(kind) and not n.neuron],
          f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
-        (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in found if n.gpus < gpus],
+        (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in nodes if n.gpus < gpus],
          "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),
     ]  # fmt: skip
     extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
-    others = [n for n in found if n.lacks and n.lacks not in ("python3", "venv")]
+    others = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
     lacking = sorted({name for n in others for name in n.lacks.split(",")})
     faults.append(
         (f"lack {', '.join(lacking)}", [n.name for n in others],
@@ -140,7 +140,7 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
         if names:
             good = False
             yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
-    if other := [n for n in found if n.kind and f"ml.{n.kind}" != kind]:
+    if other := [n for n in nodes if n.kind and f"ml.{n.kind}" != kind]:
         good = False
         kinds = sorted({f"ml.{n.kind}" for n in other})
         given = "" if "instance_type" in config.compute.model_fields_set else ", as the config names no other"
@@ -150,20 +150,20 @@ def judged(config: JobConfig, found: Sequence[NodeAnswer], count: int) -> Iterat
             f"set compute.instance_type to {kinds[0]}" if len(kinds) == 1 and instance(kinds[0])
             else "set compute.instance_type to the type that is most like the nodes",
         )  # fmt: skip
-    if row and row.get("efa") and count > 1 and (without := [n.name for n in found if not n.efa]):
+    if row and row.get("efa") and count > 1 and (without := [n.name for n in nodes if not n.efa]):
         good = False
         yield Finding("nodes", "warning", f"{_listed(without)} have no EFA device", "turn EFA on, else it is slow")
-    clocks = [n.clock for n in found]
+    clocks = [n.clock for n in nodes]
     if clocks and max(clocks) - min(clocks) > CLOCKS_S:
         good = False
         yield Finding(
             "nodes", "warning", f"the clocks of the nodes differ by {max(clocks) - min(clocks)} s",
             "run chronyd or ntpd on them, else lines of several nodes come in the wrong order",
         )  # fmt: skip
-    if good and found:
-        versions = ", ".join(sorted({n.python for n in found}))
-        yield Finding("nodes", "ok", f"{len(found)} nodes have Python {versions} with all that is needed")
-    elif not found:
+    if good and nodes:
+        versions = ", ".join(sorted({n.python for n in nodes}))
+        yield Finding("nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all that is needed")
+    elif not nodes:
         yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
 
 

@@ -39,17 +39,17 @@ class QuotaNeed:
 def quotas(context: Context) -> Iterator[Finding]:
     """One finding a quota. A job above its quota is refused (ResourceLimitExceeded); a pool above it is not kept."""
     needs = list(_needs(context))
-    found = _listed(context, {need.name for need in needs})
+    values = _listed(context, {need.name for need in needs})
     region = context.chain.target.region_name()
     for need in needs:
-        if need.name not in found:
+        if need.name not in values:
             if not need.general:
                 yield Finding(
                     "quotas", "warning", f"Service Quotas lists no {need.name!r} in {region}",
                     "the type may not be offered there; look at the region's list in the Service Quotas console",
                 )  # fmt: skip
             continue
-        code, value = found[need.name]
+        code, value = values[need.name]
         if value >= need.amount:
             yield Finding("quotas", "ok", f"{need.name!r} is {value:,.10g}, {need.amount:,} needed")
         else:
@@ -90,10 +90,10 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
 
 def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
     """Code and value by name: values applied to the account, else AWS's defaults."""
-    found: dict[str, tuple[str, float]] = {}
+    values: dict[str, tuple[str, float]] = {}
     for operation in ("list_service_quotas", "list_aws_default_service_quotas"):
         token: dict[str, str] = {}
-        while names - found.keys():
+        while names - values.keys():
             try:
                 page = context.ask(
                     "service-quotas", operation, absent=["NoSuchResourceException"], ServiceCode="sagemaker",
@@ -103,8 +103,8 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
                 raise Unread("Service Quotas knows nothing of sagemaker here") from None
             for row in page["Quotas"]:
                 if row["QuotaName"] in names:
-                    found.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))
+                    values.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))
             if not page.get("NextToken"):
                 break
             token = {"NextToken": page["NextToken"]}
-    return found
+    return values

@@ -28,10 +28,10 @@ def buckets(context: Context) -> Iterator[Finding]:
         except Absent:
             yield Finding("buckets", "fault", f"there is no bucket {bucket}", "create it, or correct the URI")
             continue
-        found = answer.get("BucketRegion") or region
-        if found != region:
+        actual = answer.get("BucketRegion") or region
+        if actual != region:
             yield Finding(
-                "buckets", "fault", f"{bucket} is in {found}, and the job runs in {region}",
+                "buckets", "fault", f"{bucket} is in {actual}, and the job runs in {region}",
                 "SageMaker reads buckets of its own region only: set compute.region, or copy the data",
             )  # fmt: skip
         else:
@@ -81,8 +81,8 @@ def _buckets(context: Context) -> set[str]:
 
 def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not exist."""
-    found = objects(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
+    listed = objects(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
     try:
-        return {item["Key"]: item["Size"] for item in islice(found, LISTED)}
+        return {item["Key"]: item["Size"] for item in islice(listed, LISTED)}
     except Absent:
         return {}

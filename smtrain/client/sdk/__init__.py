@@ -38,17 +38,17 @@ def chosen(target: Target, config: JobConfig) -> Generation | None:
     `auto` uses the installed SDK on AWS, and boto3 locally: importing an SDK takes two seconds, and a local job only
     takes a few. Raises `ConfigError` if the config names an SDK that is not installed.
     """
-    asked = config.compute.sdk
-    if asked == "boto3":
+    wanted = config.compute.sdk
+    if wanted == "boto3":
         return None
-    if asked == "auto":
+    if wanted == "auto":
         return installed() if target.name == "aws" else None
-    if (found := installed()) != asked:
-        extra = {"v3": "aws", "v2": "sdk-v2"}[asked]
+    if (present := installed()) != wanted:
+        extra = {"v3": "aws", "v2": "sdk-v2"}[wanted]
         raise ConfigError(
-            [f"compute.sdk: is {asked}, and {found or 'no SageMaker SDK'} is installed; run `{install(extra)}`"]
+            [f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run `{install(extra)}`"]
         )
-    return asked
+    return wanted
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Which place a call or a job's name means."""
+"""The backend of a call, or of a job's name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_job_that_was_submitted_from_here_is_found_by_its_name() -> None:
     remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
     remember(Cluster(shared="/fsx/b"), "b-train-00000002")
     assert place_of("a-train-00000001") == ("a-train-00000001", SlurmPlace(Cluster(host="me@head", shared="/fsx/a")))
-    # Of clusters the one used last, where no job says which.
+    # Without a job's name, the cluster used last.
     assert named("slurm") == SlurmPlace(Cluster(shared="/fsx/b"))
     assert isinstance(place_of("a-train-00000001", "local")[1], Target)
 
@@ -76,7 +76,7 @@ def test_what_is_sagemakers_alone_says_so() -> None:
 
 @pytest.fixture
 def nothing_to_ask(nothing_known: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither smtrain's extra local, nor credentials of AWS."""
+    """An environment without smtrain's extra local and without AWS credentials."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("smtrain.client.backends.choose.present", lambda module: module != "moto")
     for name in [name for name in os.environ if name.startswith("AWS_")]:

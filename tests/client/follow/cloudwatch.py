@@ -1,4 +1,4 @@
-"""CloudWatch Logs of one job in this process: events arrive when a test says so, calls fail when it says so."""
+"""CloudWatch Logs of one job in this process: a test decides when events arrive and when calls fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def error(operation: str, code: str, status: int = 400) -> ClientError:
 
 
 class Logs:
-    """FilterLogEvents over what has arrived, in the order of time, `page` events at a time."""
+    """FilterLogEvents over the events that have arrived, in the order of time, `page` events at a time."""
 
     def __init__(self, page: int = 3) -> None:
         self.arrived: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ class Logs:
 
 
 class SageMaker:
-    """DescribeTrainingJob answers the next of a list of descriptions; the last for ever."""
+    """DescribeTrainingJob returns the next of a list of descriptions; the last one repeatedly."""
 
     def __init__(self, *told: dict[str, Any]) -> None:
         self.told = list(told)
@@ -84,9 +84,9 @@ def told(status: str, *changes: str, secondary: str | None = None, hosts: int = 
 
 
 def target(logs: Any, sagemaker: Any = None) -> Target:
-    """A target whose clients these are."""
+    """A target with these clients."""
     made = Target("local")
-    made.__dict__.update(logs=logs, sagemaker=sagemaker)  # where cached_property keeps them
+    made.__dict__.update(logs=logs, sagemaker=sagemaker)  # fills the cached properties
     return made
 
 

@@ -1,4 +1,4 @@
-"""The page's table of causes is the one that is used."""
+"""The page's table of causes is the table in use."""
 
 from __future__ import annotations
 

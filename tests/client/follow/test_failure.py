@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - log lines are as long as they are
-"""Which host and rank failed first, in its own words, and what the table of known causes says to real messages."""
+"""The host and rank that failed first, its traceback, and the known causes of real messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = 1_795_262_400_000
 
 
 def lines(text: str, host: str = "algo-1", at: int = 0) -> list[Line]:
-    """A host's output, a line a millisecond."""
+    """A host's output, one line a millisecond."""
     return [Line(host, T + at + i, line) for i, line in enumerate(text.strip("\n").split("\n"))]
 
 
@@ -166,7 +166,7 @@ def test_what_has_not_failed_is_not_explained() -> None:
     assert (stopped.failed, stopped.cause) == (True, None)
 
 
-# What users of today's tools ran into, in the words that their logs or SageMaker had: ../shared/facts/users.md.
+# Failures of users of current tools, in the words of their logs or of SageMaker: ../shared/facts/users.md.
 LOGS = {
     "no-deterministic-kernel": "[rank0]: RuntimeError: put_ does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation",
     "gpu-memory": "algo-1, rank 3: out of memory: 2.50 GiB were asked for, and 1.12 of 79.10 GiB were free on GPU 3; raise",

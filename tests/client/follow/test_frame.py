@@ -1,4 +1,4 @@
-"""Step records as a DataFrame, a figure and an SVG, and what is said where a library is missing."""
+"""Step records as a DataFrame, a figure and an SVG, and the error for a missing library."""
 
 from __future__ import annotations
 

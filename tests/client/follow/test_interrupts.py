@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smtrain.core.interrupts import interruptible, interrupts, pause
+from smtrain.core.interrupts import interruptible, interrupts, pause, poll
 
 
 def press() -> None:
@@ -76,3 +76,18 @@ def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [(False, signal.getsignal(signal.SIGINT))]
+
+
+def test_polling_ends_with_a_true_answer_or_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, waits, now = ["", "", "done"], [], [0.0]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert poll(lambda: answers.pop(0), 2.0) == "done"
+    assert waits == [2.0, 2.0]
+    assert poll(lambda: 0, 2.0, limit=3.0) == 0
+    assert waits[2:] == [2.0, 1.0], "the last pause ends with the time"

@@ -1,4 +1,4 @@
-"""What a job costs, by the minute and at the end."""
+"""The cost of a job, by the minute and at the end."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ EVIL = "<script>alert(1)</script>\x1b[2J\u202e&amp;"
 
 
 class Elements(HTMLParser):
-    """What stands in a piece of HTML, and what has no end."""
+    """Collects the text of a piece of HTML, and its unclosed tags."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

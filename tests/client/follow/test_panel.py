@@ -1,4 +1,4 @@
-"""What the panel and the summary line say of a job."""
+"""The panel and the summary line of a job."""
 
 from __future__ import annotations
 

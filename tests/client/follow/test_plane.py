@@ -1,4 +1,4 @@
-"""Jobs of the local control plane followed while its API throttles, fails and hangs up and its log comes late.
+"""Jobs of the local control plane, followed while its API throttles, fails and hangs up, and its log is late.
 
 The follow is the same for every job, whichever SDK created it. `SMTRAIN_FOLLOW_LINES=10000` is the size of issue 3.
 """
@@ -128,7 +128,7 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("moment", [40, 41, 150, 333, 700, 1201, 1700])
 def test_an_interrupt_at_any_call_loses_and_doubles_no_line(calm: Plane, moment: int) -> None:
-    """Ctrl-C on entry to the n-th function of smtrain.client.follow, and in the middle of showing a line."""
+    """Press Ctrl-C on entry to the n-th function of smtrain.client.follow, and while a line is shown."""
     job = calm.synthetic_job(hosts=3, lines=60, seconds=2.0)
     handle = smtrain.Job(job.name)
     shown: list[str] = []

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds every step once in the files that are made of a log."""
+"""TensorBoard's own reader finds every step once in the files made from a log."""
 
 from __future__ import annotations
 

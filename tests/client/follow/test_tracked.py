@@ -1,4 +1,4 @@
-"""What a follower passes on to trackers: the numbers of steps, and with them what the hosts use of their machines."""
+"""Numbers that a follower sends to trackers: those of steps, and the hosts' use of their machines."""
 
 from __future__ import annotations
 

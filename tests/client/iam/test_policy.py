@@ -1,4 +1,4 @@
-"""The policies allow what a run does on the wire, and nothing that it does not."""
+"""The policies allow exactly what a run does on the wire."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.shared_run import SharedRun
 from tests.typed import typed
 
 ROLE = "arn:aws:iam::111122223333:role/training"
-# Actions that are no operation of the service, or an operation of another name.
+# Actions without an operation of the service, or with one of another name.
 RENAMED = {
     "iam:PassRole": None, "s3:ListBucket": "ListObjectsV2", "s3:ListMultipartUploadParts": "ListParts",
     "s3:ListBucketMultipartUploads": "ListMultipartUploads",
 }  # fmt: skip
 SERVICES = {"servicequotas": "service-quotas"}
 MLFLOW = "arn:aws:sagemaker:us-west-2:111122223333:mlflow-tracking-server/team"
-# Granted though a run on the local control plane does not ask for it, and why.
+# Granted although a run on the local control plane does not need it, and why.
 UNSEEN = {
     "iam:PassRole": "checked by SageMaker when the job is created",
     "sagemaker:AddTags": "checked by SageMaker when the job is created with tags",
@@ -45,7 +45,7 @@ UNSEEN = {
 
 @pytest.fixture
 def full(raw: dict[str, Any]) -> dict[str, Any]:
-    """Everything that adds a statement."""
+    """A config with everything that adds a statement."""
     return {
         **raw, "target": "aws", "model": {"path": "hf://org/model@main", "token": {"secret": "team/hub"}},
         "output": {"s3_uri": "s3://mine/smtrain", "kms_key": "alias/own"}, "checkpoint": {"s3_uri": "s3://other/ckpt"},
@@ -95,7 +95,7 @@ def test_the_role_may_touch_only_what_the_config_names(full: dict[str, Any]) -> 
     assert statements(role, "secretsmanager:GetSecretValue")[0]["Resource"] == [
         "arn:aws:secretsmanager:us-west-2:111122223333:secret:team/hub-??????"
     ]
-    (key,) = statements(role, "kms:Decrypt")  # IAM does not bind to aliases but by this condition
+    (key,) = statements(role, "kms:Decrypt")  # IAM can only bind to aliases by this condition
     assert key["Resource"] == ["arn:aws:kms:us-west-2:111122223333:key/*"]
     assert key["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": ["alias/own"]}}
     assert statements(role, "ec2:CreateNetworkInterface")

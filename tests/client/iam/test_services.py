@@ -1,4 +1,4 @@
-"""What is allowed beside jobs is what tuning, deploying and tracking do on the wire, and nothing else."""
+"""The rights for tuning, deploying and tracking are exactly what these do on the wire."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_endpoint_uses_what_is_granted_and_nothing_else(on_aws: dict[str, Any
     statements = list(command_statements(load_config(on_aws), HERE, OtherCommands(endpoint="Served-1")))
     beyond = {
         "sagemaker:AddTags",  # checked by SageMaker when something is created with tags
-        "sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream",  # by who talks to it
+        "sagemaker:InvokeEndpoint", "sagemaker:InvokeEndpointWithResponseStream",  # by clients of the endpoint
     }  # fmt: skip
     held(statements, told(calls, "sagemaker", "scheduler"), beyond)
 
@@ -63,11 +63,11 @@ def test_a_tuning_job_uses_what_is_granted_and_nothing_else(on_aws: dict[str, An
     request = tuning_job(on_aws, over=["train.lr=log:1e-5..1e-3"])
     with recorded() as calls:
         name = create(Target("local"), request, lambda _: None)
-        with pytest.raises(ClientError, match="NotImplemented"):  # trials: the plane takes the request alone
+        with pytest.raises(ClientError, match="NotImplemented"):  # trials: the plane only accepts the request
             follow(Target("local"), name, ["train.lr"], lambda _: None)
     statements = list(command_statements(load_config(on_aws), HERE, OtherCommands(tune=True)))
     trials = statements.pop()
-    # the second ends it early, by the command that is said
+    # the second ends it early, by the command in its message
     held(statements, told(calls, "sagemaker"), {"sagemaker:AddTags", "sagemaker:StopHyperParameterTuningJob"})
     trial = Call("sagemaker:DescribeTrainingJob", HERE.arn("sagemaker", f"training-job/{name.lower()}-001-1a2b3c4d"))
     assert allows(trials.to_dict(), trial)

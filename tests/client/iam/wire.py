@@ -1,4 +1,4 @@
-"""AWS calls as they leave this process, told as IAM sees them: action, resource, and the prefix of a listing."""
+"""AWS calls of this process, in IAM's terms: action, resource, and the prefix of a listing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smtrain.client.iam.statements import Arns, Statement
 
 ACCOUNT = "123456789012"
 HERE = Arns("aws", "us-east-1", ACCOUNT)
-# what an operation is about, by a word of its name; the longer words first
+# the resource of an operation, by a word of its name; the longer words first
 _KINDS = {
     "HyperParameterTuningJob": ("HyperParameterTuningJobName", "hyper-parameter-tuning-job"),
     "EndpointConfig": ("EndpointConfigName", "endpoint-config"), "Endpoint": ("EndpointName", "endpoint"),
@@ -39,7 +39,7 @@ class Call:
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Every signed request of this process while it lasts."""
+    """Every signed request of this process in the block."""
     calls: list[Call] = []
     send = URLLib3Session.send
 
@@ -96,7 +96,7 @@ def _s3(method: str, path: str, query: dict[str, str]) -> Call:
 
 
 def allows(statement: dict[str, Any], call: Call) -> bool:
-    """Whether a statement of ours allows a call: wildcards, and conditions on the prefix of a listing."""
+    """True if a statement of ours allows a call: wildcards, and conditions on the prefix of a listing."""
     if call.action not in statement["Action"] or not any(_like(p, call.resource) for p in statement["Resource"]):
         return False
     for test, keys in statement.get("Condition", {}).items():
@@ -116,8 +116,8 @@ def _like(pattern: str, text: str) -> bool:
 
 
 def told(calls: list[Call], *services: str, everywhere: bool = False) -> set[Call]:
-    """Those of some services, in the region of the statements (the plane has another); with `everywhere` also those of
-    no resource."""
+    """Calls of some services, in the region of the statements (the plane has another); with `everywhere` also calls
+    without a resource."""
     here = {call for call in calls if call.action.partition(":")[0] in services}
     moved = ((call.action, call.resource.split(":", 4)) for call in here if call.resource != "*")
     found = {Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved}
@@ -125,7 +125,7 @@ def told(calls: list[Call], *services: str, everywhere: bool = False) -> set[Cal
 
 
 def held(statements: list[Statement], calls: set[Call], unseen: set[str]) -> None:
-    """Every call is granted, and every action and statement is used but for the actions named."""
+    """Every call is granted, and every action and statement is used, except the actions named."""
     granted = [statement.to_dict() for statement in statements]
     assert {call for call in calls if not any(allows(one, call) for one in granted)} == set()
     assert {action for one in granted for action in one["Action"]} - {call.action for call in calls} == unseen

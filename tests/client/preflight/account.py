@@ -1,4 +1,4 @@
-"""An AWS account to look at: S3 is the local control plane's, everything else answers what the test says."""
+"""An AWS account to check: S3 is the local control plane's, all other answers are the test's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from botocore.validate import ParamValidator
 from smtrain.client.backends.sagemaker.target import Target
 
 Answer = Mapping[str, Any] | str | Callable[[dict[str, Any]], Any]
-"""A reply, the code of an error, or a function of the parameters that gives one of both."""
+"""A reply, an error code, or a function of the parameters that returns one of them."""
 
 
 class Account(Target):
-    """Target aws whose answers are given by `service.Operation`; replies are held against botocore's own models."""
+    """Target aws with answers by `service.Operation`; replies are validated against botocore's own models."""
 
     answers: dict[str, Answer]
     real: Any

@@ -1,5 +1,5 @@
-"""Any model of the table on any instances, nothing else given: it loads, plans and passes its checks, or one sentence
-says why there is no such run."""
+"""Any model of the table on any instances: with defaults it loads, plans and passes its checks, or one sentence says
+why there is no such run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OTHERS = sorted(
     set(get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
     - set(NEURON)
 )
-# Of an account, not of the config.
+# Faults of an account, not of the config.
 ASKING = ["role", "permissions", "buckets", "token", "quotas", "image", "model", "data", "text", "inputs", "resume"]
-# TorchNeuron's image is not known here, so a run on trn2 names its own.
+# The registry of TorchNeuron's image is not known, so a run on trn2 names its own.
 OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
 
 
@@ -40,7 +40,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def outcome(model: str, kind: str, count: int, image: str | None) -> list[str]:
-    """The sentences against such a run; empty where it may start."""
+    """The sentences against such a run; empty if it may start."""
     raw = {
         "model": {"path": f"s3://models/{model}"}, "data": {"path": "s3://text/t/"}, "output": {"s3_uri": "s3://out"},
         "compute": {

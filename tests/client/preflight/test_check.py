@@ -1,4 +1,4 @@
-"""Every fault before it is paid for: named as AWS names it, with its remedy; what may not be read is a warning."""
+"""Every fault before it costs money: in AWS's own terms, with its remedy; unreadable things are warnings."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def aws(raw: dict[str, Any], bucket: str) -> dict[str, Any]:
 
 
 def report(raw: dict[str, Any], only: str | None = None, stage: Any = None, **answers: Any) -> smtrain.Report:
-    """`check` with an account whose answers are FINE but for those given as service__Operation."""
+    """`check` with an account whose answers are FINE, except those given as service__Operation."""
     config = load_config(raw)
     given = {".".join(name.replace("service_", "service-").rsplit("_", 1)): a for name, a in answers.items()}
     account = Account(str(config.compute.region), {**FINE, **given}, Target("local").s3)
@@ -266,7 +266,7 @@ def test_a_region_that_cannot_be_reached_is_a_warning_too(aws: dict[str, Any]) -
 
 
 def fault_of(config: dict[str, Any]) -> str:
-    """What keeps it from loading, which every command says alike: check, plan, a dry run, a launch."""
+    """A fault that keeps a config from loading, reported alike by check, plan, a dry run and a launch."""
     (told,) = smtrain.check(config, target="aws").faults
     with pytest.raises(smtrain.ConfigError, match=re.escape(told.text)):
         smtrain.request(config, target="aws")
@@ -546,7 +546,7 @@ assert checks.look(chain, ["prepare"]).ok
 
 
 def test_threads_find_the_library_imported(aws: dict[str, Any]) -> None:
-    """In a fresh process, checks that all began with importing it were seen to lock each other out."""
+    """In a fresh process, checks that all imported it at once could deadlock."""
     done = subprocess.run([sys.executable, "-c", ALONE, json.dumps(aws)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -659,7 +659,7 @@ def test_what_is_left_out_of_text_here_is_said_before_it_is_uploaded(aws: dict[s
     ]
     (text / "a.jsonl").unlink()
     with pytest.raises(smtrain.ConfigError, match=r"holds no file of text that can be read \(b\.docx is left out"):
-        report(with_(aws, "data", path=str(text)), "text")  # `check` itself tells it as a finding
+        report(with_(aws, "data", path=str(text)), "text")  # `check` itself reports it as a finding
 
 
 def test_the_disk_of_a_prepare_job_must_hold_its_tokens(aws: dict[str, Any]) -> None:

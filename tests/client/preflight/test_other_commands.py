@@ -1,4 +1,4 @@
-"""What `check` says of a managed tracker, and of the rights that tuning and deploying need of caller and role."""
+"""`check` of a managed tracker, and of the rights for tuning and deploying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = OtherCommands(tune=True, endpoint="served")
 def found(
     raw: dict[str, Any], check: str, others: OtherCommands = BOTH, /, **answers: Answer
 ) -> tuple[smtrain.Report, list[tuple[str, dict[str, Any]]]]:
-    """One check's report, with these answers as service__Operation, and what AWS was asked."""
+    """One check's report with these answers as service__Operation, and the requests to AWS."""
     compute = {"instance_type": "ml.g5.2xlarge", "processes_per_instance": 1, "role": ROLE, "region": "us-east-1"}
     image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/own:tag"
     config = load_config({

@@ -1,4 +1,4 @@
-"""A local run is held against this machine before it starts; and `check` goes on past what it cannot know."""
+"""A local run is checked against this machine before it starts; `check` skips what it cannot know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One config with every switch set, on AWS, with nothing to ask anybody for."""
+"""One config with every option set, on AWS, with no requests to anything."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROLE = "arn:aws:iam::111122223333:role/training"
 
 @pytest.fixture(scope="session", autouse=True)
 def schema_checked_once() -> Iterator[None]:
-    """The SDKs have jsonschema judge one and the same schema of their own, which never changes, four times a trainer:
-    most of the time of these tests."""
+    """The SDKs validate the same constant schema four times a trainer with jsonschema, which takes most of the time of
+    these tests."""
     judged: dict[int, Any] = {}
     judge = Draft202012Validator.check_schema
 
@@ -31,7 +31,7 @@ def schema_checked_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_defaults_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No defaults file, no credentials, no environment of whoever runs the tests."""
+    """An environment without defaults file, credentials and variables of the user."""
     (tmp_path / "none.yaml").write_text("SchemaVersion: '1.0'\n")
     for name in ("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"):
         monkeypatch.setenv(name, str(tmp_path / "none.yaml"))
@@ -44,7 +44,7 @@ def no_defaults_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 @pytest.fixture
 def plain() -> dict[str, Any]:
-    """A config with nothing but what it must say."""
+    """A config with only the required keys."""
     return {
         "name": "wire",
         "target": "aws",
@@ -65,7 +65,7 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture
 def full(plain: dict[str, Any]) -> dict[str, Any]:
-    """Every switch that a request has a field for."""
+    """Every option that a request has a field for."""
     return {
         **plain,
         "compute": {

@@ -1,4 +1,4 @@
-"""SageMaker's own defaults file fills in what the config leaves open, alike for every way to send."""
+"""SageMaker's defaults file fills in what the config leaves open, for every way to send."""
 
 from __future__ import annotations
 

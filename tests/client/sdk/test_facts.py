@@ -148,7 +148,7 @@ def test_the_compile_cache_is_in_s3_or_in_the_warm_pool_and_never_with_the_check
 
 
 def test_a_folder_of_weights_is_a_prefix_of_its_own(plain: dict[str, Any]) -> None:
-    """`s3://bucket/model` would bring `s3://bucket/model-chat/` along."""
+    """`s3://bucket/model` would include `s3://bucket/model-chat/`."""
     channels = {c["ChannelName"]: c for c in smtrain.request(plain)["InputDataConfig"]}
     assert channels["model"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/model/"
 
@@ -186,7 +186,7 @@ def test_gpus_get_the_newest_image_that_has_what_the_stages_import(region: str, 
 
 
 def test_the_default_image_of_gpus_is_patched_today() -> None:
-    """When this fails, look for a newer image with transformers (core/facts/images.toml says where), and put it
+    """When this fails, look for a newer image with transformers (core/facts/images.toml has the source), and put it
     first."""
     assert unpatched(training_image("us-west-2", "native", "ml.p5.48xlarge")) is None
 
@@ -203,7 +203,7 @@ def test_an_image_that_is_no_longer_patched_is_told_with_the_one_to_take() -> No
 
 
 def test_no_price_changes_by_accident() -> None:
-    """Each price was copied from its source by hand; a change must be made here too, after a look at the source."""
+    """Each price was copied from its source by hand; a change must be made here too, after checking the source."""
     rows = sorted((r["type"], r["region"], r["option"], r["dollars_per_hour"]) for r in table("prices")["rows"])
     assert len(rows) == 41
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == "ffabf8e377a7d3ae"

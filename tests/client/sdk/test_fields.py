@@ -1,4 +1,4 @@
-"""Each field that a config decides, as the SDK of this environment puts it on the wire: literal values, one place."""
+"""Each field that a config decides, as this environment's SDK sends it: literal values, one place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.sdk.wire import canonical, sent
 
 PLAN = "arn:aws:sagemaker:us-west-2:111122223333:training-plan/ours"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/one"
-# What the config sets: where it is on the wire, and what it is there.
+# The config's settings: their place and value in the request.
 SET: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a full image URI wins": (
         {"compute": {"image": "a.example/own:tag"}}, "AlgorithmSpecification.TrainingImage", "a.example/own:tag",
@@ -95,14 +95,14 @@ OFF = (
 
 
 def body(plain: dict[str, Any], more: dict[str, Any], stage: Any = "train") -> dict[str, Any]:
-    """What is on the wire for the plain config with more set in it."""
+    """The request for the plain config with more set in it."""
     raw = {**plain, **{k: {**plain.get(k, {}), **v} for k, v in more.items()}}
     found: dict[str, Any] = json.loads(sent(smtrain.request(raw, stage=stage)).bodies[0])
     return found
 
 
 def assert_golden(what: str, made: dict[str, Any]) -> None:
-    """The whole body is as it was: after a wanted change run these tests with SMTRAIN_WRITE_GOLDEN=1 and review."""
+    """The body is unchanged; after a wanted change run these tests with SMTRAIN_WRITE_GOLDEN=1 and review."""
     file = Path(__file__).parent / f"golden/fields/{what.replace(' ', '-').replace(chr(39), '').lower()}.json"
     text = pinned(canonical(json.dumps(made).encode()))
     if os.environ.get("SMTRAIN_WRITE_GOLDEN"):
@@ -188,7 +188,7 @@ def test_the_volumes_key_goes_where_there_is_a_volume(plain: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("kind", "processes"), [("ml.trn1.32xlarge", 32), ("ml.trn1.2xlarge", 2)])
 def test_the_job_is_told_how_many_processes_a_host_has(plain: dict[str, Any], kind: str, processes: int) -> None:
-    """The toolkits would count GPUs, ask neuron-ls, or assume one; the config's own silence is no answer either."""
+    """The toolkits would count GPUs, ask neuron-ls, or assume one, even if the config says nothing."""
     compute = {k: v for k, v in plain["compute"].items() if k != "processes_per_instance"}
     raw = {**plain, "train": {"global_batch_size": 32}, "compute": {**compute, "instance_type": kind}}
     plan = Chain(smtrain.load_config(raw), Target("aws", "us-west-2"), look=False).plan("train")

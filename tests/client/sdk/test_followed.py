@@ -1,4 +1,4 @@
-"""A job of the installed SDK's own object: created once, and followed whole, while three calls of ten go wrong."""
+"""A job of the installed SDK's own object: created once, and followed completely, while three of ten calls fail."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def control(local_home: Path) -> Iterator[Plane]:
 
 
 def request_of(control: Plane, plain: dict[str, Any], name: str, program: str, hosts: int) -> dict[str, Any]:
-    """A request for so many hosts that run a shell command; its channels have something in them."""
+    """A request for so many hosts that run a shell command; its channels are not empty."""
     request = smtrain.request({**plain, "name": name}, stage="prepare", target="local")
     request["AlgorithmSpecification"] |= {"ContainerEntrypoint": ["sh"], "ContainerArguments": ["-c", program]}
     request["ResourceConfig"]["InstanceCount"] = hosts
     for channel in request["InputDataConfig"]:
         channel["DataSource"]["S3DataSource"]["S3Uri"] = f"s3://{control.endpoint.bucket}/of-an-sdk/"
-    # What prepare keeps on its way goes where the channels are: no other bucket is there.
+    # A prepare job keeps its parts in the channels' bucket: there is no other.
     request["CheckpointConfig"]["S3Uri"] = f"s3://{control.endpoint.bucket}/kept-of-an-sdk/{name}/"
     s3 = sagemaker(smtrain.Job(name, "local").target).s3
     s3.put_object(Bucket=control.endpoint.bucket, Key="of-an-sdk/x", Body=b"x")
@@ -53,7 +53,7 @@ def sdk_job(request: dict[str, Any]) -> Any:
 
 
 def run(job: Any, **arguments: Any) -> None:
-    """What a user calls: it waits, and prints the lines."""
+    """The user's call: it waits, and prints the lines."""
     (job.train if SDK == "v3" else job.fit)(**arguments)
 
 
@@ -74,7 +74,7 @@ def test_every_line_once_of_32_hosts_while_calls_fail_and_lines_are_late_and_out
     told: dict[str, list[str]] = defaultdict(list)
     for line in capsys.readouterr().out.splitlines():
         host, _, text = line.partition(" | ")
-        if text.startswith(f"{host} line "):  # the platform itself may say how a channel came
+        if text.startswith(f"{host} line "):  # the platform may add lines about channels
             told[host].append(text)
     hosts = [f"algo-{n + 1}" for n in range(HOSTS)]
     wrote = {host: [f"{host} line {i:06}" for i in range(1, LINES + 1)] for host in hosts}

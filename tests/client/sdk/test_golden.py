@@ -1,8 +1,7 @@
 """The requests of the 70B notebook and of a p5 and a g5 job, byte for byte, through boto3 and through the SDK here.
 
-The golden file is the body with its keys sorted and with the hashes of our own code, config and graphs replaced, as
-they change with every release. After a wanted change `python -m tests.client.sdk.test_golden` writes it anew: review
-that.
+The golden file is the body with sorted keys, and with the hashes of our own code, config and graphs replaced, as they
+change with every release. After a wanted change `python -m tests.client.sdk.test_golden` writes it again: review it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ALL = [(CONFIG, GOLDEN), *((FOLDER / f"{kind}.yaml", FOLDER / f"request-{kind}.j
 
 
 def pinned(body: str) -> str:
-    """Job names, the bundle, the config and the graphs' cache by what they are instead of by their hash."""
+    """Replace the hashes in job names, the bundle, the config and the graphs' cache by descriptions."""
     body = re.sub(r"-(prepare|convert|train)-[0-9a-f]{8}\b", r"-\1-HASH", body)
     return re.sub(r"/(code|configs|neuron-cache)/[0-9a-f]{16}(?=[/\"])", r"/\1/HASH", body)
 
@@ -68,7 +67,7 @@ def test_the_70b_request_is_what_the_page_shows() -> None:
 
 
 def test_boto3_sends_the_bytes_of_the_dry_run() -> None:
-    """botocore writes JSON with the request's own order: nothing is added between dry run and wire."""
+    """botocore writes JSON in the request's own order: nothing is added between dry run and wire."""
     wanted = smtrain.request(CONFIG)
     assert sent(wanted, through_sdk=False).bodies[0] == json.dumps(wanted).encode()
 

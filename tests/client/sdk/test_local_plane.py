@@ -44,7 +44,7 @@ def prepared(local_home: Path, plain: dict[str, Any], raw: dict[str, Any]) -> di
 
 
 def altered(config: dict[str, Any]) -> Any:
-    """The SDK's object with a script of its own, as training itself is not what is tested here."""
+    """The SDK's object with a script of its own, as training itself is not tested here."""
     job = smtrain.estimator(config, say=lambda _: None)
     job.container_arguments = [SCRIPT]
     job.environment["NOTE"] = "altered"
@@ -152,7 +152,7 @@ print("NAME", job._latest_training_job.training_job_name)
 
 @pytest.mark.slow
 def test_the_sdk_needs_nothing_but_the_environment_that_a_user_is_told(local_home: Path, tmp_path: Path) -> None:
-    """Session, default bucket, role by name and validation of the role: all of it by the SDK's own means."""
+    """Session, default bucket, role by name and validation of the role: all by the SDK's own code."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PLAIN[str(SDK)]], env=as_told.environment(), cwd=tmp_path,
         capture_output=True, text=True, check=False,

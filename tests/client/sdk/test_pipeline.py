@@ -1,7 +1,7 @@
-"""A pipeline's definition in the hands of SDK v2: made again from the same steps, and run by its local executor.
+"""A pipeline's definition in SDK v2: built again from the same steps, and run by its local executor.
 
-The executor's own jobs are containers of Docker; here they go to the control plane, with a script of the shell in place
-of the stages, as this environment has no torch.
+The executor's own jobs are Docker containers; here they go to the control plane, with a shell script instead of the
+stages, as this environment has no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sagemaker.workflow.properties import Properties
 from sagemaker.workflow.retry import SageMakerJobExceptionTypeEnum, SageMakerJobStepRetryPolicy
 from sagemaker.workflow.steps import CacheConfig, ConfigurableRetryStep, StepTypeEnum
 
-# What a stage finds is what the stages before it left.
+# A stage's inputs are the results of earlier stages.
 SCRIPT = "; ".join([
     "cd ${SMTRAIN_ML_ROOT:-/opt/ml}", "echo left > model/note", "[ ! -d checkpoints ] || echo left > checkpoints/note",
     "find input/data -name note | sort",
@@ -42,7 +42,7 @@ class GivenStep(ConfigurableRetryStep):  # type: ignore[misc]  # of a package th
     """A training step of the SDK with the arguments of one of ours; references become the SDK's own properties."""
 
     def __init__(self, step: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        kinds = {kind.value: kind for kind in SageMakerJobExceptionTypeEnum}  # which calling it does not give
+        kinds = {kind.value: kind for kind in SageMakerJobExceptionTypeEnum}  # calling it does not accept a value
         policies = [
             SageMakerJobStepRetryPolicy(
                 exception_types=[kinds[kind] for kind in policy["ExceptionType"]],
@@ -105,7 +105,7 @@ def theirs(
 
 
 class Session:
-    """What the executor asks a session for: a client whose training jobs take their name first, and have ended."""
+    """The executor's session: a client whose training jobs take their name first, and have ended."""
 
     local_mode = True
 

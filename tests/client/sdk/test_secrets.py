@@ -1,4 +1,4 @@
-"""A secret that somebody adds to the SDK's object is refused before anything is uploaded or sent, and not repeated."""
+"""A secret that a user adds to the SDK's object is refused before anything is uploaded or sent, and not repeated."""
 
 from __future__ import annotations
 

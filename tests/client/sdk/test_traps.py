@@ -41,7 +41,7 @@ def bare(wire: Any, **more: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_telemetry_leaves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What would have been reported."""
+    """Telemetry reports that would have been sent."""
     name = "sagemaker.core.telemetry" if SDK == "v3" else "sagemaker.telemetry"
     sends: list[Any] = []
     monkeypatch.setattr(f"{name}.telemetry_logging._send_telemetry_request", lambda *a, **k: sends.append(a))
@@ -51,7 +51,7 @@ def no_telemetry_leaves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("stage", ["train", "prepare"])
 def test_1_the_launcher_becomes_pid_1(plain: dict[str, Any], stage: Any) -> None:
-    """By default PID 1 is bash (v3) or `train` (v2), neither of which passes SIGTERM on."""
+    """By default PID 1 is bash (v3) or `train` (v2), and both do not pass SIGTERM on."""
     algorithm = json.loads(sent(smtrain.request(plain, stage=stage)).bodies[0])["AlgorithmSpecification"]
     assert algorithm["ContainerEntrypoint"] == ["/bin/bash", "-c"]
     (script,) = algorithm["ContainerArguments"]

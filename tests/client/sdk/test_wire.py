@@ -1,4 +1,4 @@
-"""One request: what boto3 and the SDK of this environment put on the wire agrees in every field."""
+"""One request: boto3 and this environment's SDK agree on the wire in every field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smtrain.client.sdk import build, installed
 from smtrain.core.config import Stage
 from tests.client.sdk.wire import OF_ANY_CONFIG, SDK, Wire, canonical, sent, start, target_with
 
-# What is left between the ways to send a request, and why. Nothing of it is in a request's fields.
+# The remaining differences between the ways to send a request, and why; none is in a request's fields.
 REST = {
     "order of the keys": "each SDK fills its own dictionary; JSON objects have no order",
     "header User-Agent": "the clients are ours and say boto3; each SDK adds its name to those that it makes itself",

@@ -1,4 +1,4 @@
-"""What leaves this process for SageMaker: each call's body and headers, caught before the socket."""
+"""Requests to SageMaker, caught before the socket: each call's body and headers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from smtrain.stages import STAGES
 
 # The SDK of this environment; .venv has v3, .venv/v2 has v2 (scripts/test runs these tests in both).
 SDK = installed()
-# Those of a model that is of no hub, on an engine that compiles as it runs.
+# A model that is on no hub, on an engine that compiles as it runs.
 OF_ANY_CONFIG = [stage for stage in STAGES if stage not in ("fetch", "compile", "evaluate")]
 
 
 class Stopped(Exception):
-    """Raised in place of sending."""
+    """Raised instead of sending."""
 
 
 @dataclass
 class Wire:
-    """Calls in their order; the first CreateTrainingJob ends what is going on."""
+    """Calls in order; the first CreateTrainingJob ends the launch."""
 
     calls: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Wire:
 
 @cache
 def _session() -> tuple[Any, list[Callable[..., None]]]:
-    """A boto3 session whose every client hands what it would send to the last of the list."""
+    """A boto3 session whose clients pass their requests to the last function of the list."""
     import boto3
 
     bare = botocore.session.Session(

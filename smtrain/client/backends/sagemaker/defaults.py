@@ -49,8 +49,8 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
         path = named or folder
         text = _read(target, path, required=named is not None)
         try:
-            found = parse(text) if text else {}
-            section = found.get("SageMaker") or {}
+            content = parse(text) if text else {}
+            section = content.get("SageMaker") or {}
             merged = _merge(merged, _checked(section))
         except (YamlError, AttributeError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""

@@ -18,11 +18,11 @@ class Refusal:
 
     def __init__(self, target: Target, message: str) -> None:
         self.target, self.message = target, message
-        found = _LIMIT.search(message)
-        self.name = found["name"] if found else None
-        self.limit = float(found["limit"]) if found else 0.0
-        self.used = float(found["used"]) if found else 0.0
-        self.asked = float(found["asked"]) if found else 0.0
+        limit = _LIMIT.search(message)
+        self.name = limit["name"] if limit else None
+        self.limit = float(limit["limit"]) if limit else 0.0
+        self.used = float(limit["used"]) if limit else 0.0
+        self.asked = float(limit["asked"]) if limit else 0.0
 
     def short(self) -> str:
         """The quota and its usage."""

@@ -148,10 +148,10 @@ class _Parts:
         try:
             asked = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
             pages = s3.get_paginator("list_multipart_uploads").paginate(**asked)
-            begun = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
-            for upload in sorted(begun, key=lambda upload: upload["Initiated"], reverse=True):
+            uploads = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
+            for upload in sorted(uploads, key=lambda upload: upload["Initiated"], reverse=True):
                 parts = self._parts_of(str(upload["UploadId"]))
-                if all(found["Size"] == min(part, self.size - (n - 1) * part) for n, found in parts.items()):
+                if all(arrived["Size"] == min(part, self.size - (n - 1) * part) for n, arrived in parts.items()):
                     return str(upload["UploadId"]), parts
                 self._abort(str(upload["UploadId"]))
         except ClientError as error:

@@ -77,10 +77,10 @@ class Target(Clients):
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            found: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=description["TrainingJobArn"])["Tags"]
+            tags: list[dict[str, str]] = self.sagemaker.list_tags(ResourceArn=description["TrainingJobArn"])["Tags"]
         except (ClientError, BotoCoreError):
             return []
-        return found
+        return tags
 
     def log_page(
         self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Patience
@@ -119,8 +119,8 @@ class Target(Clients):
                     return []
                 raise
             for stream in page["logStreams"]:
-                found = self._tail(stream["logStreamName"], count, patience)
-                events += [{**event, "logStreamName": stream["logStreamName"]} for event in found]
+                tail = self._tail(stream["logStreamName"], count, patience)
+                events += [{**event, "logStreamName": stream["logStreamName"]} for event in tail]
             if (token := page.get("nextToken")) is None:
                 return events
             ask["nextToken"] = token

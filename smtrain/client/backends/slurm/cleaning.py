@@ -78,8 +78,8 @@ def look(place: SlurmPlace) -> Shared:
     units: dict[str, Unit] = {}
     for row in filter(None, listed.split("\0")):
         owner, size, changed, path = row.split(" ", 3)
-        if found := _unit(path, runs):
-            unit = units.setdefault(found[0], Unit(*found))
+        if named := _unit(path, runs):
+            unit = units.setdefault(named[0], Unit(*named))
             unit.size += int(size)
             unit.newest = max(unit.newest, float(changed))
             unit.owners.add(owner)

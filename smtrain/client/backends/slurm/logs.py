@@ -72,16 +72,16 @@ class LogFiles:
         known = [f"{file}={self._offset(file, start) + 1}" for file in self._marks]
         events: list[dict[str, Any]] = []
         for file, content in _blocks(self.head.sh(_NEW, self.folder, *known, seconds=None)):
-            found, whole = self._events(file, content)
+            new, whole = self._events(file, content)
             if file.startswith(WORDS):
-                events += found
+                events += new
                 continue
             at = self._offset(file, start) + whole
-            newest = max((event["timestamp"] for event in found), default=0)
+            newest = max((event["timestamp"] for event in new), default=0)
             marks = self._marks.setdefault(file, [])
             if whole and (not marks or at > marks[-1][1]):
                 marks.append((max(newest, marks[-1][0] if marks else 0), at))
-            events += found
+            events += new
         wanted = (pattern or "").strip('"')
         return sorted(
             (e for e in events if e["timestamp"] >= start and wanted in e["message"] and _is_of(e, host)),
@@ -105,8 +105,8 @@ class LogFiles:
         stream, stamp, events = f"{self.job}/{file.removesuffix('.log')}-0", 0, []
         for line in content[:whole].decode(errors="replace").split("\n")[:-1]:
             time, _, text = line.partition(" ")
-            if found := _milliseconds(time):
-                stamp = found
+            if at := _milliseconds(time):
+                stamp = at
             else:  # a line without a time belongs to the one before it
                 text = line
             if file == WORDS_LOG and (given := self._given.get(text)):  # the file has the attempt's last time for all

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.slurm import copying
 from smtrain.client.backends.slurm.job_registry import remember
 from smtrain.client.backends.slurm.logs import LogFiles
@@ -193,11 +194,11 @@ class SlurmPlace:
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         """ListTrainingJobs' summaries, newest first."""
-        found = self._look(f"*{contains or ''}*", None)
+        jobs = self._look(f"*{contains or ''}*", None)
         keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
         rows = [
             {key: job[key] for key in (*keys, "TrainingEndTime") if key in job}
-            for job in sorted(found, key=lambda job: job["CreationTime"], reverse=True)
+            for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)
         ]
         yield rows
 
@@ -254,15 +255,15 @@ class SlurmPlace:
 
     def _folder(self, name: str) -> str:
         if name not in self._folders:
-            found = self.head.sh(
+            folder = self.head.sh(
                 'for d in "$1"/*/jobs/"$2"; do [ -d "$d" ] && printf %s "$d"; done; :', self.shared, name
             )
-            if not found:
+            if not folder:
                 raise JobError(
                     f"{name}: no such job below {self.shared} ({self.head.name}); `smtrain list --target slurm`",
                     code="job.not_found",
                 )
-            self._folders[name] = found.decode()
+            self._folders[name] = folder.decode()
         return self._folders[name]
 
     def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
@@ -290,17 +291,15 @@ def _unread(name: str, base: str) -> dict[str, Any]:
 
 def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
     """Call `look` again while the head node is away, for as long as `patience` allows."""
-    deadline = time.monotonic() + (patience.limit_s if patience else 0.0)
-    pause = 0.5
+    backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)
     while True:
         try:
             answer = look()
         except HeadLostError as error:
-            if time.monotonic() + pause > deadline:
+            if (wait := backoff.pause()) is None:
                 raise
             patience.trouble = str(error)
-            time.sleep(pause)
-            pause = min(2 * pause, 20.0)
+            time.sleep(wait)
         else:
             if patience:
                 patience.trouble = None

@@ -119,15 +119,15 @@ class Head:
     def read(self, path: str, offset: int = 0) -> bytes | None:
         """A file from a byte on; None if it does not exist."""
         script = 'if [ -e "$1" ]; then printf y; tail -c "+$2" "$1"; fi'
-        found = self.sh(script, path, str(offset + 1), seconds=None)
-        return found[1:] if found else None
+        content = self.sh(script, path, str(offset + 1), seconds=None)
+        return content[1:] if content else None
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of every file below a folder by its relative path; empty if there is no such folder."""
-        found = self.sh(
+        listed = self.sh(
             'if [ -d "$1" ]; then cd "$1" && find -L . -type f -printf "%s %P\\0"; fi', folder, seconds=None
         )
-        rows = (row.decode(errors="surrogateescape").partition(" ") for row in found.split(b"\0") if row)
+        rows = (row.decode(errors="surrogateescape").partition(" ") for row in listed.split(b"\0") if row)
         return {name: int(size) for size, _, name in rows}
 
     def _call(

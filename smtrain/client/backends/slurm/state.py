@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from smtrain.client.backends.slurm.script import uri_of
-
 QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
 _OVER = frozenset(
@@ -80,13 +78,13 @@ class JobState:
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
     """squeue's rows by job name; of several jobs of a name the newest that is not over, else the newest."""
-    found: dict[str, QueueRow] = {}
+    rows: dict[str, QueueRow] = {}
     for line in text.splitlines():
         id_, name, state, reason = (line.split("|", 3) + [""] * 3)[:4]
         row = QueueRow(id_, name, state.split(" ")[0], reason)
-        if name and (name not in found or row.rank > found[name].rank):
-            found[name] = row
-    return found
+        if name and (name not in rows or row.rank > rows[name].rank):
+            rows[name] = row
+    return rows
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -186,12 +184,12 @@ def description(
 
 
 def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
 
     def change(status: str, at: datetime, message: str = "") -> None:
-        if found:
-            found[-1]["EndTime"] = at
-        found.append({"Status": status, "StartTime": at, "StatusMessage": message})
+        if changes:
+            changes[-1]["EndTime"] = at
+        changes.append({"Status": status, "StartTime": at, "StatusMessage": message})
 
     for event in events:
         at = _moment(event["at"])
@@ -204,22 +202,17 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
                 str(event.get("why")), "Slurm ended it"
             )
             change("Interrupted", at, f"{why}; it resumes from its last checkpoint")
-    if state.secondary in ("Pending", "Restarting") and state.message and found:
-        found[-1]["StatusMessage"] = state.message
+    if state.secondary in ("Pending", "Restarting") and state.message and changes:
+        changes[-1]["StatusMessage"] = state.message
     if state.status in ("Completed", "Failed", "Stopped"):
         last = _moment(max((event["at"] for event in events), default=0))
         change(state.secondary, last, state.message)
-        found[-1]["EndTime"] = last
-    return found
+        changes[-1]["EndTime"] = last
+    return changes
 
 
 def _moment(at: int) -> datetime:
     return datetime.fromtimestamp(at, timezone.utc)
-
-
-def uri_in(job_folder: str, name: str) -> str:
-    """The URI of a file in a job's folder."""
-    return uri_of(f"{job_folder}/{name}")
 
 
 def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
@@ -232,10 +225,10 @@ def final_metrics(
     defined: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """FinalMetricDataList of a job with these log events, oldest first."""
-    found: dict[str, dict[str, Any]] = {}
+    last: dict[str, dict[str, Any]] = {}
     for event in events:
         for name, pattern in defined:
             if match := pattern.search(event["message"]):
                 at = datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc)
-                found[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}
-    return list(found.values())
+                last[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}
+    return list(last.values())

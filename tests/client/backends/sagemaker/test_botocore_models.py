@@ -1,4 +1,4 @@
-"""The models of AWS's services are read whatever AWS settings the user has."""
+"""The models of AWS's services are read with any AWS settings of the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smtrain.core.botocore_models import described
 
 
 def test_a_profile_of_the_user_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of SSO stands in the user's config file alone, which is not read."""
+    """A setting that is only in the user's config file, which is not read."""
     monkeypatch.setenv("AWS_PROFILE", "work")
     described.cache_clear()
     assert described("sts").service_name == "sts"

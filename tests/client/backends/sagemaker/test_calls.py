@@ -1,4 +1,4 @@
-"""Calls whose answers are cut off on their way."""
+"""Calls whose answers are cut off in transit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CUT = {
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[list[bytes]], str]]:
-    """A server that gives each connection the next of some answers, the last one for ever."""
+    """A server that gives each connection the next of some answers, the last one repeatedly."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def begin(answers: list[bytes]) -> str:

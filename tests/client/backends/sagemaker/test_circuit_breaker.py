@@ -1,4 +1,4 @@
-"""Hosts that do not answer: what one call has found out, the next ones know."""
+"""Hosts that do not answer: later calls use what an earlier one found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ask = Callable[[str], Any]
 
 
 class Answers(BaseHTTPRequestHandler):
-    """An empty list of jobs, to whatever is asked."""
+    """An empty list of jobs, for every request."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -46,7 +46,7 @@ def alive() -> Iterator[str]:
 
 @pytest.fixture
 def dead() -> Iterator[list[str]]:
-    """URLs where nobody listens."""
+    """URLs without a server."""
     with socket.socket() as one, socket.socket() as two, socket.socket() as three:
         for each in (one, two, three):
             each.bind(("127.0.0.1", 0))
@@ -89,7 +89,7 @@ def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 
 def sent(ask: Ask) -> list[str]:
-    """Where requests went since this was last asked."""
+    """Hosts of the requests since the last call."""
     found: list[str] = list(ask.sent)  # type: ignore[attr-defined]
     ask.sent.clear()  # type: ignore[attr-defined]
     return found
@@ -108,7 +108,7 @@ def test_a_call_is_repeated_for_some_seconds_and_the_next_is_not_sent(ask: Ask, 
 def test_another_host_is_asked_until_two_are_silent(ask: Ask, alive: str, dead: list[str]) -> None:
     with pytest.raises(BotoCoreError):
         ask(dead[0])
-    assert ask(alive) == []  # a network that lets only some of AWS through
+    assert ask(alive) == []  # a network with access to only a part of AWS
     with pytest.raises(BotoCoreError):
         ask(dead[1])
     assert sent(ask) == [dead[0]] * 3 + [alive] + [dead[1]] * 3
@@ -126,7 +126,7 @@ def test_where_nobody_answers_nobody_else_is_asked(ask: Ask, clock: Clock, alive
     assert set(sent(ask)) == set(dead[:2])
     with pytest.raises(BotoCoreError):
         ask(alive)
-    clock.now += REMEMBERED_S  # somebody has looked at the network, and tries again
+    clock.now += REMEMBERED_S  # the user has checked the network, and tries again
     assert ask(alive) == []
     with pytest.raises(BotoCoreError):
         ask(dead[2])

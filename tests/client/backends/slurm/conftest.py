@@ -55,7 +55,7 @@ def wait_for(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
 
 
 class Bench:
-    """Jobs of a cluster with a stage of the test's own: the real script and the real runner around it."""
+    """Jobs of a cluster with a stage of the test's own, run by the real script and runner."""
 
     _numbers = itertools.count()
 
@@ -66,7 +66,7 @@ class Bench:
         return SlurmPlace(Cluster(shared=str(self.shared), **changes))
 
     def request(self, program: str, *, stage: str = "train", hosts: int = 1, name: str | None = None) -> dict[str, Any]:
-        """A request whose bundle has the real runner, and this program in place of the launcher."""
+        """A request whose bundle has the real runner, and this program instead of the launcher."""
         name = name or f"run-{stage}-{next(self._numbers):08x}"
         code = self.shared / "code" / name
         code.mkdir(parents=True)

@@ -21,7 +21,7 @@ READY = 60.0
 
 
 def lacking() -> str | None:
-    """Why there can be no Slurm here; None where there can."""
+    """The reason why Slurm cannot run here; None if it can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"no {', '.join(absent)} here (apt-get install slurmctld slurmd slurm-client munge)"
@@ -29,12 +29,12 @@ def lacking() -> str | None:
 
 
 def cannot(reason: str) -> NoReturn:
-    """Skip a test that can not be run here; where SMTRAIN_SLURM=required says that it must be, it fails."""
+    """Skip a test that cannot run here; fail if SMTRAIN_SLURM=required."""
     (pytest.fail if os.environ.get("SMTRAIN_SLURM") == "required" else pytest.skip)(reason)
 
 
 class Slurm:
-    """Its daemons as processes of ours, each ended by its id."""
+    """Slurm's daemons as processes of ours, each ended by its ID."""
 
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self.folder, self.nodes = folder, [f"node{number + 1}" for number in range(nodes)]
@@ -61,7 +61,7 @@ class Slurm:
         self._spawn("slurmctld", ["slurmctld", "-D"])
 
     def start_node(self, node: str, hidden: Path | None = None) -> None:
-        """`hidden`: a folder in whose place the node sees an empty disk of its own."""
+        """`hidden`: a folder that the node sees as an empty disk of its own."""
         own = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs smtrain-test "$0" && exec "$@"', str(hidden)]
         self._spawn(node, [*(own if hidden else ()), "slurmd", "-D", "-N", node])
 
@@ -71,19 +71,19 @@ class Slurm:
         self.processes.pop(name).wait()
 
     def end(self, name: str) -> None:
-        """Stop one daemon as its service would, so that it writes down what it knows."""
+        """Stop one daemon as its service would, so that it saves its state."""
         self.processes[name].terminate()
         self.processes.pop(name).wait()
 
     def wait_saved(self, job: str) -> None:
-        """Until slurmctld has written down what jobs do now. It does so some seconds after something has changed, so
-        that a job is given a comment; the second time, as the first may have begun to be written before."""
+        """Wait until slurmctld has saved the state of jobs. It saves some seconds after a change, so a job gets a
+        comment; twice, as it may have begun to save before the first."""
         state = self.folder / "state/job_state"
         for turn in range(2):
             before = state.stat().st_mtime_ns if state.exists() else 0
 
             def saved(before: int = before, comment: str = f"{turn}-{time.time_ns()}") -> bool:
-                with suppress(subprocess.SubprocessError):  # a job that is being requeued takes none
+                with suppress(subprocess.SubprocessError):  # a job that is being requeued accepts none
                     self.run("scontrol", "update", f"JobId={job}", f"Comment={comment}")
                 with suppress(OSError):  # between two names
                     return state.stat().st_mtime_ns > before

@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster, done to a job that runs; each gives whether there was something to do it to."""
+"""Faults of a cluster, applied to a running job; each returns whether it could be applied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.processes import commands, parent, read
 
 Fault = Callable[[Slurm, Job, random.Random], bool]
 PROGRAMS = (b"train.py", b"launch.py")
-"""What a rank of a training, and what a stage of the tests' own, has among its arguments."""
+"""An argument of each training rank and of each test stage."""
 
 
 def queued(job: Job) -> str:
@@ -28,7 +28,7 @@ def queued(job: Job) -> str:
 
 
 def with_environment(slurm: Slurm, *words: str) -> list[int]:
-    """Processes of this cluster that were started with all these variables; another one may run beside it."""
+    """Processes of this cluster that were started with all these variables; another cluster may run here too."""
     wanted = {word.encode() for word in (f"SLURM_CONF={slurm.conf}", *words)}
     return [pid for pid in commands() if wanted <= set(read(pid, "environ").split(b"\0"))]
 
@@ -45,7 +45,7 @@ def kill_rank(slurm: Slurm, job: Job, chance: random.Random) -> bool:
 
 
 def time_wall(slurm: Slurm, job: Job, _: random.Random) -> bool:
-    """What Slurm sends before the time limit, at once."""
+    """The signal that Slurm sends before the time limit, now."""
     slurm.run("scancel", "--batch", "--signal=USR1", queued(job))
     return True
 
@@ -56,7 +56,7 @@ def requeue(slurm: Slurm, job: Job, _: random.Random) -> bool:
 
 
 def kill_node(slurm: Slurm, job: Job, chance: random.Random) -> bool:
-    """A node as good as switched off until Slurm has given it up: its slurmd and all that it runs are gone."""
+    """Switch a node off until Slurm gives it up: kill its slurmd and everything that it runs."""
     node = chance.choice(slurm.nodes[:2])
     slurm.kill(node)
     ours = {
@@ -88,7 +88,7 @@ def arguments(pid: int) -> list[bytes]:
 
 
 def batch_scripts(slurm: Slurm, node: str) -> list[int]:
-    """Shells of batch scripts on a node, as they lie in its spool folder."""
+    """Shells of batch scripts on a node, from its spool folder."""
     spool, script = f"{slurm.folder}/spool-{node}/".encode(), b"/slurm_script"
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if any(word.startswith(spool) and word.endswith(script) for word in arguments(pid))]

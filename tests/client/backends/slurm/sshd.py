@@ -17,11 +17,11 @@ import pytest
 from tests.ports import free_port
 
 READY = 60.0
-_PRIVATE = Path("/run/sshd")  # an empty folder that sshd wants to be there, as its service makes it
+_PRIVATE = Path("/run/sshd")  # an empty folder that sshd requires, usually made by its service
 
 
 def lacking() -> str | None:
-    """Why there can be no sshd here; None where there can."""
+    """The reason why sshd cannot run here; None if it can."""
     absent = [program for program in ("ssh", "ssh-keygen") if shutil.which(program) is None]
     if absent or _program() is None:
         return f"no {', '.join(absent) or 'sshd'} here (apt-get install openssh-server)"
@@ -34,7 +34,7 @@ def lacking() -> str | None:
 
 @contextmanager
 def reached_by_ssh(folder: Path, environment: dict[str, str]) -> Iterator[Sshd]:
-    """A daemon, whose commands have this environment; this process's `ssh head` goes to it."""
+    """A daemon whose commands have this environment; `ssh head` of this process connects to it."""
     daemon = Sshd(folder, environment)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}/bin{os.pathsep}{os.environ['PATH']}")
@@ -50,7 +50,7 @@ def _program() -> str | None:
 
 
 class Sshd:
-    """The daemon, and `head`, by which its clients know it."""
+    """The daemon, and `head`, its name for clients."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -63,7 +63,7 @@ class Sshd:
         self.known = folder / "known"
         self.trust()
         (folder / "config").write_text(self.client(self.key))
-        # ssh finds its config by the password file and not by $HOME.
+        # ssh finds its config through the password file, not through $HOME.
         (folder / "bin/ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
         (folder / "bin/ssh").chmod(0o755)
 
@@ -90,7 +90,7 @@ class Sshd:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """No daemon and no connection any more."""
+        """Stop the daemon and all connections."""
         self.hang_up()
         if self.process:
             self.process.kill()
@@ -99,8 +99,7 @@ class Sshd:
         self.hang_up()
 
     def hang_up(self) -> int:
-        """Break every connection as a cable does that is pulled; what runs at its other end runs on. How many there
-        were."""
+        """Break every connection, as if the cable was pulled; the remote processes run on. Returns their number."""
         broken = 0
         for pid in _sshd_below(self.process.pid) if self.process else ():
             with suppress(ProcessLookupError):
@@ -109,7 +108,7 @@ class Sshd:
         return broken
 
     def new_key(self, name: str) -> Path:
-        """The file of a key pair made now."""
+        """A new key pair's file."""
         path = self.folder / name
         path.unlink(missing_ok=True)
         made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
@@ -117,16 +116,16 @@ class Sshd:
         return path
 
     def new_host_key(self) -> None:
-        """Another key of the host; a daemon that runs has it after its next start."""
+        """Replace the host's key; a running daemon uses it after its next start."""
         self.new_key("host")
 
     def trust(self) -> None:
-        """Let clients know the host's key of now."""
+        """Add the host's current key to the clients' known hosts."""
         key = (self.folder / "host.pub").read_text().split()[:2]
         self.known.write_text(f"[127.0.0.1]:{self.port} {' '.join(key)}\n")
 
     def client(self, key: Path) -> str:
-        """A client's config, with this key and no other."""
+        """A client's config, with only this key."""
         return (
             f"Host head\n  HostName 127.0.0.1\n  Port {self.port}\n  User root\n  IdentityFile {key}\n"
             f"  IdentitiesOnly yes\n  IdentityAgent none\n  UserKnownHostsFile {self.known}\n"

@@ -1,4 +1,4 @@
-"""What `smtrain check` finds on a real cluster before anything is submitted."""
+"""Findings of `smtrain check` on a real cluster before anything is submitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.preflight.cluster import look
 from smtrain.client.preflight.findings import Report
-from smtrain.client.preflight.nodes import NodeAnswer, answers, judged
+from smtrain.client.preflight.nodes import NodeAnswer, answers, node_findings
 from smtrain.core.config import JobConfig
 from tests.client.backends.slurm.conftest import Bench, wait_for
 
@@ -175,7 +175,7 @@ def node(
     ],
 )
 def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[NodeAnswer], level: str, text: str) -> None:
-    (finding,) = judged(config(raw, "/fsx/smtrain", "ml.trn1.32xlarge"), found, 2)
+    (finding,) = node_findings(config(raw, "/fsx/smtrain", "ml.trn1.32xlarge"), found, 2)
     assert (finding.level, finding.text[: len(text)]) == (level, text)
 
 
@@ -183,9 +183,9 @@ def test_nodes_of_ones_own_are_counted_for_gpus(raw: dict[str, Any]) -> None:
     entry = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256, "network_gbs": 3}
     asked = config({**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box")
     two = replace(node(kind="", neuron=0), gpus=2)
-    (finding,) = judged(asked, [two, replace(two, name="n2", gpus=1)], 2)
+    (finding,) = node_findings(asked, [two, replace(two, name="n2", gpus=1)], 2)
     assert (finding.level, finding.text) == ("fault", "n2 have fewer than 2 GPUs, one for each training process")
-    (fine,) = judged(asked, [two], 1)
+    (fine,) = node_findings(asked, [two], 1)
     assert fine.level == "ok"
 
 
@@ -201,6 +201,6 @@ def test_a_config_that_names_no_machine_is_told_what_the_nodes_are(raw: dict[str
     asked = config(raw, "/fsx/smtrain", "ml.trn1.32xlarge")
     left = asked.compute.model_copy(update={"instance_type": asked.compute.instance_type})
     left.model_fields_set.discard("instance_type")
-    (finding,) = judged(asked.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
+    (finding,) = node_findings(asked.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
     assert finding.text.endswith("the plan is made for ml.trn1.32xlarge, as the config names no other")
     assert finding.remedy == "set compute.instance_type to ml.trn1n.32xlarge"

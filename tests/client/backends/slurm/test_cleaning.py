@@ -1,4 +1,4 @@
-"""`smtrain cluster clean`: what finished runs alone use goes from the shared folder; everything else stays."""
+"""`smtrain cluster clean`: files that only finished runs use are removed from the shared folder; all others stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = b"x" * 100_000
 
 
 class Site:
-    """A shared folder with runs in it, each job as its script leaves it; `queue` is what squeue answers."""
+    """A shared folder with runs in it, each job as its script leaves it; `queue` is squeue's answer."""
 
     def __init__(self, folder: Path) -> None:
         self.shared, self.queue = folder / "shared", folder / "queue"
@@ -76,7 +76,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     (programs / "squeue").write_text(f"#!/bin/sh\ncat {site.queue}\n")
     (programs / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    site.put("mine/model/weights")  # of the user: under the shared folder, and used where it lies
+    site.put("mine/model/weights")  # of the user: under the shared folder, and used in place
     for name in ("text", "only"):
         site.put(f"inputs/{name}/{HASH}/a")
     site.put(f"code/{HASH}/bundle.tar.gz")
@@ -175,7 +175,7 @@ def test_all_takes_models_and_what_no_job_names_but_never_what_it_did_not_make(s
     assert not left & {f"inputs/text/{OTHER}", f"code/{'a' * 16}"}
     assert {f"code/{'b' * 16}", "inputs/notes.txt", "code/mine/a", "other/jobs.txt", "mine/model/weights"} <= left
     assert f"inputs/text/{HASH}" in left
-    assert "s3/abc/data" in left  # of the runs that stay, for all that is known
+    assert "s3/abc/data" in left  # the remaining runs may use it
 
 
 def test_what_another_user_wrote_stays(site: Site) -> None:

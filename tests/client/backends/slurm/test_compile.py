@@ -1,4 +1,4 @@
-"""Stage compile on a cluster, with the stand-in of Neuron's program: graphs first, by one node, on the shared disk."""
+"""Stage compile on a cluster, with a stand-in for Neuron's program: graphs first, by one node, on the shared disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.client.launch.test_compile import PATH
 
 
 def config(bench: Bench, raw: dict[str, Any], prepared: Path) -> dict[str, Any]:
-    # sbatch hands on the caller's PATH, and srun is found through it before compute.environment is set.
+    # sbatch passes on the caller's PATH, and srun is found through it before compute.environment is set.
     tools = ":".join(dict.fromkeys([*PATH.split(":"), "/usr/local/bin", "/usr/sbin"]))
     return {
         **raw,
@@ -37,7 +37,7 @@ def config(bench: Bench, raw: dict[str, Any], prepared: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def prepared(tmp_path: Path) -> Path:
-    """All that stage compile looks at before it gives the work to Neuron's program."""
+    """The files that stage compile checks before it starts Neuron's program."""
     folder = tmp_path / "prepared"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")

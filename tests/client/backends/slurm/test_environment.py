@@ -1,4 +1,4 @@
-"""The shell of the head node has secrets; a job has what Slurm needs and what the config names."""
+"""The shell of the head node has secrets; a job only gets what Slurm needs and what the config names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ while not os.path.exists({go!r}): time.sleep(0.05)
 
 @pytest.fixture(autouse=True)
 def canary(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A word that all secrets of the shell begin with; another for each test, as Slurm keeps what jobs had before."""
+    """The prefix of all secrets in the shell, new for each test, as Slurm keeps the variables of earlier jobs."""
     word = uuid.uuid4().hex
     for name in SECRETS:
         monkeypatch.setenv(name, f"{word}-{name}")
@@ -48,13 +48,13 @@ def begun(bench: Bench, **cluster: object) -> tuple[Job, Path]:
 
 
 def of_job(bench: Bench, job: Job) -> list[int]:
-    """Processes of a job: its script and all that this started."""
+    """Processes of a job: its script and all that it started."""
     named = f"SLURM_JOB_NAME={job.name}".encode()
     return [pid for pid in commands() if named in read(pid, "environ").split(b"\0")]
 
 
 def found(bench: Bench, job: Job, canary: str) -> set[str]:
-    """Where a secret of the shell is: processes of the job, the state folder of slurmctld, the shared folder."""
+    """Places of a shell's secret: processes of the job, slurmctld's state folder, the shared folder."""
     seen = {f"process {pid}" for pid in of_job(bench, job) if canary.encode() in read(pid, "environ")}
     for folder in (bench.slurm.folder / "state", bench.shared):
         files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -111,7 +111,7 @@ def test_a_script_submitted_by_hand_takes_no_secret_either(bench: Bench, canary:
 
 
 def shown(cluster: Cluster, **environment: str) -> set[str]:
-    """Variables that a command has under `bare`, of these alone."""
+    """Variables that a command has under `bare`, out of these."""
     done = subprocess.run(
         ["sh", "-c", f"{bare(cluster)}bare env"], capture_output=True, text=True, check=True,
         env={"PATH": os.environ["PATH"], **environment},

@@ -1,7 +1,7 @@
-"""Faults in one job of three nodes, whose stage is arithmetic: it ends with the numbers of one that nobody disturbed.
+"""Faults in one job of three nodes with an arithmetic stage: its result is that of an undisturbed job.
 
-`SMTRAIN_SLURM_FAULTS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims. What training
-itself makes of the same faults is in test_whole.py.
+`SMTRAIN_SLURM_FAULTS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses times and victims. test_whole.py has
+the same faults for training.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.client.backends.slurm.faults import FAULTS, kill_controller
 COUNT = int(os.environ.get("SMTRAIN_SLURM_FAULTS", "3"))
 SEED = int(os.environ.get("SMTRAIN_SLURM_SEED", "1"))
 NODES = 3
-# Every node hashes its own chain and saves it whole every fifth step and where it is told to end; the first one ends
-# when its steps are done or where GO is not there yet, so that a test decides when there has been enough.
+# Every node hashes its own chain and saves it at every fifth step and when it is told to end; the first one ends when
+# its steps are done or when GO exists, so that a test decides when there has been enough.
 CHAIN = """
 import hashlib, json, os, signal, sys, time
 ml, go = os.environ["SMTRAIN_ML_ROOT"], {go!r}

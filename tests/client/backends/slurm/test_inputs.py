@@ -1,4 +1,4 @@
-"""Inputs where they lie: in S3, copied once; on the cluster, named from a laptop; on the shared folder."""
+"""Inputs in place: in S3, copied once; on the cluster, named from a laptop; on the shared folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for path in sorted(path for path in root.rglob("*") if path.is_file()):
 
 @pytest.fixture
 def bucket(bench: Bench, local_home: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """The S3 of the control plane, which jobs of the cluster reach as well."""
+    """The S3 of the control plane, which jobs of the cluster can reach."""
     monkeypatch.setenv("SMTRAIN_HOME", str(local_home))
     as_told.tell(monkeypatch)
     target = Target("local")
@@ -51,11 +51,11 @@ def put(target: Target, prefix: str, **objects: str) -> str:
 
 
 def reading(bench: Bench, uri: str, hosts: int = 1) -> tuple[Job, dict[str, Any]]:
-    """A job with a channel `text` under this URI, and what became of it."""
+    """Run a job with a channel `text` under this URI; returns its result."""
     request = bench.request(SHOWS, stage="prepare", hosts=hosts)
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
     request["InputDataConfig"].append({"ChannelName": "text", "DataSource": {"S3DataSource": source}})
-    # The stand-in of S3 is reached by variables of the shell, which a job gets only if the config names them.
+    # The stand-in for S3 is reached by variables of the shell, which a job only gets if the config names them.
     place = bench.place(venv=sys.prefix, sbatch=[f"--export={','.join(as_told.variables())}"])
     assert place.submit(request)
     job = Job(request["TrainingJobName"], place)
@@ -135,7 +135,7 @@ def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_p
     chain = Chain(found, target_of(found), look=False)
     assert inputs_in_place(chain) == ["/fsx/of-the-cluster/text"]  # the model is the laptop's, and copied first
     assert [upload.uri for upload in chain.resolved.uploads] == [chain.config.model.path]
-    with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it is no other machine's
+    with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it cannot be on another machine
         config(raw, tmp_path, data=text)
 
 
@@ -153,8 +153,8 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     model = bench.shared / "model"
     shutil.copytree(trained_inputs["model"], model)
     with open(model / "more.safetensors", "wb") as weights:
-        weights.truncate(2 << 30)  # all of it reads as zeros, none of it takes room
-    # What a task and all that it has waited for have written, as the kernel counts it for slurmstepd.
+        weights.truncate(2 << 30)  # reads as zeros, takes no room
+    # Bytes that a task and its finished children have written, as the kernel counts them for slurmstepd.
     epilog = tmp_path / "epilog"
     epilog.write_text(f"#!/bin/sh\ncat /proc/$PPID/io >{tmp_path}/io-$SLURM_NODEID\n")
     epilog.chmod(0o755)
@@ -179,5 +179,5 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
 
 
 def written(io: Path) -> int:
-    """Bytes that a process and those it has waited for gave to a disk."""
+    """Bytes that a process and its finished children wrote to a disk."""
     return int(next(line.split()[1] for line in io.read_text().splitlines() if line.startswith("write_bytes:")))

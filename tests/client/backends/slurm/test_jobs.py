@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: how they start, go on and end, whoever ends them."""
+"""Jobs on a real Slurm: they start, resume and end, by themselves or by others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.client.backends.slurm.conftest import Bench, wait_for
 from tests.client.backends.slurm.daemons import Slurm
 from tests.client.backends.slurm.faults import queued
 
-# A stage that counts steps up to LAST, one every PAUSE seconds, saves where it is told to end, and goes on from there.
+# A stage that counts steps up to LAST, one every PAUSE seconds, saves when it is told to end, and resumes from there.
 COUNTS = """
 import json, os, signal, sys, time
 ml, pause, last = os.environ["SMTRAIN_ML_ROOT"], {pause}, {last}
@@ -134,7 +134,7 @@ def test_a_job_that_waits_can_be_stopped(bench: Bench) -> None:
 def test_a_stop_while_a_job_begins_is_not_lost(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    """While its code is unpacked, and while its nodes have not begun: what is slow on a large shared folder."""
+    """While its code is unpacked, and before its nodes have begun: both are slow on a large shared folder."""
     slow, begun = tmp_path / "slow", tmp_path / "begun"
     slow.mkdir()
     (slow / program).write_text(f'#!/bin/sh\ntouch {begun}\nsleep 3\nexec {shutil.which(program)} "$@"\n')

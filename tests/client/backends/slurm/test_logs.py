@@ -1,4 +1,4 @@
-"""Lines from log files of nodes: each once, whole, in order."""
+"""Lines from log files of nodes: each once, complete, in order."""
 
 from __future__ import annotations
 

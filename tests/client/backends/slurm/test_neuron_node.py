@@ -1,4 +1,4 @@
-"""The script that gives nodes Neuron's driver, run with stand-ins of package managers, for want of a node of AWS."""
+"""The script that installs Neuron's driver on a node, run with stand-ins for package managers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAMS = ("apt-get", "dnf", "rpm", "modprobe", "curl", "gpg", "sleep")
 
 
 def node(folder: Path, system: str) -> Path:
-    """A machine's root, whose programs write down how they were called; modprobe makes the device if it may."""
+    """A machine's root, whose programs record their calls; modprobe makes the device if it may."""
     (folder / "etc").mkdir()
     (folder / "dev").mkdir()
     (folder / "etc/os-release").write_text(system)

@@ -1,4 +1,4 @@
-"""Options of a config reach Slurm as they were written, by the script and by `smtrain check` alike."""
+"""Options of a config reach Slurm unchanged, by the script and by `smtrain check`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_stage_runs_with_an_option_of_two_words(bench: Bench) -> None:
     ],
 )  # fmt: skip
 def test_the_check_and_the_script_are_one_answer(bench: Bench, options: list[str], taken: bool, stage: str) -> None:
-    """What sbatch says to the options that the check shows it, it says to the whole script of a stage."""
+    """sbatch answers the options of the check as it answers the complete script of a stage."""
     place = bench.place(sbatch=options)
     lines = "\n".join(["#!/bin/sh", *map(directive, node_options(stage, place.section)), "true\n"])
     for text in (lines, place.preview([bench.request("", stage=stage)])):

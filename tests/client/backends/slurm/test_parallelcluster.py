@@ -1,4 +1,4 @@
-"""The file of a cluster from nothing: what it says, what is refused, and what ParallelCluster's own schema takes."""
+"""The file for a new cluster: its content, its faults, and ParallelCluster's own schema."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_it_says_what_an_hour_costs_idle_and_busy(raw: dict[str, Any]) -> None:
     assert dollars_per_hour(config(raw), replace(SITE, storage_gib=2400))[0] < idle  # type: ignore[operator]
 
 
-@pytest.mark.full  # the package holds others back: scripts/test has it in .venv/pcluster
+@pytest.mark.full  # the package pins old versions of others: scripts/test has it in .venv/pcluster
 @pytest.mark.parametrize("os", OSES)
 @pytest.mark.parametrize(
     "site",

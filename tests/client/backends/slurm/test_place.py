@@ -1,4 +1,4 @@
-"""A job's last words are read from the shared folder, and a pipe or folder in their place is passed over."""
+"""A job's failure message is read from the shared folder; a pipe or folder in its place is skipped."""
 
 from __future__ import annotations
 

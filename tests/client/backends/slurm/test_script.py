@@ -1,4 +1,4 @@
-"""The sbatch script of a stage: a pure function, held against a file; bash reads it."""
+"""The sbatch script of a stage: a pure function, compared with a golden file; bash can parse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A laptop's whole path to a cluster: through a real sshd, with connections that break."""
+"""A laptop's complete path to a cluster: through a real sshd, with connections that break."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
 
 @pytest.fixture
 def laptop(bench: Bench, sshd: Sshd) -> Bench:
-    """Jobs of the cluster that are asked for through ssh."""
+    """Jobs of the cluster, seen through ssh."""
     return bench
 
 
@@ -76,7 +76,7 @@ def test_a_following_shows_every_line_once_whose_connections_break(laptop: Bench
         seen.append(event.text)
         if len(seen) in (40, 80, 120):
             broken += sshd.hang_up()
-        if len(seen) == 150:  # away for a while: the job runs on, and what it says then is seen later
+        if len(seen) == 150:  # away for a while: the job runs on, and its lines are seen later
             sshd.end()
             go.touch()
             threading.Timer(3, sshd.start).start()
@@ -94,7 +94,7 @@ def test_stop_saves_first_through_ssh(laptop: Bench) -> None:
 
 
 def folder(tmp_path: Path, size: int = 64 << 20) -> list[tuple[str, Path | bytes]]:
-    """Files that are not written within an instant, in a folder with a further one."""
+    """Files that take some time to write, in a folder with a subfolder."""
     source = tmp_path / "laptop"
     (source / "deeper").mkdir(parents=True)
     (source / "large").write_bytes(os.urandom(1 << 16) * (size >> 16))
@@ -103,7 +103,7 @@ def folder(tmp_path: Path, size: int = 64 << 20) -> list[tuple[str, Path | bytes
 
 
 def breaking(sshd: Sshd, watched: Path, times: int = 1) -> Callable[[], None]:
-    """Hang up once something of a file has arrived below a folder; the result ends that."""
+    """Hang up once a part of a file has arrived below a folder; calling the result ends that."""
     over = threading.Event()
     done: list[Any] = []
 
@@ -220,7 +220,9 @@ def test_what_ssh_cannot_do_is_one_sentence_with_what_helps(sshd: Sshd, tmp_path
     assert refused(ask).startswith("head cannot be reached by ssh (")
     sshd.new_host_key()
     sshd.start()
-    assert refused(ask).startswith("head: its host key is another one than your ssh knows; if the head node was made")
+    assert refused(ask).startswith(
+        "head: its host key is another one than your ssh knows; if the head node is a new one"
+    )
     sshd.known.write_text("")
     assert refused(ask).startswith("head: your ssh does not know its host key yet; connect once by hand")
     sshd.trust()

@@ -1,4 +1,4 @@
-"""What a history and a queue together say about a job."""
+"""The state of a job from its history and the queue."""
 
 from __future__ import annotations
 

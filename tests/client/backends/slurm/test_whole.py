@@ -1,5 +1,5 @@
-"""A whole run on a real Slurm, from a laptop where sshd is there, held against this machine: the same losses, whoever
-is killed on the way. Of `scripts/test --slurm` alone, as they take some minutes of both cores.
+"""A whole run on a real Slurm, from a laptop if sshd is installed, compared with this machine: the same losses, even if
+processes are killed. Only in `scripts/test --slurm`, as they take some minutes of both cores.
 
 `SMTRAIN_SLURM_KILLS=20` is the size of issue 16; `SMTRAIN_SLURM_SEED` chooses moments and victims.
 `SMTRAIN_SLURM_WALL=600` trains so many steps in attempts of two minutes.
@@ -79,7 +79,7 @@ class Site:
         def end() -> str | None:
             return status if (status := job.status) in ("Completed", "Failed", "Stopped") else None
 
-        return str(wait_for(end, PATIENCE + 2 * WALL + 2 * STEPS))  # two seconds a step, with what befalls them
+        return str(wait_for(end, PATIENCE + 2 * WALL + 2 * STEPS))  # two seconds a step, including faults
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def site(
 
 @pytest.fixture(scope="module")
 def chain(site: Site) -> dict[str, list[Job]]:
-    """The jobs of each stage, oldest first: of a run whose client was killed as soon as it had submitted the last
-    stage, whose training was stopped, and which was then run again and met with what SMTRAIN_SLURM_KILLS says."""
+    """The jobs of each stage, oldest first, of a run whose client was killed after it had submitted the last stage, and
+    whose training was stopped; it was then run again, with the faults of SMTRAIN_SLURM_KILLS."""
     path = site.shared.parent / "whole.yaml"
     path.write_text(yaml.safe_dump(site.config))
     command = [sys.executable, "-m", "smtrain", "run", str(path), "--plain"]
@@ -124,7 +124,7 @@ def chain(site: Site) -> dict[str, list[Job]]:
 
 
 def records(metrics: bytes) -> dict[int, tuple[float, float]]:
-    """Loss and gradient norm of every step, unrounded; of a step that was trained twice the last."""
+    """Loss and gradient norm of every step, unrounded; for a step that was trained twice the last."""
     return {record["step"]: (record["loss"], record["grad_norm"]) for record in map(json.loads, metrics.splitlines())}
 
 
@@ -168,7 +168,7 @@ def ended_or_at(job: Job, step: int) -> bool:
 
 
 def meet_with_faults(site: Site, job: Job, kills: int) -> None:
-    """So many faults in one job, each on from a step behind the last checkpoint of the attempt before."""
+    """Apply so many faults to one job, each after a step beyond the last checkpoint of the previous attempt."""
     chance, done, before = random.Random(SEED), 0, 0
     while done < kills:
         at = before + 6 + chance.randrange(5)
@@ -199,7 +199,7 @@ def test_a_printed_script_is_submitted_by_plain_sbatch(site: Site) -> None:
 
 @pytest.mark.skipif(not WALL, reason="SMTRAIN_SLURM_WALL is not set: Slurm counts time limits in minutes")
 def test_a_run_that_needs_several_time_limits_trains_as_if_there_was_none(site: Site) -> None:
-    # Slurm's own limit, shorter than a config may ask for: the last of two options of a name counts.
+    # Slurm's own limit, shorter than a config may request: the last of two options with the same name counts.
     walls = {**site.cluster, "sbatch": ["--time=3", "--signal=B:USR1@60"]}
     train = {**site.config["train"], "steps": WALL, "save_interval": WALL}  # type: ignore[dict-item]
     config = {**site.config, "name": "walled", "cluster": walls, "train": train}

@@ -1,4 +1,4 @@
-"""Slurm's own words about a job: `smtrain logs` shows them, and `status` gives the cause."""
+"""Slurm's own messages about a job: `smtrain logs` shows them, and `status` gives the cause."""
 
 from __future__ import annotations
 
