@@ -43,8 +43,6 @@ class ErrorBlock:
 
 
 class _Reader:
-    """Reads one host's lines."""
-
     def __init__(self, host: str) -> None:
         self.host = host
         self.blocks: list[ErrorBlock] = []

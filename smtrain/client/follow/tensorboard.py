@@ -122,7 +122,6 @@ def _files(folder: Path) -> EventFiles:
 
 
 def _serve(process: subprocess.Popen[bytes], job: Job, files: EventFiles) -> int:
-    """Update the files until TensorBoard ends; returns its exit status."""
     ended = False
     while True:
         try:

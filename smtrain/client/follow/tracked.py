@@ -117,7 +117,6 @@ def tracked_of(job: Job, description: dict[str, Any]) -> Tracked:
 
 
 def _config(job: Job, uri: str | None) -> dict[str, Any]:
-    """The job's config file."""
     if uri is None:
         return {}
     try:

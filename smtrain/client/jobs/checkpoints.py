@@ -49,14 +49,8 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
         files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
         lacking = [_RECORDS[0]]
         if record := next((name for name in _RECORDS if name in files), None):
-            about = _files(read(f"{step}/{record}"))
+            about: dict[str, Any] = json.loads(read(f"{step}/{record}"))["files"]  # a size each, or a mapping with it
             sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about.items()}
             lacking = [name for name, size in sizes.items() if files.get(name) != size]
         steps.append(Step(f"{uri}{step}/", tuple(lacking)))
     return steps
-
-
-def _files(record: bytes) -> dict[str, Any]:
-    """The files in a record, with their sizes, or mappings that hold the size."""
-    files: dict[str, Any] = json.loads(record)["files"]
-    return files

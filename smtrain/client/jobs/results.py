@@ -95,8 +95,6 @@ def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Item:
-    """An object, and the file that it is copied to."""
-
     uri: str
     """The prefix that it was listed under."""
     bucket: str

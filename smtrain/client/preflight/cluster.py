@@ -1,18 +1,36 @@
-"""Check a Slurm cluster before anything is submitted, by asking the head node for some seconds; changes nothing."""
+"""Check a Slurm cluster before anything is submitted: the head node, and with a job of some seconds the nodes.
+
+The job starts at once or not at all, so that a full cluster does not delay the check. Nothing is changed.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from smtrain.client.backends.choose import cluster
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.remote_shell import HeadError
-from smtrain.client.backends.slurm.script import SCHEME, bare, directive, node_options, on_cpus, path_of
+from smtrain.client.backends.slurm.script import (
+    SCHEME,
+    bare,
+    directive,
+    environment_lines,
+    node_options,
+    on_cpus,
+    path_of,
+)
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
-from smtrain.client.preflight.nodes import ask_nodes
-from smtrain.core.config import Stage
+from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.slurm_options import options_of
 from smtrain.core.config.units import spell
+from smtrain.core.extras import MODULES
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
 _LEAST_FREE = 1e9  # bytes: with less not even a log and a small checkpoint are safe
 _PARTITION = "%R|%a|%l|%D|%T"  # name, up or down, time limit, nodes, their state
@@ -152,3 +170,165 @@ def minutes_of(limit: str) -> int | None:
         return int(days or 0) * 1440 + hours * 60 + minutes
     except ValueError:
         return None
+
+
+START_S = 20
+"""Time for the nodes to start; nodes that the cloud has to create need minutes."""
+CLOCKS_S = 5
+"""If clocks differ by more, lines of several nodes come in the wrong order."""
+_NEEDS = ("torch", "transformers", "safetensors", "pydantic", "yaml")
+_PROBE = """
+lacks=$(python3 -c 'import importlib.util as u, sys
+print(*[n for n in sys.argv[1:] if u.find_spec(n) is None], sep=",")' "$@" 2>/dev/null) || lacks=python3
+version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+[ -w "$shared" ] && [ -e "$token" ] && sees=yes || sees=no
+[ -z "$venv" ] || [ -r "$venv/bin/activate" ] || lacks=venv
+for p in $inputs; do [ -r "$p" ] || sees=no; done
+neuron=$(ls -d /dev/neuron[0-9]* 2>/dev/null | wc -l)
+gpu=$(ls -d /dev/nvidia[0-9]* 2>/dev/null | wc -l)
+efa=$(ls /sys/class/infiniband 2>/dev/null | wc -l)
+# What EC2 calls the machine; elsewhere the board's name, which says nothing.
+dmi=/sys/devices/virtual/dmi/id
+kind=
+[ "$(cat $dmi/sys_vendor 2>/dev/null)" != "Amazon EC2" ] || kind=$(cat $dmi/product_name)
+printf '%s|%s|%s|%s|%s|%s|%s|%s|%s\\n' "$SLURMD_NODENAME" "$(date +%s)" \\
+  "$version" "$lacks" "$sees" "$neuron" "$gpu" "$efa" "$kind"
+"""
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """The answer of one node."""
+
+    name: str
+    clock: int
+    python: str
+    lacks: str
+    sees_shared: bool
+    neuron: int
+    gpus: int
+    efa: int
+    kind: str = ""
+    """EC2's instance type, without `ml.`; empty if it is not an EC2 machine."""
+
+
+def answers(text: str) -> list[NodeAnswer]:
+    """The rows of a probe, without other lines that a node's profile may print."""
+    rows = []
+    for line in sorted(text.splitlines()):
+        row = line.split("|")
+        if len(row) == 9 and row[1].isdecimal() and all(part.isdecimal() for part in row[5:8]):
+            neuron, gpus, efa = (int(part) for part in row[5:8])
+            rows.append(NodeAnswer(row[0], int(row[1]), row[2], row[3], row[4] == "yes", neuron, gpus, efa, row[8]))
+    return rows
+
+
+def ask_nodes(config: JobConfig, place: SlurmPlace, inputs: Sequence[str] = ()) -> Iterator[Finding]:
+    """Ask the nodes of the train stage; a warning if none is free now. `inputs`: paths that they must see."""
+    section = place.section
+    if section.container:
+        yield Finding("nodes", "warning", "nodes were not checked: their stages run in cluster.container")
+        return
+    count = config.compute.instance_count
+    named = {name: getattr(section, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
+    options = [f"--{name}={value}" for name, value in named.items() if value]
+    try:
+        shared, token = _written(place)
+    except HeadError as error:
+        yield Finding("nodes", "warning", f"nodes were not checked, as the shared folder may not be written ({error})")
+        return
+    extra = [module for need in data_needs(config.data.model_dump()) for module in MODULES[EXTRAS[need]]]
+    known = {"shared": shared, "token": token, "inputs": " ".join(inputs), "venv": section.venv or ""}
+    script = "\n".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in known.items()), *environment_lines(section), _PROBE]
+    )
+    try:
+        output = place.head.sh(
+            f'{bare(section)}bare "$@"',
+            "srun", f"--nodes={count}", "--ntasks-per-node=1", "--time=2", f"--immediate={START_S}", "--quiet",
+            "--job-name=smtrain-check", *options, *options_of(section.srun),
+            "bash", "-c", script, "bash", *_NEEDS, *extra,
+            seconds=START_S + 100,
+        ).decode(errors="replace")  # fmt: skip
+    except HeadError as error:
+        yield Finding(
+            "nodes", "warning", f"nodes were not checked, as {count} did not start within {START_S} s ({error})",
+            "nothing needs to be done; the run waits for them",
+        )  # fmt: skip
+        return
+    finally:
+        with suppress(HeadError):
+            place.head.run("rm", "-f", token)
+    yield from node_findings(config, answers(output), count)
+
+
+def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) -> Iterator[Finding]:
+    """Findings about nodes that have answered."""
+    row = instance(config.compute.instance_type)
+    kind, own = config.compute.instance_type, config.own_machine
+    gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
+    faults: list[tuple[str, list[str], str]] = [
+        ("do not see cluster.shared or an input as the head node does, or may not write there",
+         [n.name for n in nodes if not n.sees_shared],
+         "mount it on every node under the same path, or name another folder"),
+        (f"have no {config.cluster.venv}/bin/activate",
+         [n.name for n in nodes if n.lacks == "venv"],
+         f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
+        ("have no python3", [n.name for n in nodes if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
+        ("have no Neuron device", [n.name for n in nodes if is_neuron(kind) and not n.neuron],
+         f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
+        (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in nodes if n.gpus < gpus],
+         "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),
+    ]  # fmt: skip
+    extras = ",".join(["train", *(EXTRAS[need] for need in data_needs(config.data.model_dump()))])
+    others = [n for n in nodes if n.lacks and n.lacks not in ("python3", "venv")]
+    lacking = sorted({name for n in others for name in n.lacks.split(",")})
+    faults.append(
+        (f"lack {', '.join(lacking)}", [n.name for n in others],
+         f"install smtrain[{extras}] in the nodes' Python, and name it in cluster.venv")
+    )  # fmt: skip
+    good = True
+    for text, names, remedy in faults:
+        if names:
+            good = False
+            yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
+    if other := [n for n in nodes if n.kind and f"ml.{n.kind}" != kind]:
+        good = False
+        kinds = sorted({f"ml.{n.kind}" for n in other})
+        given = "" if "instance_type" in config.compute.model_fields_set else ", as the config names no other"
+        yield Finding(
+            "nodes", "warning",
+            f"{_listed([n.name for n in other])}: {' and '.join(kinds)}; the plan is made for {kind}{given}",
+            f"set compute.instance_type to {kinds[0]}" if len(kinds) == 1 and instance(kinds[0])
+            else "set compute.instance_type to the type that is most like the nodes",
+        )  # fmt: skip
+    if row and row.get("efa") and count > 1 and (without := [n.name for n in nodes if not n.efa]):
+        good = False
+        yield Finding("nodes", "warning", f"{_listed(without)} have no EFA device", "turn EFA on, else it is slow")
+    clocks = [n.clock for n in nodes]
+    if clocks and max(clocks) - min(clocks) > CLOCKS_S:
+        good = False
+        yield Finding(
+            "nodes", "warning", f"the clocks of the nodes differ by {max(clocks) - min(clocks)} s",
+            "run chronyd or ntpd on them, else lines of several nodes come in the wrong order",
+        )  # fmt: skip
+    if good and nodes:
+        versions = ", ".join(sorted({n.python for n in nodes}))
+        yield Finding("nodes", "ok", f"{len(nodes)} nodes have Python {versions} with all that is needed")
+    elif not nodes:
+        yield Finding("nodes", "warning", "nodes were asked and did not answer", "look at `srun hostname` by hand")
+
+
+def _written(place: SlurmPlace) -> tuple[str, str]:
+    """The existing part of the shared folder's path, as the first run may make the rest, and an empty file in it: a
+    node that does not share the folder may have one of the same path."""
+    output = place.head.sh(
+        'd="$1"; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; echo "$d"; mktemp "$d/.smtrain-check-XXXXXX"',
+        place.shared,
+    )
+    shared, _, token = output.decode().strip().partition("\n")
+    return shared, token
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

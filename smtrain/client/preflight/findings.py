@@ -70,7 +70,6 @@ class Report:
         return "\n".join([*lines, self._count()])
 
     def _repr_html_(self) -> str:
-        """The same as a table, for a notebook."""
         rows = []
         for f in self._worst_first():
             remedy = f"<br>&rarr; {escape(f.remedy)}" if f.remedy else ""

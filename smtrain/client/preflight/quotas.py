@@ -1,4 +1,4 @@
-"""Check Service Quotas: enough instances of each type, for each use, and in one job."""
+"""Check that AWS gives and connects the machines: Service Quotas of each use, and EFA between hosts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import is_gpu
 from smtrain.core.facts.sagemaker import (
     ALL_JOBS,
     ALL_SPOT_JOBS,
@@ -108,3 +110,23 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
                 break
             token = {"NextToken": page["NextToken"]}
     return values
+
+
+def hosts(context: Context) -> Iterator[Finding]:
+    """Neuron's collectives go over EFA, which the smallest types lack (aws-neuron-sdk#742); NCCL has TCP."""
+    compute = context.config.compute
+    row = instance(compute.instance_type)
+    if "train" not in context.stages or not context.on_aws or compute.instance_count == 1 or row is None:
+        return
+    if not row["efa"] and is_gpu(compute.instance_type):
+        yield Finding(
+            "hosts", "warning", f"{compute.instance_type} has no EFA: {compute.instance_count} hosts exchange "
+            f"gradients over TCP at {row['network_gbps']:g} Gb/s",
+            "one larger host is faster if the model fits it; ml.p4d, ml.p5 and later have EFA",
+        )  # fmt: skip
+    elif not row["efa"]:
+        yield Finding(
+            "hosts", "fault", f"{compute.instance_type} has no EFA, which hosts need to talk to one another: "
+            f"{compute.instance_count} of them cannot train together",
+            "set compute.instance_count: 1, or choose ml.trn1.32xlarge or larger",
+        )  # fmt: skip

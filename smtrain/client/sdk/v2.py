@@ -52,11 +52,7 @@ class Estimator(PyTorch):  # type: ignore[misc]  # the SDK is not typed
             self._prepare()
         name, fit = job_name or self.job_name, getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
         with _without_config(self.sagemaker_session):
-            send(
-                self._target,
-                name,
-                lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config),
-            )
+            send(self._target, name, lambda: fit(self, inputs or self.channels, False, logs, name, experiment_config))
         # Also needed if a first call's answer was lost, as the SDK knows no job then.
         self.latest_training_job = _TrainingJob(self.sagemaker_session, name)
         if wait:
@@ -82,16 +78,10 @@ def pytorch(target: Target, request: dict[str, Any], prepare: Callable[[], None]
 def _estimator(
     target: Target, session: Session, request: dict[str, Any], prepare: Callable[[], None] | None
 ) -> Estimator:
-    algorithm, resources, limits = (
-        request["AlgorithmSpecification"],
-        request["ResourceConfig"],
-        request["StoppingCondition"],
-    )
-    output, vpc, checkpoints = (
-        request["OutputDataConfig"],
-        request.get("VpcConfig", {}),
-        request.get("CheckpointConfig", {}),
-    )
+    algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
+    limits = request["StoppingCondition"]
+    output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
+    checkpoints = request.get("CheckpointConfig", {})
     return Estimator(
         target,
         request["TrainingJobName"],
@@ -155,12 +145,8 @@ def _without_config(session: Session) -> Iterator[None]:
 
 def _input(channel: dict[str, Any]) -> Any:
     if mounted := channel["DataSource"].get("FileSystemDataSource"):
-        made = FileSystemInput(
-            mounted["FileSystemId"],
-            mounted["FileSystemType"],
-            mounted["DirectoryPath"],
-            mounted["FileSystemAccessMode"],
-        )
+        keys = ("FileSystemId", "FileSystemType", "DirectoryPath", "FileSystemAccessMode")
+        made = FileSystemInput(*(mounted[key] for key in keys))
         made.config["InputMode"] = channel["InputMode"]
         return made
     source = channel["DataSource"]["S3DataSource"]

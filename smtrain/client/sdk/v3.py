@@ -103,11 +103,9 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     """The ModelTrainer that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
-    algorithm, resources, limits = (
-        request["AlgorithmSpecification"],
-        request["ResourceConfig"],
-        request["StoppingCondition"],
-    )
+    algorithm, resources = request["AlgorithmSpecification"], request["ResourceConfig"]
+    limits = request["StoppingCondition"]
+    wait = {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
     with _role_taken_as_given():
         made = Trainer(
@@ -145,11 +143,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
             ),
             stopping_condition=StoppingCondition(
                 max_runtime_in_seconds=limits["MaxRuntimeInSeconds"],
-                **(
-                    {"max_wait_time_in_seconds": limits["MaxWaitTimeInSeconds"]}
-                    if "MaxWaitTimeInSeconds" in limits
-                    else {}
-                ),
+                **wait,
             ),
             tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
             profiler_config=request["ProfilerConfig"],
@@ -175,7 +169,6 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
 
 
 def _refresh(job: TrainingJob) -> dict[str, Any]:
-    """Refresh the SDK's job."""
     job.refresh()
     return {}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from smtrain.client.launch.image_inspect import FOLDER, Contents, look, run
 from smtrain.client.preflight.findings import Finding, Report
-from smtrain.client.preflight.installing import libraries
+from smtrain.client.preflight.image import libraries
 from smtrain.core.config import Stage
 from smtrain.core.facts.engines import is_gpu, is_neuron
 

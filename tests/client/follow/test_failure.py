@@ -1,9 +1,9 @@
-# ruff: noqa: E501 - log lines are as long as they are
 """The host and rank that failed first, its traceback, and the known causes of real messages."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,9 @@ from smtrain.core.facts import table
 from smtrain.core.protocol.log_lines import Line
 
 from .cloudwatch import told
+
+# ruff: noqa: E501 - log lines are as long as they are
+
 
 T = 1_795_262_400_000
 
@@ -334,3 +337,11 @@ def test_ordinary_lines_are_no_cause() -> None:
     assert why.cause is None
     assert (why.host, why.exit_code) == (None, 3)
     assert blocks_of(lines("Traceback (most recent call last) is what Python prints")) != []
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
+
+
+def test_the_documented_causes_are_those_in_use() -> None:
+    rows = [f"| {cause.cause} | {cause.do} |".replace("<type>", "&lt;type&gt;") for cause in causes()]
+    assert "\n".join(["|---|---|", *rows, ""]) in PAGE.read_text("utf-8")

@@ -47,7 +47,6 @@ class Refusal:
         return quota_command(code, self.used + self.asked, self.target.region_name())
 
     def _code(self) -> str | None:
-        """The quota's code; None if Service Quotas may not be read."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -82,8 +82,6 @@ def _edited(body: Body) -> JobError:
 
 @dataclass
 class _Parts:
-    """Upload of one file in parts."""
-
     target: Clients
     place: dict[str, str]
     file: Path

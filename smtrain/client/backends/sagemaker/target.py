@@ -38,7 +38,6 @@ class Target(Clients):
         return json.dumps(requests[0] if len(requests) == 1 else requests, indent=2)
 
     def describe(self, name: str, patience: Patience) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         from botocore.exceptions import ClientError
 
         try:
@@ -54,7 +53,6 @@ class Target(Clients):
         return description
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        """Pages of ListTrainingJobs, newest first."""
         ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
         ask["PaginationConfig"] = {"PageSize": min(page, 100)}
         if contains:
@@ -85,7 +83,6 @@ class Target(Clients):
     def log_page(
         self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Patience
     ) -> dict[str, Any]:
-        """A page of FilterLogEvents. Raises `TokenExpiredError`."""
         from botocore.exceptions import ClientError
 
         prefix = f"{name}/" + (f"{host}-" if host else "")
@@ -144,7 +141,6 @@ class Target(Clients):
         return list_objects(self, uri)
 
     def read(self, uri: str) -> bytes:
-        """An object. Raises `JobError` if it does not exist or may not be read."""
         from botocore.exceptions import ClientError
 
         bucket, key = split_uri(uri)

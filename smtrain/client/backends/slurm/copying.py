@@ -109,7 +109,8 @@ def _rsync(head: Head, shared: str, folder: str, files: Sequence[tuple[str, Path
             complaint.seek(0)
             said = complaint.read().decode(errors="replace")
         if done.returncode in _BROKEN:
-            text, lasting = explain_ssh(head.host, "\n".join(_of_ssh(said)))
+            of_ssh = [line for line in said.splitlines() if not line.startswith("rsync")]
+            text, lasting = explain_ssh(head.host, "\n".join(of_ssh))
             raise HeadError(text) if lasting else HeadLostError(text)
         if done.returncode:
             raise HeadError(f"{head.name}: {folder} could not be written: {' '.join(said.split())}")
@@ -121,8 +122,3 @@ def _root(named: tuple[str, Path]) -> str:
     root = path.absolute().as_posix().removesuffix(f"/{name}")
     assert root != path.absolute().as_posix(), f"{path} is not called {name}"
     return root
-
-
-def _of_ssh(said: str) -> list[str]:
-    """The lines of ssh in rsync's output."""
-    return [line for line in said.splitlines() if not line.startswith("rsync")]

@@ -182,7 +182,6 @@ class SlurmPlace:
 
     # ---- describe, list, stop
     def describe(self, name: str, patience: Any) -> dict[str, Any]:
-        """DescribeTrainingJob's answer. Raises `JobError` if there is no such job."""
         for job in self._look(name, patience, one=name):
             if job["TrainingJobStatus"] == "Completed" and (defined := definitions(job)):
                 job["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
@@ -193,7 +192,6 @@ class SlurmPlace:
         )
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        """ListTrainingJobs' summaries, newest first."""
         jobs = self._look(f"*{contains or ''}*", None)
         keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
         rows = [
@@ -207,7 +205,6 @@ class SlurmPlace:
         self.head.sh(_STOP, self._folder(name))
 
     def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
-        """The scripts that a launch submits."""
         return "\n".join(sbatch_script(request, self.section) for request in requests)
 
     def tags(self, job: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -230,7 +227,6 @@ class SlurmPlace:
         return [{"Key": f"{folder}/{path}", "Size": size} for path, size in sorted(self.head.sizes(folder).items())]
 
     def read(self, uri: str) -> bytes:
-        """A file. Raises `JobError` if it does not exist."""
         content = self.head.read(path_of(uri))
         if content is None:
             raise JobError(f"{path_of(uri)} does not exist on {self.head.name}; check the path")
@@ -280,13 +276,12 @@ class SlurmPlace:
                 continue
             state = state_of(events, row, asked=bool(asked), failure=failure.strip(), reachable=queue != "unreachable")
             base = uri_of(folder.rstrip("/").rpartition("/")[0])
-            asked_for = json.loads(request) if request.strip() else _unread(name, base)
-            yield description(asked_for, events, state, row)
-
-
-def _unread(name: str, base: str) -> dict[str, Any]:
-    """A request of which only the name and folder are known."""
-    return {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
+            sent = (
+                json.loads(request)
+                if request.strip()
+                else {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
+            )
+            yield description(sent, events, state, row)
 
 
 def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:

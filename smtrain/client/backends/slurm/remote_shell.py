@@ -50,7 +50,6 @@ def ssh_options() -> list[str]:
 
 
 def _ssh_command(host: str, words: list[str]) -> list[str]:
-    """The local command that runs a command on the head node."""
     return ["ssh", *ssh_options(), host, shlex.join(words)]
 
 

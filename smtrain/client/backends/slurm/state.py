@@ -130,7 +130,6 @@ def state_of(
 
 
 def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
-    """The state of a job that has not ended."""
     if asked:
         return JobState("Stopping", "Stopping")
     if row is None:

@@ -17,9 +17,8 @@ import smtrain
 from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
-from smtrain.client.preflight.cluster import look
+from smtrain.client.preflight.cluster import NodeAnswer, answers, look, node_findings
 from smtrain.client.preflight.findings import Report
-from smtrain.client.preflight.nodes import NodeAnswer, answers, node_findings
 from smtrain.core.config import JobConfig
 from tests.client.backends.slurm.conftest import Bench, wait_for
 
