@@ -94,17 +94,11 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
         cause = _of_status({secondary}) or (None if stopped else _search(first, lines, reason) or _of_status(passed))
     code = _EXIT.search(reason or "")
     return Explanation(
-        name,
-        status,
-        first.host if first else None,
-        first.rank if first else None,
+        name, status, first.host if first else None, first.rank if first else None,
         datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
-        tuple(first.lines) if first else (),
-        reason,
-        int(code[1]) if code else first.exit_code if first else None,
-        cause,
-        "Slurm" if description.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
-    )
+        tuple(first.lines) if first else (), reason, int(code[1]) if code else first.exit_code if first else None,
+        cause, "Slurm" if description.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
+    )  # fmt: skip
 
 
 def first_error(blocks: Sequence[ErrorBlock]) -> ErrorBlock | None:

@@ -86,17 +86,9 @@ def cost_of(
     if retained := (description.get("WarmPoolStatus") or {}).get("ResourceRetainedBillableTimeInSeconds"):
         items["warm pool"] = retained / HOUR * rate
     return Spent(
-        sum(items.values()) if all(price for price, _ in priced) else None,
-        items,
-        seconds,
-        machines_of(description),
-        tuple(price for price, _ in priced if price),
-        final,
-        not local,
-        owned,
-        here,
-        saved,
-    )
+        sum(items.values()) if all(price for price, _ in priced) else None, items, seconds, machines_of(description),
+        tuple(price for price, _ in priced if price), final, not local, owned, here, saved,
+    )  # fmt: skip
 
 
 def known_prices(target: str | None = None) -> Prices:

@@ -30,12 +30,7 @@ class Statement:
 
     def to_dict(self) -> dict[str, Any]:
         """The statement in IAM's form."""
-        statement = {
-            "Sid": self.sid,
-            "Effect": "Allow",
-            "Action": list(self.actions),
-            "Resource": list(self.resources),
-        }
+        statement = {"Sid": self.sid, "Effect": "Allow", "Action": list(self.actions), "Resource": list(self.resources)}
         return statement | ({"Condition": {k: dict(v) for k, v in self.condition.items()}} if self.condition else {})
 
 

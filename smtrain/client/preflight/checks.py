@@ -47,31 +47,14 @@ _STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # In the order of display.
 CHECKS: dict[str, Check] = {
-    "limits": limits.limits,
-    "role": role.role,
-    "permissions": role.permissions,
-    "caller": role.caller,
-    "buckets": storage.buckets,
-    "token": services.token,
-    "tracker": services.tracker,
-    "quotas": quotas.quotas,
-    "hosts": quotas.hosts,
-    "machine": this_machine.machine,
-    "image": image.image,
-    "model": dataset.model,
-    "data": dataset.data,
-    "text": dataset.text,
-    "tasks": dataset.tasks,
-    "inputs": storage.inputs,
-    "disk": disk.disks,
-    "stages": stages.stages,
-    "resume": resume.resume,
-    "memory": cost.memory,
-    "time": cost.time,
-    "stop": cost.stop,
-    "spot": cost.spot,
-    "price": cost.price,
-}
+    function.__name__: function
+    for function in (
+        limits.limits, role.role, role.permissions, role.caller, storage.buckets, services.token, services.tracker,
+        quotas.quotas, quotas.hosts, this_machine.machine, image.image, dataset.model, dataset.data, dataset.text,
+        dataset.tasks, storage.inputs, disk.disk, stages.stages, resume.resume, cost.memory, cost.time, cost.stop,
+        cost.spot, cost.price,
+    )
+}  # fmt: skip
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
 _ON_CLUSTERS = ("text", "tasks", "memory")

@@ -100,9 +100,9 @@ def inputs_in_place(chain: Chain) -> list[str]:
     """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
     config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
     held_out = config.train.validation.path if config.train.validation else None
-    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
-    given += [source.path for source in config.data.all_sources]
-    return list(dict.fromkeys(path_of(uri) for uri in given if uri and uri.startswith(SCHEME) and uri not in copied))
+    uris = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    uris += [source.path for source in config.data.all_sources]
+    return list(dict.fromkeys(path_of(uri) for uri in uris if uri and uri.startswith(SCHEME) and uri not in copied))
 
 
 def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
@@ -110,11 +110,11 @@ def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Ite
     names = {row[0] for row in rows}
     default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
     section = place.section
-    asked: dict[str, int] = {}
+    wanted: dict[str, int] = {}
     for stage in stages:
         name = ((section.cpu_partition if on_cpus(stage) else None) or section.partition) or default
-        asked[name] = max(asked.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
-    for name, nodes in asked.items():
+        wanted[name] = max(wanted.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
+    for name, nodes in wanted.items():
         if name not in names:
             what = f"there is no partition {name!r}" if name else "there is no default partition"
             yield Finding("partition", "fault", what, f"set cluster.partition to one of {', '.join(sorted(names))}")

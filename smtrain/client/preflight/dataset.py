@@ -108,19 +108,19 @@ def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
 
 def tasks(context: Context) -> Iterator[Finding]:
     """Tasks of stage evaluate that `evaluate.data` lacks: reported now, not after the training."""
-    asked = context.chain.given.evaluate
-    if "evaluate" not in context.stages or asked.data is None or not Path(asked.data).is_dir():
+    evaluate = context.chain.given.evaluate
+    if "evaluate" not in context.stages or evaluate.data is None or not Path(evaluate.data).is_dir():
         return
-    own = tasks_in(Path(asked.data))
-    for name in asked.tasks:
+    own = tasks_in(Path(evaluate.data))
+    for name in evaluate.tasks:
         if name in own or ("mmlu" in own and name.startswith("mmlu_")):
-            yield Finding("tasks", "ok", f"{name} is in {asked.data}")
+            yield Finding("tasks", "ok", f"{name} is in {evaluate.data}")
         else:
             yield Finding(
                 "tasks",
                 "warning",
-                f"{name} is not among the tasks in {asked.data} ({', '.join(sorted(own))}), so stage evaluate asks the "
-                "hub for it, after the training",
+                f"{name} is not among the tasks in {evaluate.data} ({', '.join(sorted(own))}), so stage evaluate asks "
+                "the hub for it, after the training",
                 "correct evaluate.tasks, unless it is one of lm-evaluation-harness and the job reaches the hub",
             )
 

@@ -32,7 +32,7 @@ HELD_BESIDES = 2
 """Checkpoints on a host in addition to checkpoint.keep: one being written, and one that is not in S3 yet."""
 
 
-def disks(context: Context) -> Iterator[Finding]:
+def disk(context: Context) -> Iterator[Finding]:
     """Check the disks of the prepare job and of the train job, or this machine's disk for a run on it."""
     if is_here(context.chain.given):
         yield from _here(context)

@@ -7,20 +7,8 @@ from dataclasses import dataclass
 
 from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.facts import instance
+from smtrain.core.facts import instance, sagemaker
 from smtrain.core.facts.engines import is_gpu
-from smtrain.core.facts.sagemaker import (
-    ALL_JOBS,
-    ALL_SPOT_JOBS,
-    PER_JOB,
-    PER_SPOT_JOB,
-    RUN_TIME,
-    SPOT,
-    TRAINING,
-    VOLUME,
-    WARM_POOL,
-    quota_command,
-)
 from smtrain.core.protocol.requests import groups_of
 
 
@@ -59,7 +47,7 @@ def quotas(context: Context) -> Iterator[Finding]:
                 "quotas", "warning" if need.spare else "fault",
                 f"{need.name!r} is {value:,.10g}, and this takes {need.amount:,}",
                 f"{'leave it out of' if need.spare else 'lower'} {need.key}, or ask for more: "
-                f"{quota_command(code, need.amount, region)}",
+                f"{sagemaker.quota_command(code, need.amount, region)}",
             )  # fmt: skip
 
 
@@ -78,16 +66,18 @@ def _needs(context: Context) -> Iterator[QuotaNeed]:
         if stage == "prepare" and count > 1:
             keys["prepare"] = "data.machines"
         key = keys.get(stage, "compute.cpu_instance_type")
-        yield QuotaNeed((SPOT if spot else TRAINING).format(type=type_), count, key)
+        yield QuotaNeed((sagemaker.SPOT if spot else sagemaker.TRAINING).format(type=type_), count, key)
         if train:
             for other in compute.fallback_instance_types:
-                yield QuotaNeed(TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True)
-            yield QuotaNeed(PER_SPOT_JOB if spot else PER_JOB, count, key, general=True)
-            yield QuotaNeed(ALL_SPOT_JOBS if spot else ALL_JOBS, count, key, general=True)
-            yield QuotaNeed(RUN_TIME, compute.max_run, "compute.max_run", general=True)
-            yield QuotaNeed(VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
+                yield QuotaNeed(
+                    sagemaker.TRAINING.format(type=other), count, "compute.fallback_instance_types", spare=True
+                )
+            yield QuotaNeed(sagemaker.PER_SPOT_JOB if spot else sagemaker.PER_JOB, count, key, general=True)
+            yield QuotaNeed(sagemaker.ALL_SPOT_JOBS if spot else sagemaker.ALL_JOBS, count, key, general=True)
+            yield QuotaNeed(sagemaker.RUN_TIME, compute.max_run, "compute.max_run", general=True)
+            yield QuotaNeed(sagemaker.VOLUME, compute.volume_gb, "compute.volume_gb", general=True)
         if resources.get("KeepAlivePeriodInSeconds"):
-            yield QuotaNeed(WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
+            yield QuotaNeed(sagemaker.WARM_POOL.format(type=type_), count, "compute.keep_alive to 0")
 
 
 def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:

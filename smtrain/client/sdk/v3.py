@@ -11,23 +11,7 @@ from pydantic import PrivateAttr
 from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.resources import TrainingJob
 from sagemaker.core.shapes import InstanceGroup
-from sagemaker.core.training.configs import (
-    Channel,
-    CheckpointConfig,
-    Compute,
-    DataSource,
-    FileSystemDataSource,
-    InfraCheckConfig,
-    MetricDefinition,
-    Networking,
-    OutputDataConfig,
-    RetryStrategy,
-    S3DataSource,
-    SessionChainingConfig,
-    StoppingCondition,
-    Tag,
-    TensorBoardOutputConfig,
-)
+from sagemaker.core.training import configs
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.train import ModelTrainer
 
@@ -120,12 +104,12 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
             hyperparameters=dict(request["HyperParameters"]),
             environment=dict(request["Environment"]),
             input_data_config=[_channel(channel) for channel in request["InputDataConfig"]],
-            output_data_config=OutputDataConfig(
+            output_data_config=configs.OutputDataConfig(
                 s3_output_path=output["S3OutputPath"],
                 compression_type=output["CompressionType"],
                 kms_key_id=output.get("KmsKeyId"),
             ),
-            compute=Compute(
+            compute=configs.Compute(
                 instance_type=resources.get("InstanceType"),
                 instance_count=resources.get("InstanceCount"),
                 instance_groups=_groups(resources),
@@ -135,34 +119,33 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
                 training_plan_arn=resources.get("TrainingPlanArn"),
                 enable_managed_spot_training=request.get("EnableManagedSpotTraining"),
             ),
-            networking=Networking(
+            networking=configs.Networking(
                 subnets=vpc.get("Subnets"),
                 security_group_ids=vpc.get("SecurityGroupIds"),
                 enable_network_isolation=request.get("EnableNetworkIsolation"),
                 enable_inter_container_traffic_encryption=request.get("EnableInterContainerTrafficEncryption"),
             ),
-            stopping_condition=StoppingCondition(
-                max_runtime_in_seconds=limits["MaxRuntimeInSeconds"],
-                **wait,
-            ),
-            tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
+            stopping_condition=configs.StoppingCondition(max_runtime_in_seconds=limits["MaxRuntimeInSeconds"], **wait),
+            tags=[configs.Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
             profiler_config=request["ProfilerConfig"],
         )
     if checkpoints := request.get("CheckpointConfig"):
-        made.checkpoint_config = CheckpointConfig(s3_uri=checkpoints["S3Uri"], local_path=checkpoints["LocalPath"])
+        made.checkpoint_config = configs.CheckpointConfig(
+            s3_uri=checkpoints["S3Uri"], local_path=checkpoints["LocalPath"]
+        )
     if metrics := algorithm.get("MetricDefinitions"):
-        made.with_metric_definitions([MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
+        made.with_metric_definitions([configs.MetricDefinition(name=m["Name"], regex=m["Regex"]) for m in metrics])
     if retries := request.get("RetryStrategy"):
-        made.with_retry_strategy(RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
+        made.with_retry_strategy(configs.RetryStrategy(maximum_retry_attempts=retries["MaximumRetryAttempts"]))
     if curves := request.get("TensorBoardOutputConfig"):
         made.with_tensorboard_output_config(
-            TensorBoardOutputConfig(s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"])
+            configs.TensorBoardOutputConfig(s3_output_path=curves["S3OutputPath"], local_path=curves["LocalPath"])
         )
     if "InfraCheckConfig" in request:
-        made.with_infra_check_config(InfraCheckConfig(enable_infra_check=True))
+        made.with_infra_check_config(configs.InfraCheckConfig(enable_infra_check=True))
     if chaining := request.get("SessionChainingConfig"):
         made.with_session_chaining_config(
-            SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
+            configs.SessionChainingConfig(enable_session_tag_chaining=chaining["EnableSessionTagChaining"])
         )
     made._prepare, made._target = prepare, target
     return made
@@ -184,26 +167,26 @@ def _groups(resources: dict[str, Any]) -> list[InstanceGroup] | None:
     ] or None
 
 
-def _channel(channel: dict[str, Any]) -> Channel:
+def _channel(channel: dict[str, Any]) -> configs.Channel:
     """A complete `Channel`: from an s3:// string, ModelTrainer would make a File channel instead of FastFile."""
     if mounted := channel["DataSource"].get("FileSystemDataSource"):
-        folder = FileSystemDataSource(
+        folder = configs.FileSystemDataSource(
             file_system_id=mounted["FileSystemId"],
             file_system_type=mounted["FileSystemType"],
             file_system_access_mode=mounted["FileSystemAccessMode"],
             directory_path=mounted["DirectoryPath"],
         )
-        return Channel(
+        return configs.Channel(
             channel_name=channel["ChannelName"],
             input_mode=channel["InputMode"],
-            data_source=DataSource(file_system_data_source=folder),
+            data_source=configs.DataSource(file_system_data_source=folder),
         )
     source = channel["DataSource"]["S3DataSource"]
-    return Channel(
+    return configs.Channel(
         channel_name=channel["ChannelName"],
         input_mode=channel["InputMode"],
-        data_source=DataSource(
-            s3_data_source=S3DataSource(
+        data_source=configs.DataSource(
+            s3_data_source=configs.S3DataSource(
                 s3_data_type=source["S3DataType"],
                 s3_uri=source["S3Uri"],
                 s3_data_distribution_type=source["S3DataDistributionType"],

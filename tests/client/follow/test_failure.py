@@ -106,9 +106,7 @@ def test_the_first_rank_is_the_one_that_the_others_died_of() -> None:
 
 def test_a_process_that_was_killed_says_nothing_but_torchrun_does() -> None:
     log = merged(
-        lines(GLOO.format(r=0), "algo-1", at=10),
-        torchrun("algo-1", 0, 1, at=2000),
-        torchrun("algo-2", 3, -9, at=2100),
+        lines(GLOO.format(r=0), "algo-1", at=10), torchrun("algo-1", 0, 1, at=2000), torchrun("algo-2", 3, -9, at=2100)
     )
     why = explain("job", failed("AlgorithmError: , exit code: 1"), log)
     assert (why.host, why.rank) == ("algo-2", 3)

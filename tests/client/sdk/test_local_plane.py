@@ -64,11 +64,7 @@ def test_an_altered_object_runs_and_the_job_is_ours_to_follow(prepared: dict[str
     start(sdk_job)
     job = ended(sdk_job.job_name)
     assert job.status == "Completed", job.failure
-    assert [line.text for line in job.lines("algo-1")][-3:] == [
-        "step=1 loss=2.5",
-        "from the channel",
-        "altered",
-    ]
+    assert [line.text for line in job.lines("algo-1")][-3:] == ["step=1 loss=2.5", "from the channel", "altered"]
 
 
 def test_what_the_job_reads_is_uploaded_when_it_is_started(prepared: dict[str, Any]) -> None:

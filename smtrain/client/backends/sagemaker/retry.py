@@ -86,13 +86,13 @@ class Patience:
         self.trouble: str | None = None
         """The current error; None while calls succeed."""
 
-    def call(self, method: Callable[..., Any], **asked: Any) -> Any:
-        """Call `method(**asked)`. Raises errors that are not transient."""
+    def call(self, method: Callable[..., Any], **arguments: Any) -> Any:
+        """Call `method(**arguments)`. Raises errors that are not transient."""
         backoff = Backoff(self.limit_s, _FIRST_WAIT, _LONGEST_WAIT, time.monotonic)
         while True:
             try:
                 with interruptible():
-                    answer = method(**asked)
+                    answer = method(**arguments)
             except Exception as error:
                 self._count(method, getattr(error, "response", None) or {}, failed=True)
                 if not transient(error) or not self.limit_s:

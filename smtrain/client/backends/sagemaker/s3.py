@@ -60,7 +60,7 @@ def send(target: Clients, bucket: str, key: str, body: Body, sha256: str | None 
     return _Parts(target, place, body, size, sha256).send()
 
 
-def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: Any) -> Any:
+def _persist(method: Any, stopped: threading.Event | None = None, /, **arguments: Any) -> Any:
     """Make a call that outlasts a network that is away for some minutes, unless it is `stopped` meanwhile."""
 
     def pause(seconds: float) -> None:
@@ -69,7 +69,7 @@ def _persist(method: Any, stopped: threading.Event | None = None, /, **asked: An
             raise JobError("the upload was stopped")
 
     patience = Patience(PERSIST_S) if stopped is None else Patience(PERSIST_S, pause)
-    return patience.call(method, **asked)
+    return patience.call(method, **arguments)
 
 
 def _coded(content: bytes) -> str:
@@ -144,8 +144,8 @@ class _Parts:
 
         s3, (bucket, key) = self.target.s3, (self.place["Bucket"], self.place["Key"])
         try:
-            asked = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
-            pages = s3.get_paginator("list_multipart_uploads").paginate(**asked)
+            request = {"Bucket": bucket, "Prefix": key, **owner(self.target, bucket)}
+            pages = s3.get_paginator("list_multipart_uploads").paginate(**request)
             uploads = [upload for page in pages for upload in page.get("Uploads", []) if upload["Key"] == key]
             for upload in sorted(uploads, key=lambda upload: upload["Initiated"], reverse=True):
                 parts = self._parts_of(str(upload["UploadId"]))

@@ -53,11 +53,11 @@ class Target(Clients):
         return description
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
-        ask: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
-        ask["PaginationConfig"] = {"PageSize": min(page, 100)}
+        request: dict[str, Any] = {"SortBy": "CreationTime", "SortOrder": "Descending"}
+        request["PaginationConfig"] = {"PageSize": min(page, 100)}
         if contains:
-            ask["NameContains"] = contains
-        for answer in self.sagemaker.get_paginator("list_training_jobs").paginate(**ask):
+            request["NameContains"] = contains
+        for answer in self.sagemaker.get_paginator("list_training_jobs").paginate(**request):
             yield answer["TrainingJobSummaries"]
 
     def stop(self, name: str) -> None:
@@ -86,12 +86,12 @@ class Target(Clients):
         from botocore.exceptions import ClientError
 
         prefix = f"{name}/" + (f"{host}-" if host else "")
-        ask: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": prefix, "startTime": start}
+        request: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": prefix, "startTime": start}
         if pattern:
-            ask["filterPattern"] = pattern
+            request["filterPattern"] = pattern
         try:
             page: dict[str, Any] = patience.call(
-                self.logs.filter_log_events, **ask, **({"nextToken": token} if token else {})
+                self.logs.filter_log_events, **request, **({"nextToken": token} if token else {})
             )
         except ClientError as error:
             code = error.response["Error"].get("Code")
@@ -107,10 +107,10 @@ class Target(Clients):
         from botocore.exceptions import ClientError
 
         events: list[dict[str, Any]] = []
-        ask: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
+        request: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{name}/"}
         while True:
             try:
-                page = patience.call(self.logs.describe_log_streams, **ask)
+                page = patience.call(self.logs.describe_log_streams, **request)
             except ClientError as error:
                 if error.response["Error"].get("Code") == "ResourceNotFoundException":
                     return []
@@ -120,7 +120,7 @@ class Target(Clients):
                 events += [{**event, "logStreamName": stream["logStreamName"]} for event in tail]
             if (token := page.get("nextToken")) is None:
                 return events
-            ask["nextToken"] = token
+            request["nextToken"] = token
 
     def _tail(self, stream: str, count: int, patience: Patience) -> list[dict[str, Any]]:
         """A stream's last events. A page may be empty although there are earlier events."""

@@ -168,14 +168,9 @@ def _record(folder: str, request: Any, states: dict[str, Any], owners: dict[str,
     sources = [channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in (request or {}).get("InputDataConfig", [])]
     writes = {f"{uri.rstrip('/')}/" for uri in _written(request, folder)}
     return Record(
-        name,
-        state["TrainingJobStatus"] if state else "Failed",
-        created,
-        ended,
-        frozenset(sources),
-        frozenset(writes),
+        name, state["TrainingJobStatus"] if state else "Failed", created, ended, frozenset(sources), frozenset(writes),
         kept=kept,
-    )
+    )  # fmt: skip
 
 
 def _written(request: Any, folder: str) -> Iterator[str]:

@@ -91,11 +91,7 @@ def template(config: JobConfig, site: Site) -> dict[str, Any]:
             "Networking": {"SubnetId": site.head_subnet},
             **({"Ssh": {"KeyName": site.key_name}} if site.key_name else {}),
         },
-        "Scheduling": {
-            "Scheduler": "slurm",
-            "SlurmSettings": {"ScaledownIdletime": 10},
-            "SlurmQueues": queued,
-        },
+        "Scheduling": {"Scheduler": "slurm", "SlurmSettings": {"ScaledownIdletime": 10}, "SlurmQueues": queued},
         "SharedStorage": [
             {
                 "Name": "shared",
@@ -141,9 +137,9 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
 def _buckets(config: JobConfig) -> list[str]:
     """Buckets of the config's inputs, which nodes must be allowed to read."""
     held_out = config.train.validation.path if config.train.validation else None
-    given = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
-    given += [source.path for source in config.data.all_sources]
-    return sorted({split_uri(uri)[0] for uri in given if uri and uri.startswith("s3://")})
+    uris = [config.model.path, config.data.prepared, config.evaluate.data, held_out]
+    uris += [source.path for source in config.data.all_sources]
+    return sorted({split_uri(uri)[0] for uri in uris if uri and uri.startswith("s3://")})
 
 
 def _resource(kind: str, count: int) -> dict[str, Any]:
@@ -170,9 +166,9 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
             f"--post-install: {site.post_install} is no script that nodes can read; give s3://... or https://..."
         )
     for field, (option, kind) in _IDS.items():
-        given = getattr(site, field)
-        if given and not re.fullmatch(rf"{kind}-(?:[0-9a-z]{{8}}|[0-9a-z]{{17}})", given):
-            faults.append(f"{option}: {given} is no ID of that kind; it looks like {kind}-0123456789abcdef0")
+        value = getattr(site, field)
+        if value and not re.fullmatch(rf"{kind}-(?:[0-9a-z]{{8}}|[0-9a-z]{{17}})", value):
+            faults.append(f"{option}: {value} is no ID of that kind; it looks like {kind}-0123456789abcdef0")
     named = dict(zip(reversed(queues(config)), ("cpu_partition", "partition"), strict=True))
     for queue, key in named.items():
         if not _QUEUE.fullmatch(queue) or queue == "default":

@@ -160,12 +160,12 @@ class SlurmPlace:
         options = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
         job = f"{path_of(request['OutputDataConfig']['S3OutputPath'])}/{name}"
         script = sbatch_script(request, self.section).encode()
-        given = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
+        arguments = (job, json.dumps(request), str(int(time.time())), str(len(script)), *options)
         output = b""
 
         def attempt() -> None:
             nonlocal output
-            output = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *given, feed=script)
+            output = self.head.run("sh", "-c", bare(self.section) + _SUBMIT, "sh", *arguments, feed=script)
 
         try:
             copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job

@@ -87,10 +87,10 @@ class Head:
 
     def run(self, *command: str, feed: bytes | None = None, seconds: float | None = SECONDS) -> bytes:
         """Run a command; returns its output. Raises `HeadError` with its error output if it fails."""
-        with tempfile.TemporaryFile() as given:
-            given.write(feed or b"")
-            given.seek(0)
-            return self._call(command, given, subprocess.PIPE, seconds)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(feed or b"")
+            stdin.seek(0)
+            return self._call(command, stdin, subprocess.PIPE, seconds)
 
     def sh(self, script: str, *arguments: str, seconds: float | None = SECONDS) -> bytes:
         """Run a shell script, with the arguments as $1, $2...; returns its output."""
@@ -130,13 +130,13 @@ class Head:
         return {name: int(size) for size, _, name in rows}
 
     def _call(
-        self, words: tuple[str, ...], given: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
+        self, words: tuple[str, ...], stdin: IO[bytes] | int, out: IO[bytes] | int, seconds: float | None
     ) -> bytes:
         argv = list(words) if self.host is None else _ssh_command(self.host, list(words))
         # Errors go to a file: a connection that is kept open may also hold a pipe open.
         with tempfile.TemporaryFile() as complaint:
             try:
-                done = subprocess.run(argv, stdin=given, stdout=out, stderr=complaint, timeout=seconds)
+                done = subprocess.run(argv, stdin=stdin, stdout=out, stderr=complaint, timeout=seconds)
             except FileNotFoundError:
                 raise HeadError(self._absent(argv[0])) from None
             except subprocess.TimeoutExpired:

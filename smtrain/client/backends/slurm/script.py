@@ -92,9 +92,9 @@ def sbatch_script(request: Mapping[str, Any], cluster: Cluster) -> str:
         "restarts": str(cluster.restarts if stage_named(stage).resumable else 0),
         "goes_on": "yes" if stage_named(stage).resumable else "",
     }
-    given = {key: path_of(value) for key, value in request["Environment"].items()}
+    environment = {key: path_of(value) for key, value in request["Environment"].items()}
     named = dict(Exported.of(cluster.sbatch).values)
-    exports = {**named, **given, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
+    exports = {**named, **environment, "TRAINING_JOB_NAME": name, "SMTRAIN_JOB_FOLDER": job}
     return "\n".join(
         [
             "#!/bin/bash",
