@@ -38,10 +38,10 @@ def machine() -> str:
 
 def commit() -> str:
     """The commit that ran, with a + if the tree had changes."""
-    found = subprocess.run(
+    done = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--exclude=*"], cwd=ROOT, capture_output=True, text=True
     )
-    return found.stdout.strip() or "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def entry(name: str, text: str) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def entry(name: str, text: str) -> dict[str, Any]:
 
 def numbers(result: dict[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a result by dotted key."""
-    found: dict[str, float] = {}
+    numbers_by_key: dict[str, float] = {}
     for key, value in result.items():
         if isinstance(value, dict):
-            found |= numbers(value, f"{prefix}{key}.")
+            numbers_by_key |= numbers(value, f"{prefix}{key}.")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{prefix}{key}"] = float(value)
-    return found
+            numbers_by_key[f"{prefix}{key}"] = float(value)
+    return numbers_by_key
 
 
 def read(history: Path) -> list[dict[str, Any]]:

@@ -192,8 +192,8 @@ def timed(command: list[str]) -> Run:
                 text = Path(f"/proc/{process.pid}/status").read_text()
             except OSError:
                 return
-            found = [line.split()[1] for line in text.splitlines() if line.startswith("RssAnon")]
-            peak = max(peak, int(found[0]) / 1024 if found else 0)
+            sizes = [line.split()[1] for line in text.splitlines() if line.startswith("RssAnon")]
+            peak = max(peak, int(sizes[0]) / 1024 if sizes else 0)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -253,8 +253,8 @@ def write_adapter(folder: Path, model: Path) -> None:
     folder.mkdir()
     save_file(factors, folder / "adapter_model.safetensors")
     names = sorted({spec.name.split(".")[-2] for spec in linear})
-    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": names}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": names}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":

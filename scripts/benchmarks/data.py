@@ -67,9 +67,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         for name in ("gigatoken", "ours_jsonl", "ours_parquet", "tokenizers", "notebook"):
             os.sync()
-            found, peak = run_case(name, folder)
-            rates.setdefault(name, []).append(found["bytes"] / 1e6 / found["seconds"])
-            tokens[name] = found["tokens"]
+            case, peak = run_case(name, folder)
+            rates.setdefault(name, []).append(case["bytes"] / 1e6 / case["seconds"])
+            tokens[name] = case["tokens"]
             peaks[name] = max(peak, peaks.get(name, 0.0))
     per_byte = tokens["gigatoken"] / text_bytes
     median = {name: statistics.median(values) for name, values in rates.items()}
@@ -113,13 +113,13 @@ def run_case(name: str, folder: Path) -> tuple[dict[str, Any], float]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     assert process.stdout
-    told = process.stdout.read().decode()
+    output = process.stdout.read().decode()
     status = process.wait()
     watcher.join()
     if status:
         raise SystemExit(f"case {name} ended with {status}; run {' '.join(command)}")
-    found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    return found, peak[0]
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result, peak[0]
 
 
 def _family(pid: int) -> list[int]:
@@ -173,7 +173,7 @@ def write_text(folder: Path, size: int, slow: int) -> tuple[int, int]:
 def documents(size: int) -> Iterator[str]:
     """Text of this machine, at most about so many bytes."""
     paths = sysconfig.get_paths()
-    found = 0
+    gathered = 0
     for root in (Path(paths["stdlib"]), Path(paths["purelib"]), Path("/usr/share/doc"), Path("/usr/share")):
         for path in sorted(root.rglob("*")):
             if path.suffix not in ENDINGS or path.is_symlink() or not path.is_file():
@@ -184,8 +184,8 @@ def documents(size: int) -> Iterator[str]:
                 continue
             if text and len(text) < 2_000_000:
                 yield text
-                found += len(text.encode())
-            if found >= size:
+                gathered += len(text.encode())
+            if gathered >= size:
                 return
 
 

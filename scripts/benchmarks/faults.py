@@ -50,7 +50,7 @@ def main() -> None:
         results = run(tests, environment, options.workers) if known is None else known
         table += [(row["what"], *counted(row["tests"], results)) for row in members]
     order = [row["what"] for row in rows]
-    table.sort(key=lambda told: order.index(told[0]))
+    table.sort(key=lambda row: order.index(row[0]))
     lost = [what for what, tried, survived in table if survived < tried or not tried]
     total = Counter(tried=sum(row[1] for row in table), survived=sum(row[2] for row in table))
     if options.json:
@@ -82,15 +82,15 @@ def run(tests: list[str], environment: dict[str, str], workers: int) -> dict[str
 def read(report: Path) -> dict[str, tuple[int, bool]]:
     """Tries and outcome by test id, from a report of pytest."""
     tree = ElementTree.parse(report)
-    found = {}
+    outcomes = {}
     for case in tree.iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         properties = {p.get("name"): p.get("value") for p in case.iter("property")}
         if case.find("skipped") is not None:
             continue  # skipped
         bad = any(case.find(kind) is not None for kind in ("failure", "error"))
-        found[name] = (int(properties.get("tries") or 1), not bad)
-    return found
+        outcomes[name] = (int(properties.get("tries") or 1), not bad)
+    return outcomes
 
 
 def counted(tests: list[str], results: dict[str, tuple[int, bool]]) -> tuple[int, int]:

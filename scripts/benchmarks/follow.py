@@ -41,10 +41,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["SMTRAIN_HOME"] = home
         try:
-            told = measure(options)
+            figures = measure(options)
         finally:
             shut_down()
-    print(json.dumps(told) if options.json else "\n".join(f"{name:15} {value}" for name, value in told.items()))
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:15} {value}" for name, value in figures.items()))
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:

@@ -56,9 +56,9 @@ def main() -> None:
                 if time.monotonic() - began > options.seconds:
                     break
                 tried += 1
-                if found := check(known, mutation, forks):
-                    faults[str(mutation)] = found
-                    for text in found[:3]:
+                if problems := check(known, mutation, forks):
+                    faults[str(mutation)] = problems
+                    for text in problems[:3]:
                         print(f"{mutation}: {text}", file=sys.stderr, flush=True)
                 if tried % 20 == 0:
                     print(f"{tried} of {len(todo)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -67,7 +67,7 @@ def main() -> None:
     figures = {
         "mutations": tried,
         "seconds": round(time.monotonic() - began),
-        "failed_starts": sum("does not start" in text for found in faults.values() for text in found),
+        "failed_starts": sum("does not start" in text for problems in faults.values() for text in problems),
         "faults": len(faults),
         "by_way": dict(Counter(name.split(":")[1] for name in faults)),
         "names": sorted(faults),

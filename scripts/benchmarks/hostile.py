@@ -142,8 +142,8 @@ class Home:
             time.sleep(0.2)
 
     def describe(self, name: str) -> dict[str, Any]:
-        told: dict[str, Any] = self.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name))
-        return told
+        description: dict[str, Any] = self.call(lambda: self.sagemaker.describe_training_job(TrainingJobName=name))
+        return description
 
     def create(self, name: str, arguments: list[str], metrics: list[tuple[str, str]], plan: Plan | None) -> None:
         source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/code", "S3DataDistributionType": "FullyReplicated"}
@@ -183,26 +183,26 @@ class Home:
         streams = self.call(
             lambda: self.logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-1-")
         )["logStreams"]
-        found: list[str] = []
+        messages: list[str] = []
         for stream in streams:
             token: dict[str, str] = {}
             while True:
-                asked = {"logGroupName": LOG_GROUP, "logStreamName": stream["logStreamName"], **token}
-                page = self.call(partial(self.logs.get_log_events, startFromHead=True, **asked))
-                found += [event["message"] for event in page["events"]]
+                query = {"logGroupName": LOG_GROUP, "logStreamName": stream["logStreamName"], **token}
+                page = self.call(partial(self.logs.get_log_events, startFromHead=True, **query))
+                messages += [event["message"] for event in page["events"]]
                 if token.get("nextToken") == page["nextForwardToken"]:
                     break
                 token = {"nextToken": page["nextForwardToken"]}
-        return found
+        return messages
 
     def objects(self, prefix: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         more: dict[str, str] = {}
         while True:
             page = self.call(partial(self.s3.list_objects_v2, Bucket=BUCKET, Prefix=prefix, **more))
-            found.update({item["Key"]: item["Size"] for item in page.get("Contents", [])})
+            sizes.update({item["Key"]: item["Size"] for item in page.get("Contents", [])})
             if not (token := page.get("NextContinuationToken")):
-                return found
+                return sizes
             more = {"ContinuationToken": token}
 
     def body(self, key: str) -> bytes:
@@ -253,8 +253,8 @@ class Home:
             self.fault(seed, kind, text, plan)
 
         restarted = RESTARTED in reason and self.killed_during(began)
-        if not restarted and (told := _end_fault(plan, job)):
-            fault("end", f"{told}: {status}, {job['SecondaryStatus']}, {reason!r}")
+        if not restarted and (difference := _end_fault(plan, job)):
+            fault("end", f"{difference}: {status}, {job['SecondaryStatus']}, {reason!r}")
         if "root:x:" in reason:
             fault("leak", f"FailureReason has a file from outside: {reason[:100]!r}")
         lines = self.lines(name)
@@ -266,9 +266,9 @@ class Home:
             fault("log", f"{len(ours)} of {len(marks)} marks, after {len(lines)} lines; the last: {lines[-1:]!r:.200}")
         wrote = marks[0] in lines
         final = {point["MetricName"]: point["Value"] for point in job.get("FinalMetricDataList", [])}
-        said = [mark for mark in ours if "good=" in mark]
-        if said and not restarted and "backtracking" not in plan.families:
-            wanted = float(said[-1].rpartition("=")[2])
+        good = [mark for mark in ours if "good=" in mark]
+        if good and not restarted and "backtracking" not in plan.families:
+            wanted = float(good[-1].rpartition("=")[2])
             if final.get("good") != wanted:
                 fault("metric", f"the last good value is {wanted}, described is {final}")
         if wrote and not restarted:
@@ -284,11 +284,11 @@ class Home:
         moved = {args["folder"] for family, args in plan.steps if family == "replaced"}
         moved |= {"output/data"} if "output" in moved else set()
         packed = {"model": "model.tar.gz", "output/data": "output.tar.gz"} if plan.archive else {}
-        found: dict[str, dict[str, bytes]] = {}
+        contents: dict[str, dict[str, bytes]] = {}
         for folder, archive in packed.items():
             key = f"out/{name}/output/{archive}"
             if key in there:
-                found[folder] = _unpacked(self.body(key))
+                contents[folder] = _unpacked(self.body(key))
         wanted = hostile.good_files(plan.seed)
         for family, args in plan.steps:
             if family in ("names", "odd") and args["folder"] in hostile.UPLOADED:
@@ -302,15 +302,15 @@ class Home:
             rest = path.removeprefix(folder + "/")
             key = bases[folder] + rest
             plain = None if folder in packed or key not in there else self.body(key)
-            got = found.get(folder, {}).get(rest, plain)
+            got = contents.get(folder, {}).get(rest, plain)
             if got != body:
                 how = "is not in S3" if got is None else f"has {len(got)} bytes that differ"
-                told = [line for line in lines if line.startswith("smtrain:")]
-                fault("files", f"{path!r} {how}; {len(there)} objects; the log says {told[-2:]!r:.300}")
+                notes = [line for line in lines if line.startswith("smtrain:")]
+                fault("files", f"{path!r} {how}; {len(there)} objects; the log says {notes[-2:]!r:.300}")
                 break
         outside = [key for key in there if key.rpartition("/")[2] in ("passwd", "shadow", "hostname")]
         outside += [key for key in there if any(f"/links/{name}" in key for name in hostile.OUTSIDE)]
-        outside += [f"{a}/{n}" for a, files in found.items() for n in files if n.rpartition("/")[2] == "shadow"]
+        outside += [f"{a}/{n}" for a, files in contents.items() for n in files if n.rpartition("/")[2] == "shadow"]
         for key in outside[:3]:
             if key in there and hashlib.sha256(self.body(key)).hexdigest() != OUTSIDE and key.endswith("passwd"):
                 continue  # one of the job's own files
@@ -519,9 +519,9 @@ class Home:
         keys = list(self.objects(""))
         folders = [path.name for path in (self.server.state / "jobs").iterdir()]
         left = traces(str(self.server.state / "jobs"))
-        for what, found in (("jobs", jobs), ("objects", keys), ("folders", folders), ("processes", left)):
-            if found:
-                self.fault(-1, "clean", f"`smtrain local clean --all` leaves {len(found)} {what}: {found[:3]!r:.400}")
+        for what, rest in (("jobs", jobs), ("objects", keys), ("folders", folders), ("processes", left)):
+            if rest:
+                self.fault(-1, "clean", f"`smtrain local clean --all` leaves {len(rest)} {what}: {rest[:3]!r:.400}")
 
 
 def _end_fault(plan: Plan, job: dict[str, Any]) -> str | None:

@@ -130,13 +130,13 @@ def worker(side: str, request: dict[str, Any], files: dict[str, str]) -> None:
     send = botocore.httpsession.URLLib3Session.send
     calls: list[str] = []
 
-    def watched(self: Any, asked: Any) -> Any:
-        target = asked.headers.get("X-Amz-Target")
-        name = (target.decode() if isinstance(target, bytes) else target) if target else f"{asked.method} {asked.url}"
+    def watched(self: Any, sent: Any) -> Any:
+        target = sent.headers.get("X-Amz-Target")
+        name = (target.decode() if isinstance(target, bytes) else target) if target else f"{sent.method} {sent.url}"
         calls.append(name.rpartition(".")[2] if target else name.split("?")[0].split(" ")[0] + " S3")
         if name.endswith("CreateTrainingJob"):
             raise Sent
-        return send(self, asked)
+        return send(self, sent)
 
     botocore.httpsession.URLLib3Session.send = watched  # type: ignore[assignment,method-assign]
     result: dict[str, Any] = {}
@@ -193,8 +193,8 @@ def main() -> None:
         for round_ in range(options.rounds + 1):
             # The order changes from round to round, so that other load on the machine affects both.
             for side in (list(seen), list(seen)[::-1])[round_ % 2]:
-                asked = json.dumps({"side": side, "request": request, "files": files})
-                command = [sys.executable, __file__, "--worker", asked]
+                work = json.dumps({"side": side, "request": request, "files": files})
+                command = [sys.executable, __file__, "--worker", work]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(done.stderr)
@@ -229,10 +229,10 @@ def main() -> None:
 def _sdk() -> str:
     from smtrain.client.sdk import installed
 
-    found = installed()
-    if found is None:
+    sdk = installed()
+    if sdk is None:
         raise SystemExit("scripts/bench launch: no SageMaker SDK is installed to compare with")
-    return found
+    return sdk
 
 
 if __name__ == "__main__":

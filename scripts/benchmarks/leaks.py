@@ -270,23 +270,23 @@ INNOCENT_NAMES = (
 
 def measure(count: int, seed: int, library: bool) -> dict[str, dict[str, dict[str, float]]]:
     secrets.use_library(library)
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for number, (kind, make) in enumerate(SECRETS.items()):
         rng = random.Random(seed * 1000 + number)
         drawn = [make(rng) for _ in range(count)]
         seen = sum(secrets.is_secret(value, name) for name, value, _ in drawn)
-        said = [(f"ValueError: could not use {name or 'it'}={value}: no", part) for name, value, part in drawn]
-        hidden = sum(part not in secrets.hide(text) for text, part in said)
-        found[kind] = {"found": seen / count, "hidden": hidden / count}
+        errors = [(f"ValueError: could not use {name or 'it'}={value}: no", part) for name, value, part in drawn]
+        hidden = sum(part not in secrets.hide(text) for text, part in errors)
+        rates[kind] = {"found": seen / count, "hidden": hidden / count}
     false: dict[str, dict[str, float]] = {}
     for number, (kind, make_one) in enumerate(INNOCENT.items()):
         rng = random.Random(seed * 1000 + 500 + number)
         given = [(rng.choice(INNOCENT_NAMES), make_one(rng)) for _ in range(count)]
         refused = sum(secrets.is_secret(value, name) for name, value in given)
-        told = [f"FileNotFoundError: {value} is not there" for _, value in given]
-        changed = sum(secrets.hide(text) != text for text in told)
+        messages = [f"FileNotFoundError: {value} is not there" for _, value in given]
+        changed = sum(secrets.hide(text) != text for text in messages)
         false[kind] = {"found": refused / count, "hidden": changed / count}
-    return {"secrets": found, "innocent": false}
+    return {"secrets": rates, "innocent": false}
 
 
 def mean(rates: dict[str, dict[str, float]], what: str) -> float:

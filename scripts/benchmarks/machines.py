@@ -200,10 +200,10 @@ def run(folder: Path, text: Path, count: int, workers: int | None) -> HostsSeen:
     out = folder / f"out-{text.name}-{count}"
     download(job.target, [(job.output, out)])
     manifest = DatasetManifest.load(out)
-    found = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(manifest.files, sort_keys=True).encode())
     for path in sorted(out.glob("tokens*")):
-        found.update(file_sha256(path).encode())
-    seen.digest = found.hexdigest()
+        digest.update(file_sha256(path).encode())
+    seen.digest = digest.hexdigest()
     shutil.rmtree(out)
     return seen
 

@@ -20,13 +20,13 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true", help="only LoRA's, after the peak of full training")
     options = parser.parse_args()
     worlds = {size: World(size) for size in (1, 2, 4)}
-    asked = [] if options.lora else [(family, mesh, False) for family, mesh in COMBINATIONS]
-    asked += [(family, mesh, True) for family, mesh in ADAPTED]
+    cases = [] if options.lora else [(family, mesh, False) for family, mesh in COMBINATIONS]
+    cases += [(family, mesh, True) for family, mesh in ADAPTED]
     worst = 0.0
-    for family, mesh, adapted in asked:
-        found = compare(family, mesh, worlds, adapted)
-        _, measured, predicted = max(found, key=lambda row: row[1])
-        worst = max(worst, *(abs(p / m - 1) for _, m, p in found))
+    for family, mesh, adapted in cases:
+        stages = compare(family, mesh, worlds, adapted)
+        _, measured, predicted = max(stages, key=lambda row: row[1])
+        worst = max(worst, *(abs(p / m - 1) for _, m, p in stages))
         numbers = f"{measured / 1e6:.2f} | {predicted / 1e6:.2f} | {predicted / measured - 1:+.1%} |"
         if adapted and not options.json:
             whole = max(m for _, m, _ in compare(family, mesh, worlds))
@@ -35,8 +35,8 @@ def main() -> None:
             print(f"| {family} | {mesh} | {numbers}", flush=True)
     for world in worlds.values():
         world.stop()
-    result = {"combinations": len(asked), "worst_error": round(worst, 4)}
-    print(json.dumps(result) if options.json else f"{len(asked)} combinations, worst of any stage {worst:.1%}")
+    result = {"combinations": len(cases), "worst_error": round(worst, 4)}
+    print(json.dumps(result) if options.json else f"{len(cases)} combinations, worst of any stage {worst:.1%}")
 
 
 if __name__ == "__main__":

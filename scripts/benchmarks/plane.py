@@ -34,21 +34,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["SMTRAIN_HOME"] = home
         try:
-            told = measure(ensure_running(), options)
+            figures = measure(ensure_running(), options)
         finally:
             shut_down()
-    print(json.dumps(told) if options.json else "\n".join(f"{name:24} {value}" for name, value in told.items()))
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:24} {value}" for name, value in figures.items()))
 
 
 def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
     """MB of the plane after a third, two thirds and all of the small jobs, then while the large one writes."""
     client = endpoint.session().client("sagemaker")
     run(client, "first", ["bash", "-c", SMALL])
-    told: dict[str, Any] = {"start_mb": resident(endpoint.pid)}
+    figures: dict[str, Any] = {"start_mb": resident(endpoint.pid)}
     for n in range(options.jobs):
         run(client, f"small-{n}", ["bash", "-c", SMALL])
         if (n + 1) % max(1, options.jobs // 3) == 0:
-            told[f"after_{n + 1}_jobs_mb"] = resident(endpoint.pid)
+            figures[f"after_{n + 1}_jobs_mb"] = resident(endpoint.pid)
     peak, slowest, ended = Peak(endpoint.pid), 0.0, threading.Event()
     began = time.monotonic()
     with peak:
@@ -57,16 +57,16 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
         thread.start()
         mine = endpoint.session().client("sagemaker")
         while not ended.wait(0.5):
-            asked = time.monotonic()
+            started = time.monotonic()
             mine.list_training_jobs(MaxResults=1)
-            slowest = max(slowest, time.monotonic() - asked)
+            slowest = max(slowest, time.monotonic() - started)
         thread.join()
-    told["flood_seconds"] = round(time.monotonic() - began, 1)
-    told["flood_peak_mb"], told["after_flood_mb"] = peak.megabytes, resident(endpoint.pid)
-    told["slowest_answer_s"] = round(slowest, 3)
-    grown = told[f"after_{options.jobs}_jobs_mb"] - told["start_mb"]
-    told["growth_per_job_kb"] = round(grown * 1000 / options.jobs, 1)
-    return told
+    figures["flood_seconds"] = round(time.monotonic() - began, 1)
+    figures["flood_peak_mb"], figures["after_flood_mb"] = peak.megabytes, resident(endpoint.pid)
+    figures["slowest_answer_s"] = round(slowest, 3)
+    grown = figures[f"after_{options.jobs}_jobs_mb"] - figures["start_mb"]
+    figures["growth_per_job_kb"] = round(grown * 1000 / options.jobs, 1)
+    return figures
 
 
 def told_of(ended: threading.Event, client: Any, program: str) -> None:

@@ -43,9 +43,9 @@ def main() -> None:
             for name in PASSES:
                 seconds = pool.map(timed, [(name, texts)] * cores_here(), chunksize=1)
                 rates[name].append(size / 1e6 / statistics.median(seconds))
-    found = {f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()}
-    found["all_mb_per_s"] = round(1 / sum(1 / statistics.median(some) for some in rates.values()), 3)
-    result = {**found, "cores": cores_here(), "megabytes": round(size / 1e6, 2), "documents": len(texts)}
+    figures = {f"{name}_mb_per_s": round(statistics.median(some), 2) for name, some in rates.items()}
+    figures["all_mb_per_s"] = round(1 / sum(1 / statistics.median(some) for some in rates.values()), 3)
+    result = {**figures, "cores": cores_here(), "megabytes": round(size / 1e6, 2), "documents": len(texts)}
     print(json.dumps(result) if options.json else "\n".join(f"{k:26} {v}" for k, v in result.items()))
 
 
@@ -59,9 +59,9 @@ def prose(wanted: float) -> tuple[list[str], int]:
     return texts, size
 
 
-def timed(asked: tuple[str, list[str]]) -> float:
+def timed(work: tuple[str, list[str]]) -> float:
     """Processor seconds of one pass over the texts, after its libraries are loaded."""
-    name, texts = asked
+    name, texts = work
     refiner = Refiner(PASSES[name])
     refiner.refine(texts[:2])
     start = time.process_time()

@@ -82,12 +82,12 @@ def load(folder: Path, described: dict[str, Any], how: str) -> dict[str, float]:
     resume.load(engine)
     seconds = time.perf_counter() - began
     resume.close()
-    told = {
+    figures = {
         "seconds": seconds, "build": built, "waited": resume.waited, "bytes": resume.hashed, "loading": resume.loading,
         "parameters": engine.parameters, "cpu": time.process_time() - busy,
     }  # fmt: skip
     dist.destroy_process_group()
-    return told
+    return figures
 
 
 def forget(folder: Path) -> None:
@@ -139,29 +139,29 @@ def main() -> None:
         def part(what: str) -> dict[str, float]:
             command = [sys.executable, __file__, "--part", what, name, json.dumps(described)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-            return told
+            figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+            return figures
 
         say(f"writing a checkpoint of {billions:.2f} billion parameters, some {billions * BYTES_ON_DISK:.1f} GB")
         part("write")
-        found: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
+        runs: dict[str, list[dict[str, float]]] = {"full": [], "size": []}
         for round_ in range(options.rounds):
-            for how in sorted(found, reverse=bool(round_ % 2)):
+            for how in sorted(runs, reverse=bool(round_ % 2)):
                 forget(Path(name))
-                found[how].append(part(how))
-                say(f"round {round_ + 1} of {options.rounds}: verify {how}, {found[how][-1]['seconds']:.1f} s")
-    full, size = (statistics.median(run["seconds"] for run in found[how]) for how in ("full", "size"))
-    full_cpu, size_cpu = (statistics.median(run["cpu"] for run in found[how]) for how in ("full", "size"))
+                runs[how].append(part(how))
+                say(f"round {round_ + 1} of {options.rounds}: verify {how}, {runs[how][-1]['seconds']:.1f} s")
+    full, size = (statistics.median(run["seconds"] for run in runs[how]) for how in ("full", "size"))
+    full_cpu, size_cpu = (statistics.median(run["cpu"] for run in runs[how]) for how in ("full", "size"))
     result = {
-        "billions": round(found["full"][0]["parameters"] / 1e9, 3),
+        "billions": round(runs["full"][0]["parameters"] / 1e9, 3),
         "share": round((full - size) / size, 4),
         "cpu_share": round((full_cpu - size_cpu) / size_cpu, 4),
-        "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in found["full"]), 4),
-        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["loading"] for r in found["full"]), 3),
-        "gigabytes": round(found["full"][0]["bytes"] / 1e9, 3),
+        "waited_share": round(statistics.median(r["waited"] / r["seconds"] for r in runs["full"]), 4),
+        "gb_per_s": round(statistics.median(r["bytes"] / 1e9 / r["loading"] for r in runs["full"]), 3),
+        "gigabytes": round(runs["full"][0]["bytes"] / 1e9, 3),
         "full_s": round(full, 3),
         "size_s": round(size, 3),
-        "build_s": round(statistics.median(run["build"] for run in found["size"]), 3),
+        "build_s": round(statistics.median(run["build"] for run in runs["size"]), 3),
     }
     if options.json:
         print(json.dumps(result))

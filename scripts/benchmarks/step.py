@@ -81,8 +81,8 @@ def started(name: str, processes: int) -> dict[str, float]:
     out = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         sys.exit(f"step: part {name} failed")
-    found: dict[str, float] = json.loads(out[0].splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(out[0].splitlines()[-1])
+    return figures
 
 
 # Run inside the processes
@@ -149,7 +149,7 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
     import torch
     import torch.distributed as dist
 
-    told: list[list[tuple[float, float]]] = [[] for _ in steps]
+    by_step: list[list[tuple[float, float]]] = [[] for _ in steps]
     for round_ in range(rounds + 2):
         for number, step in sorted(enumerate(steps), reverse=bool(round_ % 2)):
             dist.barrier()
@@ -160,8 +160,8 @@ def timed(rounds: int, *steps: Step) -> list[list[tuple[float, float]]]:
             both = torch.tensor(seconds, dtype=torch.float64) / TURN
             dist.all_reduce(both)
             if round_ > 1:  # the first one allocates
-                told[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
-    return told
+                by_step[number].append((float(both[0]) / dist.get_world_size(), float(both[1])))
+    return by_step
 
 
 def ratios(name: str, mine: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> dict[str, float]:

@@ -31,8 +31,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="of a block")
     parser.add_argument("--width", type=int, default=256, help="of the trained layers")
     options = parser.parse_args()
-    told = measure(options.blocks, options.steps, options.width)
-    print(json.dumps(told) if options.json else "\n".join(f"{name:15} {value}" for name, value in told.items()))
+    figures = measure(options.blocks, options.steps, options.width)
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:15} {value}" for name, value in figures.items()))
 
 
 class Hanging:
@@ -41,14 +41,14 @@ class Hanging:
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        self.asked = threading.Event()
+        self.called = threading.Event()
         self._held: list[socket.socket] = []
         threading.Thread(target=self._take, daemon=True).start()
 
     def _take(self) -> None:
         while True:
             self._held.append(self.socket.accept()[0])
-            self.asked.set()
+            self.called.set()
 
 
 def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
@@ -64,15 +64,15 @@ def measure(blocks: int, steps: int, width: int) -> dict[str, float]:
         optimizer.zero_grad()
         return float(loss.detach())
 
-    server, said = Hanging(), list[str]()
-    told = Tracked("bench", "bench-train-1", "bench", "1", {}, {})
+    server, messages = Hanging(), list[str]()
+    job = Tracked("bench", "bench-train-1", "bench", "1", {}, {})
     with tempfile.TemporaryDirectory() as folder:
         track = Track(mlflow=f"http://127.0.0.1:{server.port}", by="job")
-        (tracker,) = open_trackers(track, told, Path(folder), said.append, lambda _: "")
+        (tracker,) = open_trackers(track, job, Path(folder), messages.append, lambda _: "")
         began = time.process_time()
         tracker.log(TrackedStep(0, 0, {"loss": step()}))
-        if not server.asked.wait(120):  # its libraries are loaded by then, during the first steps
-            raise SystemExit(f"the tracker never asked its server: {said}")
+        if not server.called.wait(120):  # its libraries are loaded by then, during the first steps
+            raise SystemExit(f"the tracker never asked its server: {messages}")
         start = time.process_time() - began
         wall: list[float] = []
         processor: list[float] = []

@@ -49,24 +49,24 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
     monkeypatch.chdir(tmp_path)
     (init,) = re.findall(r"^\$ (smtrain init .*)$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert typed(*init.split()[1:]).returncode == 0
-    told = yaml.safe_load(Path("run.yaml").read_text("utf-8"))
+    config = yaml.safe_load(Path("run.yaml").read_text("utf-8"))
     (written,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.tag == "yaml"]
     for section, values in written.items():
-        told[section] = {**told.get(section, {}), **values}
+        config[section] = {**config.get(section, {}), **values}
     s3, iam = boto3.client("s3"), boto3.client("iam")
     s3.create_bucket(Bucket="my-bucket")
     s3.put_object(Bucket="my-bucket", Key="text/a.jsonl", Body=b'{"text": "a"}\n')
-    made = policies(told, target="aws")
-    make_role(iam, made)
-    told["compute"]["role"] = "smtrain-training"
+    generated = policies(config, target="aws")
+    make_role(iam, generated)
+    config["compute"]["role"] = "smtrain-training"
 
-    report = smtrain.check(told, target="aws")
+    report = smtrain.check(config, target="aws")
     # AWS's image registry does not exist here: that is the only fault, and the role has all permissions.
     assert [f.text.partition(" in ")[0] for f in report.faults] == ["there is no repository pytorch-training-neuronx"]
     assert [f.text for f in report.warnings if "could not be checked" in f.text] == []
     assert [f.text for f in report if f.check == "permissions"] == ["the role may do all that its jobs need"]
     for stage in STAGES:
-        sent = smtrain.request(told, stage=stage, target="aws")
+        sent = smtrain.request(config, stage=stage, target="aws")
         machine = sent["ResourceConfig"]["InstanceType"]
         assert (machine == "ml.trn1.32xlarge") == (stage == "train"), (stage, machine)
         assert serves(sent["AlgorithmSpecification"]["TrainingImage"], "nxd")
@@ -76,8 +76,8 @@ def test_the_pages_config_is_checked_and_every_stage_of_it_is_a_request(
 def on_page(command: str, section: str) -> str:
     """The page's command with this beginning, in the section with this number."""
     page = PAGE.read_text("utf-8")
-    told = page.split(f"\n## {section}. ")[1].partition("\n## ")[0]
-    return next(line for line in re.findall(r"^\$ (.*)$", told, re.MULTILINE) if line.startswith(command))
+    text = page.split(f"\n## {section}. ")[1].partition("\n## ")[0]
+    return next(line for line in re.findall(r"^\$ (.*)$", text, re.MULTILINE) if line.startswith(command))
 
 
 @pytest.mark.slow
@@ -187,5 +187,5 @@ def test_what_the_control_plane_lacks_is_answered_as_aws_answers(local_home: Pat
 
 
 def test_a_page_in_place_of_aws_is_one_sentence() -> None:
-    told = sentence(ResponseParserError("Unable to parse response (syntax error: line 1, column 0)"))
-    assert told == "what answered is not AWS, but a page; check the proxy, and AWS_ENDPOINT_URL if it is set"
+    message = sentence(ResponseParserError("Unable to parse response (syntax error: line 1, column 0)"))
+    assert message == "what answered is not AWS, but a page; check the proxy, and AWS_ENDPOINT_URL if it is set"

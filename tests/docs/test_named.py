@@ -38,8 +38,8 @@ def rows(text: str, heading: str = "") -> list[list[str]]:
 
 def links(page: Path) -> set[str]:
     """Pages that a page leads to, relative to docs/."""
-    found = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text("utf-8"))
-    return {(page.parent / link).resolve().relative_to(DOCS).as_posix() for link in found if "://" not in link}
+    addresses = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text("utf-8"))
+    return {(page.parent / link).resolve().relative_to(DOCS).as_posix() for link in addresses if "://" not in link}
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -63,8 +63,8 @@ def commands() -> Iterator[tuple[str, Any]]:
     ],
 )
 def test_the_glossary_names_all_there_is_and_no_more(heading: str, named: set[str]) -> None:
-    told = [word for row in rows(GLOSSARY, heading) for word in row[0].split(", ")]
-    assert sorted(told) == sorted(named)
+    words = [word for row in rows(GLOSSARY, heading) for word in row[0].split(", ")]
+    assert sorted(words) == sorted(named)
     assert all(row[1] for row in rows(GLOSSARY, heading))
 
 
@@ -105,16 +105,16 @@ PLANNED = "examples/llama-2-70b-trn1.yaml"
 def test_the_plan_on_its_page_is_the_one_that_the_command_prints() -> None:
     page = DOCS / "planner.md"
     assert f"`smtrain plan {PLANNED}` prints" in page.read_text("utf-8")
-    told = typed("plan", str(ROOT / PLANNED)).stdout.rstrip()
-    assert next(block.text for block in blocks(page) if block.tag == "text") == told, "paste it again"
+    printed = typed("plan", str(ROOT / PLANNED)).stdout.rstrip()
+    assert next(block.text for block in blocks(page) if block.tag == "text") == printed, "paste it again"
 
 
 def test_each_line_of_a_plan_has_a_row_in_the_order_in_which_it_is_printed() -> None:
-    told = typed("plan", str(ROOT / PLANNED)).stdout.splitlines()
+    printed = typed("plan", str(ROOT / PLANNED)).stdout.splitlines()
     named = [
         cells[0].strip("`") for cells in rows((DOCS / "planner.md").read_text("utf-8"), "The output, line by line")
     ]
-    explained = [(line, row_of(line, named)) for line in told[1:] if line]
+    explained = [(line, row_of(line, named)) for line in printed[1:] if line]
     assert [line for line, row in explained if row is None] == [], "no row explains it"
     order = [row for _, row in explained if row is not None]
     assert order == sorted(order), "not in the order of the output"
@@ -147,10 +147,10 @@ _SMALL = {"and", "the", "for", "with", "you", "your", "other", "than", "of", "ac
 
 def vocabulary() -> dict[str, str]:
     """Stems of all words for features of smtrain, with the place of each."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
 
     def add(place: str, text: str) -> None:
-        found.update(dict.fromkeys(words_of(text.replace("_", " ").replace("-", " ")) - found.keys(), place))
+        places.update(dict.fromkeys(words_of(text.replace("_", " ").replace("-", " ")) - places.keys(), place))
 
     for name, command in commands():
         add(f"smtrain {name}", f"{name} {COMMANDS[name.split()[0]][1]}")
@@ -163,7 +163,7 @@ def vocabulary() -> dict[str, str]:
             add(page.name, page.read_text("utf-8").partition("\n")[0])
     for cells in rows(GLOSSARY):
         add("the glossary", cells[0])
-    return found
+    return places
 
 
 def options_of(command: Any) -> Iterator[str]:

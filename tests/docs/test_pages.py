@@ -89,15 +89,15 @@ def run_all(page: Path, block: Block, words: dict[str, str], more: dict[str, str
         text = _SENDS.sub(r"\1llama.yaml", text) if page.stem == ON_AWS else text
         text = f"{text} --dry-run" if GATE and text.startswith(LONG) else text
         if here and (alone := without_a_shell(text)):
-            status, told = called(*alone, environment)
+            status, output = called(*alone, environment)
         else:
             done = subprocess.run(
                 ["bash", "-c", text], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                 timeout=PATIENCE, check=False,
             )  # fmt: skip
-            status, told = done.returncode, f"{done.stdout}{done.stderr}"
+            status, output = done.returncode, f"{done.stdout}{done.stderr}"
         assert status == command.status, (
-            f"{page.name}:{command.line}: `{text}` exited with {status}, not {command.status}\n{told}"
+            f"{page.name}:{command.line}: `{text}` exited with {status}, not {command.status}\n{output}"
         )
 
 
@@ -125,13 +125,13 @@ def called(words: list[str], file: str | None, environment: dict[str, str]) -> t
 
 def examples() -> dict[str, doctest.DocTest]:
     """The examples in the docstrings of the public names, by name."""
-    found = {}
+    examples_by_name = {}
     for name in smtrain.__all__:
         # The Ctrl-C decorator keeps the docstring, but not its position in the source.
         held = doctest.DocTestParser().get_doctest(inspect.getdoc(getattr(smtrain, name)) or "", {}, name, None, None)
         if held.examples:
-            found[name] = held
-    return found
+            examples_by_name[name] = held
+    return examples_by_name
 
 
 def test_every_public_function_and_the_job_have_an_example() -> None:
@@ -150,9 +150,9 @@ def test_an_example_of_the_reference_is_true(
     for example in test.examples:
         example.source = example.source.replace("llama-train-1a2b3c4d", llama.job("train").name)
         example.want = example.want.replace("llama-train-1a2b3c4d", llama.job("train").name)
-    told: list[str] = []
-    doctest.DocTestRunner().run(test, out=told.append)
-    assert not told, "".join(told)
+    failures: list[str] = []
+    doctest.DocTestRunner().run(test, out=failures.append)
+    assert not failures, "".join(failures)
 
 
 def test_every_parameter_of_a_public_function_is_documented() -> None:

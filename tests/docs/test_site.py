@@ -42,12 +42,12 @@ class Article(HTMLParser):
 
 def clicks(begin: Path, links: Callable[[Path], Iterable[Path]]) -> dict[Path, int]:
     """Number of clicks from the first page to each page, with the links of a page from `links`."""
-    found, last = {begin: 0}, [begin]
+    distances, last = {begin: 0}, [begin]
     while last:
-        near = {page for one in last for page in links(one)} - found.keys()
-        found |= dict.fromkeys(near, found[last[0]] + 1)
+        near = {page for one in last for page in links(one)} - distances.keys()
+        distances |= dict.fromkeys(near, distances[last[0]] + 1)
         last = sorted(near)
-    return found
+    return distances
 
 
 def on_site(page: Path) -> list[Path]:
@@ -62,9 +62,9 @@ def in_markdown(page: Path) -> list[Path]:
     return [(page.parent / link).resolve() for link in links if "://" not in link]
 
 
-def far(found: dict[Path, int], pages: Iterable[Path]) -> list[str]:
+def far(distances: dict[Path, int], pages: Iterable[Path]) -> list[str]:
     """Pages that are not reached, or by too many clicks."""
-    return [f"{page}: {found.get(page, 'no way')}" for page in pages if found.get(page, CLICKS + 1) > CLICKS]
+    return [f"{page}: {distances.get(page, 'no way')}" for page in pages if distances.get(page, CLICKS + 1) > CLICKS]
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +79,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 
 
 def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    site, told = built
-    assert told.returncode == 0, told.stderr
-    assert told.stderr == ""
+    site, result = built
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
     assert (site / "index.html").is_file()
     assert (site / "planner/index.html").is_file()
     # The reference is built from docstrings, and the search of the site finds their text.
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
-    found = {entry["location"]: entry["text"] for entry in index}
-    assert "so many US dollars" in found["api/before/#smtrain.plan"]
+    texts = {entry["location"]: entry["text"] for entry in index}
+    assert "so many US dollars" in texts["api/before/#smtrain.plan"]
     # Inherited members are included.
-    assert "api/running/#smtrain.Job.status" in found
-    assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in found}
+    assert "api/running/#smtrain.Job.status" in texts
+    assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in texts}
 
 
 def test_every_page_of_the_site_is_within_two_clicks_of_the_index_by_links_in_the_text(
@@ -107,16 +107,16 @@ def test_every_page_is_within_two_clicks_of_the_index_where_markdown_is_shown() 
 
 
 def test_a_page_that_only_the_navigation_names_is_found(tmp_path: Path) -> None:
-    told = {
+    texts = {
         "index.html": '<nav><a href="c/">C</a></nav><article><a href="a/#x">A</a> <a href="https://b.org">B</a></article>',
         "a/index.html": '<article><a href="../b/">B</a></article>',
         "b/index.html": '<article><a href="../d/">D</a></article>',
         "c/index.html": "", "d/index.html": "",
     }  # fmt: skip
-    for name, text in told.items():
+    for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
-    every = [tmp_path / name for name in told]
+    every = [tmp_path / name for name in texts]
     missing = far(clicks(tmp_path / "index.html", on_site), every)
     assert missing == [f"{tmp_path}/c/index.html: no way", f"{tmp_path}/d/index.html: 3"]
 
@@ -133,11 +133,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_site_uses_no_more_than_what_is_to_build_it_next_reads() -> None:
     """docs/decisions/0014-site-after-material.md."""
-    told = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
-    named = {plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in told["plugins"]}
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    named = {plugin if isinstance(plugin, str) else next(iter(plugin)) for plugin in config["plugins"]}
     assert named == {"search", "mkdocstrings"}
-    assert told["hooks"] == ["scripts/docs_version.py"], "another hook would be silently ignored"
-    assert "custom_dir" not in told["theme"]
+    assert config["hooks"] == ["scripts/docs_version.py"], "another hook would be silently ignored"
+    assert "custom_dir" not in config["theme"]
 
 
 def test_every_file_that_a_page_leads_to_is_there() -> None:

@@ -53,20 +53,20 @@ def each_ends_in_a_sentence(
     wrong = []
     for n, error in chosen(count):
         disk.fail(error, n)
-        status, said = attempt(n)
+        status, output = attempt(n)
         hit = disk.failed
         disk.heal()
-        about = f"write {n} of {count}, {errno.errorcode[error]}: {hit}\n{said}"
+        about = f"write {n} of {count}, {errno.errorcode[error]}: {hit}\n{output}"
         fault = None
         if status == HUNG:
             fault = f"HUNG: {about}"
-        elif status not in (0, 1, 2) or "Traceback" in said:
+        elif status not in (0, 1, 2) or "Traceback" in output:
             fault = f"no sentence (status {status}): {about}"
-        elif status and not NAMED.search(said.strip().splitlines()[-1]):
+        elif status and not NAMED.search(output.strip().splitlines()[-1]):
             fault = f"does not say why: {about}"
-        status, said = again(n)
+        status, output = again(n)
         if status:
-            fault = f"{fault or about}\ndoes not resume ({status}), then:\n{said}"
+            fault = f"{fault or about}\ndoes not resume ({status}), then:\n{output}"
         print(f"write {n} of {count}, {errno.errorcode[error]}: {fault or 'resumes'}", flush=True)
         wrong += [fault] if fault else []
     assert not wrong, "\n\n".join(wrong)
@@ -91,20 +91,20 @@ class Plane:
 
     def again(self, n: int) -> tuple[int, str]:
         """Run the same command again; check its result, and that nothing is left over."""
-        status, said = self.attempt(n)
+        status, output = self.attempt(n)
         home = self.home(n)
         try:
             if status == 0 and (home / "result/sum").read_text() != "72\n":
-                return 1, f"another result\n{said}"
+                return 1, f"another result\n{output}"
             if left := marked(home, below=True):
-                return 1, f"processes {left} are left over\n{said}"
-            if "warning" in said:
-                return 1, said
+                return 1, f"processes {left} are left over\n{output}"
+            if "warning" in output:
+                return 1, output
         finally:
             if running(home):
                 shut_down(home)
         shutil.rmtree(home, ignore_errors=True)
-        return status, said
+        return status, output
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
 
 def test_of_plane_client_and_script(plane: Plane, record_property: Callable[[str, int], None]) -> None:
     plane.disk.fail(errno.ENOSPC, 1 << 60)
-    status, said = plane.attempt(0)
+    status, output = plane.attempt(0)
     count = plane.disk.count
-    assert (status, plane.again(0)[0]) == (0, 0), said
+    assert (status, plane.again(0)[0]) == (0, 0), output
     assert count > 100
     print(f"{count} writes")
     record_property("tries", each_ends_in_a_sentence(plane.disk, count, plane.attempt, plane.again))
@@ -141,17 +141,17 @@ class Stage:
             shutil.copytree(self.root / "ml", ml)
         (ml / "output").mkdir(exist_ok=True)
         (ml / "output/failure").unlink(missing_ok=True)
-        self._status, said = self.zygote.run([str(ml), self.name], self.root / "said.txt")
-        return self._status, said
+        self._status, output = self.zygote.run([str(ml), self.name], self.root / "said.txt")
+        return self._status, output
 
     def again(self, n: int) -> tuple[int, str]:
         """Run it again if it did not finish, and compare the result with that of an undisturbed run."""
-        status, said = self.attempt(n) if self._status else (0, "")
+        status, output = self.attempt(n) if self._status else (0, "")
         result = self.read(n) if status == 0 else None
         shutil.rmtree(self.ml(n))
         if status == 0 and result != self.result:
-            return 1, f"another result: {result} for {self.result}\n{said}"
-        return status, said
+            return 1, f"another result: {result} for {self.result}\n{output}"
+        return status, output
 
     def read(self, n: int) -> object:
         """The losses of a training, or the files of any other stage."""
@@ -167,20 +167,22 @@ class Stage:
 def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, Path]) -> Iterator[dict[str, Stage]]:
     root = tmp_path_factory.mktemp("stages")
     lay_out(root / "ml", trained_inputs)
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         **CONFIG,
         "parallel": {},
         "compute": {"instance_type": "ml.m5.xlarge", "processes_per_instance": 1},
         "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
     }
     (root / "ml/input/data/config").mkdir(exist_ok=True)
-    (root / "ml/input/data/config/config.json").write_text(json.dumps(keys_of(JobConfig.model_validate(told), "train")))
+    (root / "ml/input/data/config/config.json").write_text(
+        json.dumps(keys_of(JobConfig.model_validate(config), "train"))
+    )
     (root / "tries").mkdir()
     disk = FailingDisk(root / "shim", [root / "tries"])
     zygote = Zygote("tests.faults.one_rank", {**disk.environment(), "OMP_NUM_THREADS": "1"})
     made = {name: Stage(root, zygote, disk, name) for name in ("prepare", "convert", "train", "export")}
-    status, said = made["train"].attempt(0)
-    assert status == 0, said
+    status, output = made["train"].attempt(0)
+    assert status == 0, output
     shutil.copytree(made["train"].ml(0) / "checkpoints", root / "ml/input/data/checkpoint")
     shutil.rmtree(made["train"].ml(0))
     yield made
@@ -194,9 +196,9 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
 def test_of_a_stage(stages: dict[str, Stage], name: str, record_property: Callable[[str, int], None]) -> None:
     stage = stages[name]
     stage.disk.fail(errno.ENOSPC, 1 << 60)
-    status, said = stage.attempt(0)
+    status, output = stage.attempt(0)
     count = stage.disk.count
-    assert status == 0, said
+    assert status == 0, output
     stage.result = stage.read(0)
     assert stage.result
     print(f"{name}: {count} writes")

@@ -44,21 +44,21 @@ class Zygote:
 def main() -> None:
     module = importlib.import_module(sys.argv[1])
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         child = os.fork()
         if child == 0:
-            os._exit(_run(module, asked))
-        print(_wait(child, asked["limit"]), flush=True)
+            os._exit(_run(module, request))
+        print(_wait(child, request["limit"]), flush=True)
 
 
-def _run(module: object, asked: dict[str, object]) -> int:
-    out = os.open(str(asked["out"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def _run(module: object, request: dict[str, object]) -> int:
+    out = os.open(str(request["out"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))
     try:
-        return int(module.main(asked["argv"]) or 0)  # type: ignore[attr-defined]
+        return int(module.main(request["argv"]) or 0)  # type: ignore[attr-defined]
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:

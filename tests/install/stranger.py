@@ -104,9 +104,9 @@ class Stranger:
             yield self.type(self.filled(command, "aws.yaml"))
         trained = self.python()
         yield trained
-        found = re.search(r"^JOB (\S+)", trained.output, re.MULTILINE)
-        for command in [c for c in commands if c not in looks] if found else []:
-            typed = self.type(self.filled(command, "examples/tiny-llama.yaml", found[1] if found else ""))
+        job = re.search(r"^JOB (\S+)", trained.output, re.MULTILINE)
+        for command in [c for c in commands if c not in looks] if job else []:
+            typed = self.type(self.filled(command, "examples/tiny-llama.yaml", job[1] if job else ""))
             yield self.advised(typed) or typed
 
     def advised(self, refused: Typed) -> Typed | None:
@@ -134,14 +134,14 @@ def named(command: str) -> bool:
 
 def faults(typed: Typed) -> list[str]:
     """Output that a newcomer would see as a failure."""
-    told = []
+    problems = []
     if typed.status != 0:
-        told.append(f"exited with {typed.status}")
+        problems.append(f"exited with {typed.status}")
     if "Traceback (most recent call last)" in typed.output + typed.errors:
-        told.append("showed a traceback")
+        problems.append("showed a traceback")
     if not (typed.output + typed.errors).strip():
-        told.append("said nothing")
-    return told
+        problems.append("said nothing")
+    return problems
 
 
 def main(readme: str, examples: str, folder: str) -> int:

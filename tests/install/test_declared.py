@@ -28,8 +28,8 @@ OF_THE_IMAGE = {"torch", "packaging"}
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    return found
+    project: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return project
 
 
 def by_name(lines: list[str]) -> dict[str, Requirement]:
@@ -46,15 +46,15 @@ def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any
     train = by_name([*project["optional-dependencies"]["train"], *project["optional-dependencies"]["eval"]])
     of_data = by_name([line for extra in EXTRAS.values() for line in project["optional-dependencies"][extra]])
     declared = by_name(project["dependencies"]) | train | of_data
-    asked, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
-    for name, requirement in asked.items():
+    required, travelling = of_the_file("requirements.txt"), of_the_file("wheels.txt")
+    for name, requirement in required.items():
         assert str(requirement.specifier) == str(declared[name].specifier), f"{name} of entrypoints/requirements.txt"
-    assert of_data.keys() <= asked.keys()
+    assert of_data.keys() <= required.keys()
     for need, extra in EXTRAS.items():
         listed = packages(REPOSITORY / "entrypoints/requirements.txt", need)
         assert {*listed} == {r.name for r in map(Requirement, project["optional-dependencies"][extra])}, need
         assert {*listed} == {*MODULES[extra]}, f"{extra} in smtrain/core/extras.py"
-    assert train.keys() - asked.keys() - travelling.keys() == OF_THE_IMAGE
+    assert train.keys() - required.keys() - travelling.keys() == OF_THE_IMAGE
     for name, pinned in travelling.items():
         [version] = pinned.specifier
         if name in declared:
@@ -65,7 +65,7 @@ def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:
     extras: dict[str, list[str]] = project["optional-dependencies"]
     for line in [*project["dependencies"], *(line for name in extras if name != "dev" for line in extras[name])]:
         requirement = Requirement(line)
-        floors = {found.operator for found in requirement.specifier}
+        floors = {specifier.operator for specifier in requirement.specifier}
         assert ">=" in floors or canonicalize_name(requirement.name) == "smtrain", line
 
 

@@ -36,9 +36,9 @@ def test_the_readme_leads_to_a_request_for_aws_and_to_a_model(installed: Install
             assert not faults(one), f"{one.command}: {faults(one)}\n{one.output}{one.errors}"
     finally:
         stranger.type("smtrain local stop")
-    said = {one.command: one.output for one in typed}
+    outputs = {one.command: one.output for one in typed}
     assert len(typed) > 20
-    assert '"TrainingJobName": "my-run-train-' in said["smtrain launch aws.yaml --dry-run --target aws"]
-    assert "trn1.32xlarge" in said["smtrain plan aws.yaml"]
-    assert re.search(r"\btrain +Completed .*-train-\w+", said["smtrain list"])
+    assert '"TrainingJobName": "my-run-train-' in outputs["smtrain launch aws.yaml --dry-run --target aws"]
+    assert "trn1.32xlarge" in outputs["smtrain plan aws.yaml"]
+    assert re.search(r"\btrain +Completed .*-train-\w+", outputs["smtrain list"])
     assert (folder / "my-model/model.safetensors").stat().st_size > 1_000_000

@@ -74,5 +74,5 @@ def test_a_missing_extra_is_our_error_in_python(installed: Installed) -> None:
         "try: frame([])\n"
         "except smtrain.JobError as error: print(error)\n"
     )
-    said = installed.run("python", "-c", code, blocked="numpy pandas").stdout.splitlines()
-    assert [line.split(",")[0] for line in said] == [f"this needs the package {name}" for name in ("numpy", "pandas")]
+    lines = installed.run("python", "-c", code, blocked="numpy pandas").stdout.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"this needs the package {name}" for name in ("numpy", "pandas")]

@@ -85,8 +85,8 @@ def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_pa
     def interrupt() -> None:
         while not ended.wait(0.1):
             for job in sagemaker.list_training_jobs(NameContains=name)["TrainingJobSummaries"]:
-                told = sagemaker.describe_training_job(TrainingJobName=job["TrainingJobName"])
-                if told["SecondaryStatus"] == "Training":
+                description = sagemaker.describe_training_job(TrainingJobName=job["TrainingJobName"])
+                if description["SecondaryStatus"] == "Training":
                     os.kill(kernel.pid, signal.SIGINT)  # as JupyterLab's button does
                     return
 
@@ -108,8 +108,8 @@ def test_interrupting_the_kernel_in_a_run_ends_in_a_sentence(kernel: Any, tmp_pa
 def test_a_wrong_config_in_a_cell_is_its_sentences_and_no_traceback(kernel: Any) -> None:
     (error,) = kernel("smtrain.run({'train': {'lr': -1}})")
     assert error.ename == "ConfigError"
-    (said,) = error.traceback
-    assert "train.lr" in said
-    assert "model.path" in said
-    assert 'File "' not in said
-    assert "Input" not in said
+    (message,) = error.traceback
+    assert "train.lr" in message
+    assert "model.path" in message
+    assert 'File "' not in message
+    assert "Input" not in message

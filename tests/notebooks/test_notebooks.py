@@ -177,9 +177,9 @@ def test_training_is_followed_drawn_and_paid_for(here: Execute) -> None:
 @pytest.mark.slow
 def test_the_exported_model_is_ordinary(here: Execute) -> None:
     done = here(EXPORT)
-    said = printed(done)
-    assert "9.4 M parameters" in said
-    assert said.count("def __init__(self") >= 2, "by the generate job, and by transformers here"
+    output = printed(done)
+    assert "9.4 M parameters" in output
+    assert output.count("def __init__(self") >= 2, "by the generate job, and by transformers here"
 
 
 @pytest.mark.full

@@ -85,8 +85,8 @@ def forget() -> None:
 
 
 def test_the_tests_of_a_changed_function_and_of_its_callers_the_nearest_first(select: Select) -> None:
-    found = select(("smtrain/client/planner/memory.py", "return PAGE", "return PAGE * 2"))
-    assert found == [
+    selected = select(("smtrain/client/planner/memory.py", "return PAGE", "return PAGE * 2"))
+    assert selected == [
         "tests/client/planner/test_memory.py::test_peak",
         "tests/client/planner/test_plan.py",
         "tests/cli/test_cli.py::test_plan",
@@ -98,8 +98,8 @@ def test_a_constant_affects_what_uses_it(select: Select) -> None:
 
 
 def test_a_module_that_runs_as_a_process_affects_those_that_start_it(select: Select) -> None:
-    found = select(("smtrain/client/planner/memory.py", "return 1", "return 2"))
-    assert found == ["tests/client/planner/test_memory.py::test_disk", "tests/plane/test_training_api.py::test_api"]
+    selected = select(("smtrain/client/planner/memory.py", "return 1", "return 2"))
+    assert selected == ["tests/client/planner/test_memory.py::test_disk", "tests/plane/test_training_api.py::test_api"]
 
 
 def test_a_stages_script_affects_those_that_create_jobs(select: Select) -> None:
@@ -123,8 +123,8 @@ def test_a_page_runs_its_own_cases_only(select: Select) -> None:
     pages = "tests/docs/test_pages.py::test_blocks_are_of_kinds_that_are_run_or_shown[{0}]"
     runs = "tests/docs/test_pages.py::test_a_page_does_what_it_says[{0}]"
     assert select(("docs/slurm.md", "Slurm", "SLURM")) == [pages.format("slurm"), "tests/docs/test_site.py::test_site"]
-    found = select(("docs/slurm.md", "SLURM", "Slurm"), ("docs/lora.md", "LoRA", "LORA"))
-    assert found == [pages.format("lora"), runs.format("lora"), "tests/docs/test_site.py::test_site"]
+    selected = select(("docs/slurm.md", "SLURM", "Slurm"), ("docs/lora.md", "LoRA", "LORA"))
+    assert selected == [pages.format("lora"), runs.format("lora"), "tests/docs/test_site.py::test_site"]
 
 
 def test_facts_affect_what_reads_them(select: Select) -> None:
@@ -158,6 +158,6 @@ def test_a_wrong_base_or_file_is_one_sentence(select: Select, capsys: pytest.Cap
 
 
 def test_a_removed_function_affects_what_still_names_it(select: Select) -> None:
-    found = select(("smtrain/client/planner/memory.py", "def peak", "def highest"))
-    assert "tests/client/planner/test_memory.py::test_peak" in found
-    assert "tests/client/planner/test_memory.py::test_disk" not in found
+    selected = select(("smtrain/client/planner/memory.py", "def peak", "def highest"))
+    assert "tests/client/planner/test_memory.py::test_peak" in selected
+    assert "tests/client/planner/test_memory.py::test_disk" not in selected

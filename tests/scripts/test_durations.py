@@ -43,13 +43,13 @@ def test_a_run_shows_and_keeps_each_file_with_what_its_processes_used(
         test_idle="def test_one(): pass\ndef test_two(): pass",
     )
     options = ["-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
-    told = pytester.runpytest_subprocess(*options).stdout.str()
-    assert "the 2 slowest of 2 files" in told
-    assert "CPU seconds by folder" in told
-    found = {file: Spent(**spent) for file, spent in json.loads(kept.read_text()).items()}
-    assert found["test_busy.py"].cpu >= 0.5
-    assert found["test_busy.py"].wall >= 0.5
-    assert found["test_idle.py"].tests == 2
+    output = pytester.runpytest_subprocess(*options).stdout.str()
+    assert "the 2 slowest of 2 files" in output
+    assert "CPU seconds by folder" in output
+    spent_by_file = {file: Spent(**spent) for file, spent in json.loads(kept.read_text()).items()}
+    assert spent_by_file["test_busy.py"].cpu >= 0.5
+    assert spent_by_file["test_busy.py"].wall >= 0.5
+    assert spent_by_file["test_idle.py"].tests == 2
 
 
 def test_a_mark_finds_processes_that_are_no_children(monkeypatch: pytest.MonkeyPatch) -> None:

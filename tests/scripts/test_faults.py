@@ -44,8 +44,8 @@ def test_what_was_tried_and_lost_is_read_from_a_report(tmp_path: Path) -> None:
     </testsuite></testsuites>""")
     command = [sys.executable, str(BENCH), "--report", str(report), "--only", "killed", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = json.loads(done.stdout)
-    assert (told["tried"], told["survived"], told["lost"]) == (7, 6, 1)
+    result = json.loads(done.stdout)
+    assert (result["tried"], result["survived"], result["lost"]) == (7, 6, 1)
     assert done.returncode == 1
-    assert "conversion killed at a random moment" in told["lost_faults"]
-    assert "prepare killed" not in told["lost_faults"]
+    assert "conversion killed at a random moment" in result["lost_faults"]
+    assert "prepare killed" not in result["lost_faults"]

@@ -86,14 +86,14 @@ MODES = ("--nxd", "--slurm", "--docker", "--s3", "--sdk-v2", "--lowest", "--tran
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", [["-q"], ["-x", "-k", "docs"], ["-k", "tests"], ["--maxfail", "2"]], ids=" ".join)
 def test_options_alone_keep_the_tests_of_a_mode(checkout: Checkout, mode: str, options: list[str]) -> None:
-    plain, given = checkout.calls(mode), checkout.calls(mode, *options)
+    plain, with_options = checkout.calls(mode), checkout.calls(mode, *options)
     assert checkout.status == 0
-    assert len(plain) == len(given) >= 1
-    for before, after in zip(plain, given, strict=True):
+    assert len(plain) == len(with_options) >= 1
+    for before, after in zip(plain, with_options, strict=True):
         assert named_in(before) == named_in(after) != [] or mode == "--docker"
         assert " ".join(options) in " ".join(after)
     if mode == "--nxd":
-        assert [(call[0], named_in(call)) for call in given] == [("nxd", ["tests/worker/engine"])]
+        assert [(call[0], named_in(call)) for call in with_options] == [("nxd", ["tests/worker/engine"])]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -112,15 +112,15 @@ def test_the_gate_takes_options_and_stays_the_gate(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize(("words", "base"), [(["-q"], []), (["main", "-q"], ["main"]), (["main"], ["main"])])
 def test_a_base_and_options_are_told_apart(checkout: Checkout, words: list[str], base: list[str]) -> None:
-    asked, call = checkout.calls("--changed", *words)
-    assert asked[3:] == base
+    query, call = checkout.calls("--changed", *words)
+    assert query[3:] == base
     assert named_in(call) == ["tests/one.py"]
     assert call[-1] == ("-q" if "-q" in words else "tests/one.py")
 
 
 def test_every_part_of_full_gets_the_options_and_tests_cannot_be_named(checkout: Checkout) -> None:
-    plain, given = checkout.calls("--full"), checkout.calls("--full", "-k", "docs")
-    assert len(plain) == len(given) > 5
-    assert all(call[-2:] == ["-k", "docs"] for call in given)
+    plain, with_options = checkout.calls("--full"), checkout.calls("--full", "-k", "docs")
+    assert len(plain) == len(with_options) > 5
+    assert all(call[-2:] == ["-k", "docs"] for call in with_options)
     assert checkout.calls("--full", "tests/one.py") == []
     assert checkout.status == 2

@@ -23,12 +23,12 @@ def test_it_counts_each_part_and_gives_the_reason_of_each_skip(
     pytester.runpytest_inprocess("-p", "no:cacheprovider", f"--junitxml={tmp_path}/two.xml")
     capsys.readouterr()
     assert summary.main(str(tmp_path)) == 1
-    told = capsys.readouterr().out.splitlines()
-    assert told[1].split()[0::2] == ["one", "1", "2"]
-    assert told[2].split()[0::2] == ["two", "0", "0"]
-    assert "skipped in one: 2 x no Docker here" in told
-    assert sum(line.startswith("FAILED in two: ") for line in told) == 2
-    assert told[-1] == "1 passed, 2 failed, 2 skipped"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[0::2] == ["one", "1", "2"]
+    assert lines[2].split()[0::2] == ["two", "0", "0"]
+    assert "skipped in one: 2 x no Docker here" in lines
+    assert sum(line.startswith("FAILED in two: ") for line in lines) == 2
+    assert lines[-1] == "1 passed, 2 failed, 2 skipped"
 
 
 def test_no_results_is_a_failure(tmp_path: Path) -> None:
