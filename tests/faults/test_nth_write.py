@@ -174,7 +174,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
         "train": {**CONFIG["train"], "steps": 6, "save_interval": 2, "global_batch_size": 4},
     }
     (root / "ml/input/data/config").mkdir(exist_ok=True)
-    (root / "ml/input/data/config/config.json").write_text(
+    config_file = root / "ml/input/data/config/config.json"
+    config_file.write_text(json.dumps(keys_of(JobConfig.model_validate(config), "train")))
         json.dumps(keys_of(JobConfig.model_validate(config), "train"))
     )
     (root / "tries").mkdir()
