@@ -176,8 +176,6 @@ def stages(tmp_path_factory: pytest.TempPathFactory, trained_inputs: dict[str, P
     (root / "ml/input/data/config").mkdir(exist_ok=True)
     config_file = root / "ml/input/data/config/config.json"
     config_file.write_text(json.dumps(keys_of(JobConfig.model_validate(config), "train")))
-        json.dumps(keys_of(JobConfig.model_validate(config), "train"))
-    )
     (root / "tries").mkdir()
     disk = FailingDisk(root / "shim", [root / "tries"])
     zygote = Zygote("tests.faults.one_rank", {**disk.environment(), "OMP_NUM_THREADS": "1"})
