@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.worker.data.clean.near import SeenSignatures
 from smtrain.worker.data.clean.overlap import OverlapFinder
-from smtrain.worker.data.clean.refiner import EXAMPLES, Refiner, count, keep, refine_versions
+from smtrain.worker.data.clean.refiner import Refiner, count, keep, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
 from smtrain.worker.data.read.sources import Format, find_files
@@ -98,13 +97,13 @@ def report(
     cleaning = cleaning or Cleaning()
     refine_versions(cleaning)  # raises if a package is missing
     examples: dict[str, list[str]] = {"duplicates": [], "bad records": [], "overlaps with tests": []}
-    made: list[SourceReport] = []
+    reports: list[SourceReport] = []
     left, whole = most_bytes or 1 << 62, True
-    judged = _Judged(cleaning)
+    judged = _CleaningPreview(cleaning)
     for source in inputs:
         files = find_files(source, format, encoding=encoding)
         about = SourceReport(str(source), len(files))
-        made.append(about)
+        reports.append(about)
         for file in files:
             for block in cut_file(file, text_column, separator):
                 if left <= 0:
@@ -112,7 +111,7 @@ def report(
                     break
                 documents = read_block(block, text_column, separator)
                 left -= documents.texts.nbytes
-                _keep(examples["bad records"], [str(bad) for bad in documents.bad])
+                keep(examples, "bad records", *map(str, documents.bad))
                 about.bad += len(documents.bad)
                 about.unread.count(documents.unread)
                 _count(about, documents, seen, lines, examples)
@@ -124,16 +123,16 @@ def report(
                         numbers, run = tested.in_text(text)
                         hit |= numbers
                         about.overlapping += bool(numbers)
-                        _keep(examples["overlaps with tests"], [f"{file.name}: {run}"] if numbers else [])
-    if not any(about.documents for about in made):
+                        keep(examples, "overlaps with tests", *([f"{file.name}: {run}"] if numbers else []))
+    if not any(about.documents for about in reports):
         why = next(iter(examples["bad records"]), "")
         why = f": {why}" if why else "; give files with text"
         raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(
-        made, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole, judged.dropped,
-        judged.noted, judged.documents, untested,
+        reports, repeated, examples | judged.examples, about_tests, chosen.name if chosen else "", whole,
+        judged.dropped, judged.noted, judged.documents, untested,
     )  # fmt: skip
 
 
@@ -155,7 +154,7 @@ def _count(
     texts: list[str] = documents.texts.to_pylist()
     about.documents += len(texts)
     about.duplicates += len(texts) - int(new.sum())
-    _keep(examples["duplicates"], [text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text])
+    keep(examples, "duplicates", *(text[:_SHOWN] for text, first in zip(texts, new, strict=True) if not first and text))
     for text in texts:
         about.characters += len(text)
         about.bytes += len(text.encode("utf-8", "surrogatepass"))
@@ -179,11 +178,7 @@ def _script(text: str) -> str:
     return most if counts[most] else "none"
 
 
-def _keep(examples: list[str], texts: list[str]) -> None:
-    examples.extend(islice(texts, max(0, EXAMPLES - len(examples))))
-
-
-class _Judged:
+class _CleaningPreview:
     """Counts and examples of what cleaning would take out of documents, which stay as they are."""
 
     def __init__(self, cleaning: Cleaning) -> None:

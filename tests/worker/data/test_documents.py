@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.checksums import fingerprints
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import WithinDocuments
-from smtrain.worker.data.manifest import DatasetManifest
 from tests.tiers import examples
-from tests.worker.data.writer import IndexedWriter
+from tests.worker.data.writer import IndexedWriter, save_manifest
 
 SEQ_LEN = 8
 # lengths of the sequences of each document; an empty document has none
@@ -27,33 +24,22 @@ Documents = list[list[int]]
 def make(folder: Path, parts: list[Documents]) -> Path:
     """Prepared text in which each token is the number of its document."""
     folder.mkdir(exist_ok=True)
-    about: list[dict[str, Any]] = []
+    tokens: dict[str, tuple[int, int]] = {}
     for number, documents in enumerate(parts):
         prefix = f"tokens_{number}"
         with IndexedWriter(folder / f"{prefix}.bin", folder / f"{prefix}.idx", "uint16") as writer:
             for i, sequences in enumerate(documents):
                 writer.add_document([np.full(length, i) for length in sequences])
-        fingerprints(folder / prefix)
-        samples = (writer.tokens - 1) // SEQ_LEN
-        about.append({"prefix": prefix, "documents": len(documents), "tokens": writer.tokens, "samples": samples})
-    total: dict[str, Any] = {key: sum(part[key] for part in about) for key in ("documents", "tokens", "samples")}
-    DatasetManifest(
-        vocab_size=500, model_vocab_size=None, tokenizer_sha256="", eos_id=0, append_eod=True, seq_len=SEQ_LEN,
-        dtype="uint16", text_column="text", sources=[], files={}, bad_line_count=0, bad_lines=[], parts=about, **total,
-    ).save(folder)  # fmt: skip
+        tokens[prefix] = (len(documents), writer.tokens)
+    save_manifest(folder, tokens, SEQ_LEN)
     return folder
 
 
 def load(folder: Path) -> tuple[TokenLoader, WithinDocuments]:
-    options: dict[str, Any] = {
-        "seq_len": SEQ_LEN,
-        "global_batch_size": 4,
-        "dp_rank": 0,
-        "dp_size": 1,
-        "seed": 1,
-        "vocab_size": 500,
-    }
-    plain, wrapped = (TokenLoader(folder, **options) for _ in range(2))
+    plain, wrapped = (
+        TokenLoader(folder, seq_len=SEQ_LEN, global_batch_size=4, dp_rank=0, dp_size=1, seed=1, vocab_size=500)
+        for _ in range(2)
+    )
     return plain, WithinDocuments(wrapped, folder)
 
 

@@ -13,44 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.checksums import fingerprints
 from smtrain.worker.data.load import loader as loader_module
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.order import Order, epoch_order
-from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from tests.tiers import examples
-from tests.worker.data.writer import IndexedWriter
+from tests.worker.data.writer import IndexedWriter, save_manifest
 
 SEQ_LEN = 4
 
 
-def make(folder: Path, tokens: int, seq_len: int = SEQ_LEN, model_vocab_size: int | None = 512, **more: Any) -> Path:
+def make(folder: Path, tokens: int, model_vocab_size: int | None = 512) -> Path:
     """A prepared dataset whose tokens count up, so that a window shows its own place."""
-    samples = (tokens - 1) // seq_len
-    whole = {"prefix": "tokens", "documents": 2, "tokens": tokens, "samples": samples}
     folder.mkdir(exist_ok=True)
     with IndexedWriter(folder / "tokens.bin", folder / "tokens.idx", "uint16") as writer:
         writer.add_documents(np.arange(tokens) % 500, np.array([tokens // 3, tokens - tokens // 3]))
-    fingerprints(folder / "tokens")
-    DatasetManifest(
-        vocab_size=500,
-        model_vocab_size=model_vocab_size,
-        tokenizer_sha256="",
-        eos_id=0,
-        append_eod=True,
-        seq_len=seq_len,
-        dtype="uint16",
-        documents=2,
-        tokens=tokens,
-        samples=samples,
-        text_column="text",
-        sources=[],
-        files={},
-        bad_line_count=0,
-        bad_lines=[],
-        **{"parts": [whole], **more},
-    ).save(folder)
+    save_manifest(folder, {"tokens": (2, tokens)}, SEQ_LEN, model_vocab_size)
     return folder
 
 
@@ -202,15 +180,15 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
 
 def mixed(folder: Path, sizes: list[int]) -> Path:
     """A dataset of several parts; token 0 of a window is 100 * part + its number (below 100)."""
-    make(folder, 10)
-    parts = []
+    folder.mkdir()
+    parts = {}
     for i, samples in enumerate(sizes):
         tokens = np.repeat(np.arange(samples + 1), SEQ_LEN)[: samples * SEQ_LEN + 1] + 100 * i
         with IndexedWriter(folder / f"tokens_{i}.bin", folder / f"tokens_{i}.idx", "uint16") as writer:
             writer.add_documents(tokens, np.array([len(tokens)]))
-        fingerprints(folder / f"tokens_{i}")
-        parts.append({"prefix": f"tokens_{i}", "documents": 1, "tokens": len(tokens), "samples": samples})
-    return make(folder, sum(sizes) * SEQ_LEN + 1, parts=parts)
+        parts[f"tokens_{i}"] = (1, len(tokens))
+    save_manifest(folder, parts, SEQ_LEN, 512)
+    return folder
 
 
 def test_several_parts_without_weights_are_one_dataset(tmp_path: Path) -> None:
@@ -269,21 +247,8 @@ def test_the_order_of_a_mixture_is_frozen() -> None:
 
 
 MIXTURE = [
-    (1, 2),
-    (0, 1),
-    (0, 0),
-    (0, 2),
-    (0, 2),
-    (1, 1),
-    (0, 3),
-    (0, 0),
-    (0, 3),
-    (0, 1),
-    (1, 0),
-    (1, 0),
-    (0, 0),
-    (0, 3),
-]
+    (1, 2), (0, 1), (0, 0), (0, 2), (0, 2), (1, 1), (0, 3), (0, 0), (0, 3), (0, 1), (1, 0), (1, 0), (0, 0), (0, 3),
+]  # fmt: skip
 
 
 def test_a_channel_of_fuse_is_read_once_through_ahead_of_the_jumps(

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from smtrain.worker.data.checksums import fingerprints
+from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.indexed import write_index
 
 
@@ -75,3 +77,20 @@ class IndexedWriter:
             self.close()
         else:
             self._bin.close()
+
+
+def save_manifest(
+    folder: Path, parts: dict[str, tuple[int, int]], seq_len: int, model_vocab_size: int | None = None
+) -> None:
+    """Write checksums of the pairs `parts` {prefix: (documents, tokens)} of uint16 ids, and their manifest."""
+    rows: list[dict[str, Any]] = []
+    for prefix, (documents, tokens) in parts.items():
+        fingerprints(folder / prefix)
+        samples = (tokens - 1) // seq_len
+        rows.append({"prefix": prefix, "documents": documents, "tokens": tokens, "samples": samples})
+    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in ("documents", "tokens", "samples")}
+    DatasetManifest(
+        vocab_size=500, model_vocab_size=model_vocab_size, tokenizer_sha256="", eos_id=0, append_eod=True,
+        seq_len=seq_len, dtype="uint16", text_column="text", sources=[], files={}, bad_line_count=0, bad_lines=[],
+        parts=rows, **total,
+    ).save(folder)  # fmt: skip

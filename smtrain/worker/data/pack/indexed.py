@@ -25,16 +25,7 @@ from smtrain.worker.data.checksums import Blocks, PairSums, index_checked, sums_
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, np.dtype] = {
-    1: np.dtype("u1"),
-    2: np.dtype("i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    6: np.dtype("<f8"),
-    7: np.dtype("<f4"),
-    8: np.dtype("<u2"),
-}
+_DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")), start=1))
 _CHUNK = 1 << 22
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
