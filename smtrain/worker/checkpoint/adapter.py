@@ -109,7 +109,7 @@ def native_adapter(location: Place) -> NativeSource | None:
 def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
     """Read the adapter in a folder or under an s3:// URI, for a model of `shape`.
 
-    Raises `CheckpointError` if there is none, it is not plain LoRA, or it does not fit the model.
+    Raises `CheckpointError` if it is missing, is not plain LoRA or does not fit the model.
     """
     path = folder_of(str(path))
     if not is_uri(path) and not Path(path).is_dir():

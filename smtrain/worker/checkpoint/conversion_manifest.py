@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Collection
+from itertools import product
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.conversion_plan import FORMAT, MANIFEST, VERSION
-from smtrain.worker.checkpoint.staging import JOURNAL, refuse_unfinished
+from smtrain.worker.checkpoint.staging import JOURNAL, is_unfinished
 from smtrain.worker.checkpoint.storage import Place, read_json, strange
 
 
@@ -16,11 +19,10 @@ def read_manifest(location: Place) -> dict[str, Any]:
     Raises CheckpointError if a file is missing or has another size, or if a conversion was killed half-way.
     """
     folder = location.path()
-    if folder is not None:
-        refuse_unfinished(folder, MANIFEST)
+    unfinished = folder is not None and is_unfinished(folder, MANIFEST)
+    if unfinished or (MANIFEST not in location.files() and JOURNAL in location.files()):
+        raise CheckpointError(f"{location} is left over from a conversion that was interrupted; run that again.")
     if MANIFEST not in location.files():
-        if JOURNAL in location.files():
-            raise CheckpointError(f"{location} is left over from a conversion that was interrupted; run that again.")
         return {}
     manifest = read_json(location, MANIFEST, ", or convert the model again")
     if "format" not in manifest:  # another program's
@@ -49,6 +51,24 @@ def read_manifest(location: Place) -> dict[str, Any]:
                 "convert the model again."
             )
     return manifest
+
+
+def matches_manifest(location: Place, file: str, about: dict[str, Any]) -> bool:
+    """Whether a small file has the sha256 of its manifest entry, if that has one."""
+    content = location.read(file, 0, location.files().get(file, 0))
+    return "sha256" not in about or hashlib.sha256(content).hexdigest() == about["sha256"]
+
+
+def mesh_of(ranks: Collection[tuple[int, int]], location: object, noun: str = "file") -> tuple[int, int]:
+    """(tp, pp) of the rank files of a checkpoint. Raises CheckpointError if one is missing."""
+    tp, pp = (max(rank[i] for rank in ranks) + 1 for i in (0, 1))
+    most = len(ranks) + 1  # a file named for rank 99,999,999 must not make this a long loop
+    for t, p in product(range(min(tp, most)), range(min(pp, most))):
+        if (t, p) not in ranks:
+            raise CheckpointError(
+                f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file into it."
+            )
+    return tp, pp
 
 
 def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:

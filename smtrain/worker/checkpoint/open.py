@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -16,7 +15,7 @@ from smtrain.core.near import near_path
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import not_here, respelled
 from smtrain.worker.checkpoint import manifest as native_manifest
-from smtrain.worker.checkpoint.conversion_manifest import read_manifest
+from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.huggingface.folder import HFSource, is_hf_folder, read_config
 from smtrain.worker.checkpoint.megatron.legacy import FOLDER, MegatronSource, iteration, rank_files
 from smtrain.worker.checkpoint.megatron.torch_dist import TorchDistSource, backend
@@ -162,7 +161,7 @@ def _is_done(location: Place) -> bool:
 
 
 def _newest_tag(location: Place) -> str | None:
-    """Of the tags that NxD marked as done, the highest step (file times mean nothing after a copy)."""
+    """The tag of the highest step that NxD marked as done (file times mean nothing after a copy)."""
     files = location.files()
     tags = [file.removesuffix("/done") for file in files if file.count("/") == 1 and file.endswith("/done")]
     done = [tag for tag in tags if shard_files(f.removeprefix(f"{tag}/") for f in files if f.startswith(f"{tag}/"))]
@@ -216,8 +215,7 @@ def _vouched_config(location: Place) -> dict[str, Any]:
     """Read config.json, which must be as our manifest lists it: it tells the padding of the vocabulary from its "
     "words."""
     about = read_manifest(location).get("files", {}).get("config.json", {})
-    content = location.read("config.json", 0, location.files()["config.json"])
-    if "sha256" in about and hashlib.sha256(content).hexdigest() != about["sha256"]:
+    if not matches_manifest(location, "config.json", about):
         raise CheckpointError(
             f"{location}/config.json is not what was written with the weights, and it tells where the vocabulary ends; "
             "convert the model again, or name the folder of the right one with --config (config=).",

@@ -260,12 +260,6 @@ def is_unfinished(folder: Path, marker: str) -> bool:
     return (folder / PARTIAL / _MOVING).exists() and not (folder / marker).exists()
 
 
-def refuse_unfinished(folder: Path, marker: str) -> None:
-    """Raises CheckpointError if a conversion was killed while it put its files into `folder`."""
-    if is_unfinished(folder, marker):
-        raise CheckpointError(f"{folder} is left over from a conversion that was interrupted; run that again.")
-
-
 def _read_moving(folder: Path) -> dict[str, Any] | None:
     try:
         moving = json.loads((folder / _MOVING).read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
-from smtrain.worker.checkpoint.conversion_manifest import read_manifest
+from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import values
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
@@ -25,7 +24,6 @@ from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.checkpoint.storage import Place
 from smtrain.worker.checkpoint.tensor_files import BLOCK
 from smtrain.worker.checkpoint.verifying import verify as verify_native
 
@@ -59,7 +57,7 @@ class CheckpointSummary:
 
 
 def inspect(path: Path | str, config: dict[str, Any] | None = None) -> CheckpointSummary:
-    """Read what a checkpoint is. Raises CheckpointError, which says why, where it is none or not whole."""
+    """Read what a checkpoint is. Raises CheckpointError, with the reason, if it is not a whole one."""
     source = open_weights(path, config)
     location = source.location
     shape = ModelShape.from_config(source.config)
@@ -156,17 +154,9 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
         )
     for name in source.names():
         source.check(name)
-    _small_files(location)
-    return len(source.names())
-
-
-def _small_files(location: Place) -> None:
     for file, about in read_manifest(location).get("files", {}).items():
-        if "sha256" not in about:
-            continue
-        size = location.files().get(file)
-        data = b"" if size is None else bytes(location.read(file, 0, size))
-        if hashlib.sha256(data).hexdigest() != about["sha256"]:
+        if not matches_manifest(location, file, about):
             raise CheckpointError(
                 f"{location}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
             )
+    return len(source.names())

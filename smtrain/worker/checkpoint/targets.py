@@ -85,7 +85,7 @@ class Nxd(_Sharded):
     form: Literal["pt", "xser"] = "pt"
     """`pt`: one file a rank. `xser`: one file a tensor."""
     qkv: Qkv | None = None
-    """How q, k and v are stored. Default: `separate`, or `grouped` if key/value heads repeat."""
+    """The form of q, k and v. Default: `separate`, or `grouped` if key/value heads repeat."""
     kv_multiplier: int | None = None
     """Number of copies of each key/value head. Default: as many as tp needs."""
     kv_order: KvOrder = "tiled"
@@ -189,7 +189,7 @@ def make_target(to: str, **options: Any) -> Target:
 
 
 def unknown(key: str, value: object, known: Sequence[str]) -> str:
-    """The fault of a value that is none of the known words."""
+    """The fault of an unknown word."""
     return f"{key}: got {value!r}; {hint(str(value), known, table('word_names')['values'])}"
 
 

@@ -145,7 +145,7 @@ class _Upload:
     def __init__(self, fs: Any, path: str, container: TensorFile) -> None:
         self.container = container
         self.crcs: dict[str, int] = {}
-        self._file = fs.open(path, "wb", block_size=_PART, autocommit=False)
+        self.file = fs.open(path, "wb", block_size=_PART, autocommit=False)
         self._fixed = list(container.fixed)
         self._at = 0
 
@@ -156,19 +156,16 @@ class _Upload:
         self._append(data)
 
     def _append(self, data: bytes | memoryview) -> None:
-        self._file.write(bytes(data))
+        self.file.write(bytes(data))
         self._at += len(data)
 
     def end(self, crcs: dict[str, int]) -> None:
         self.crcs = crcs
         self.put(self.container.end, b"" if self.container.tail is None else self.container.tail(crcs))
-        self._file.close()
+        self.file.close()
 
     def commit(self) -> None:
-        self._file.commit()
-
-    def discard(self) -> None:
-        self._file.discard()
+        self.file.commit()
 
 
 class _Writer:
@@ -180,11 +177,11 @@ class _Writer:
         self._progress, self._lock = ConversionProgress(plan), threading.Lock()
         self._open: list[_Upload] = []
         """Uploads that are not committed."""
-        self._files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
+        self.files = {*(container.file for container in plan.containers), *plan.extras, MANIFEST}
         old = present.keys() - set(journal.files)
         stale = {*journal.older, *(file for file in old if matches(file, plan.replaces))}
-        self._stale = sorted(stale - self._files)
-        self._mixed = bool(self._stale or self._files & old) or journal.mixed
+        self._stale = sorted(stale - self.files)
+        self._mixed = bool(self._stale or self.files & old) or journal.mixed
         # xser has too many files to keep all uploads open
         xser = any(".tensors/" in container.file for container in plan.containers)
         self._holds_back = self._mixed and not journal.mixed and not xser
@@ -216,13 +213,13 @@ class _Writer:
             return
         with suppress(Exception):  # the store may be the cause
             self._fs.invalidate_cache()
-            self._remove([file for file in self._files if self._fs.exists(f"{self._prefix}/{file}")])
+            self._remove([file for file in self.files if self._fs.exists(f"{self._prefix}/{file}")])
             self._journal.end()
 
     def close(self) -> None:
         """Discard unfinished uploads, and write the journal."""
         for upload in self._open:
-            upload.discard()
+            upload.file.discard()
         with suppress(Exception):
             self._journal.flush()
 

@@ -1,4 +1,4 @@
-"""neuronx-nemo-megatron's checkpoints made from the facts about its source alone, without the writer of smtrain.
+"""neuronx-nemo-megatron's checkpoints made only from facts about its source, without the writer of smtrain.
 
 Weights are given under Hugging Face names; what the models of neuronx-nemo-megatron hold of them, and where, is said
 here once more, in torch.
@@ -25,7 +25,7 @@ OLD, NEW = "torch_xla.utils.serialization", "nemo.collections.nlp.parts.serializ
 
 @dataclass(frozen=True)
 class How:
-    """What differs between releases, converters and trainings."""
+    """Differences between releases, converters and trainings."""
 
     tp: int = 1
     pp: int = 1
@@ -57,7 +57,7 @@ def write(folder: Path, config: dict[str, Any], weights: Weights, how: How) -> P
 
 
 def _chunk(shape: ModelShape, weights: Weights, how: How, t: int, p: int, v: int) -> Weights:
-    """What the virtual stage `v` of stage `p` holds on rank `t`."""
+    """The state_dict of virtual stage `v` of stage `p` on rank `t`."""
     each = shape.layers // (how.pp * how.vpp)
     first, last = v == 0 and p == 0, v == how.vpp - 1 and p == how.pp - 1
     plain = shape.family != "llama"
@@ -129,7 +129,7 @@ def _llama(shape: ModelShape, held: Weights, how: How, t: int) -> Weights:
 
 
 def _plain(shape: ModelShape, held: Weights, tp: int, t: int) -> Weights:
-    """Of GPT-NeoX, whose rows are those of Megatron, and of GPT-2, whose matrices lie and whose queries come first."""
+    """Layers of GPT-NeoX, in Megatron's row order, and of GPT-2, with transposed matrices and queries first."""
     if shape.family == "gpt2":
         theirs = {
             "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.c_attn": "query_key_value",
@@ -186,7 +186,7 @@ def _save(file: Path, state: dict[str, Any], xser: str | None) -> None:
 
 @contextlib.contextmanager
 def _importable(module: str) -> Iterator[type]:
-    """A class `TensorReference` of that module, while it is pickled."""
+    """Provide a class `TensorReference` in that module, for pickling."""
     kind = type("TensorReference", (), {"__module__": module})
     parts = module.split(".")
     made = {

@@ -1,4 +1,4 @@
-"""Adapters as files: peft loads ours, ours are merged as peft merges, and what is no plain LoRA is refused by name."""
+"""Adapters as files: peft loads ours, merges equal peft's, and anything but plain LoRA is refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
-    """An adapter with factors that change much, saved by peft; gives peft's model."""
+    """Save an adapter with large factors by peft; returns peft's model."""
     from peft import LoraConfig, get_peft_model  # two seconds that most workers need not spend
 
     asked = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}

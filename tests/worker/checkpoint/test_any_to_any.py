@@ -1,4 +1,4 @@
-"""A model comes back from any row of forms and meshes, and from whatever neuronx-nemo-megatron may have left."""
+"""A model survives any chain of formats and meshes, and every variant of neuronx-nemo-megatron is read."""
 
 from __future__ import annotations
 

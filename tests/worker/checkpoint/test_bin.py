@@ -1,4 +1,4 @@
-"""Weights as torch.save wrote them: pytorch_model.bin, one or sharded, of either of torch's containers."""
+"""Weights saved by torch.save: pytorch_model.bin, one file or sharded, in both of torch's containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files next to the weights: in every target each of them is copied, or named with the reason."""
+"""Files next to the weights: every target copies each of them, or names it with a reason."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def of_the_same(a: Path, b: Path, names: tuple[str, ...]) -> bool:
 
 
 def told(said: list[str], left_out: dict[str, str]) -> bool:
-    """Whether each is named, in a line with its reason."""
+    """Whether each file is named, in a line with its reason."""
     return all(any(reason in line and name in line for line in said) for name, reason in left_out.items())
 
 

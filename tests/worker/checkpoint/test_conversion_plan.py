@@ -1,4 +1,4 @@
-"""How the parts of a conversion are shared among threads."""
+"""Sharing the jobs of a conversion among threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_everything_is_done_once_and_each_thread_has_a_group_of_its_own_while_th
 
     def call(group: int, number: int) -> None:
         if number == 0:
-            together.wait()  # breaks where two of these are in one thread, or a second call of a group comes first
+            together.wait()  # breaks if two of these are in one thread, or a second call of a group comes first
         done.append((group, number))
 
     sizes = {0: 40, 1: 5, 2: 1, 3: 0}

@@ -1,4 +1,4 @@
-"""Adapters that engine nxd wrote: cut as its ranks hold them, and read as any checkpoint in our own form is."""
+"""Adapters written by engine nxd in its cut are read like other native checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LORA = Lora(2, 4.0, targets=linears(SHAPE))
 
 
 def part_of(factor: torch.Tensor, shard: Shard) -> torch.Tensor:
-    """What a rank holds of a factor."""
+    """A rank's part of a factor."""
     dim = shard.dim
     if dim is None:
         return factor
@@ -33,7 +33,8 @@ def part_of(factor: torch.Tensor, shard: Shard) -> torch.Tensor:
 
 
 def written(folder: Path, layout: Layout) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A checkpoint of tp 4 x pp 2 whose numbers all differ, and the factors whole; moments are 100 and 200 more."""
+    """Write a checkpoint of tp 4 x pp 2 with distinct numbers; returns it and the whole factors. Moments: +100, "
+    "+200."""
     checkpoint, at = folder / "step_00000003", 0
     whole = {}
     for spec in layout.shape.specs:

@@ -1,4 +1,4 @@
-"""Casts agree with torch's bit for bit; only the payload of a NaN is nobody's business."""
+"""Casts agree with torch's bit for bit, except for the payload of a NaN."""
 
 from __future__ import annotations
 

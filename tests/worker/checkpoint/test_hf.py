@@ -139,7 +139,7 @@ def test_a_broken_index_and_a_missing_shard_are_named(tmp_path: Path) -> None:
 
 
 def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path: Path) -> None:
-    """Of two entries, each reader would take its own."""
+    """Readers would take different ones of two entries."""
     folder = hf_folder(tmp_path / "hf", LLAMA)
     path = folder / "model.safetensors"
     data = path.read_bytes()

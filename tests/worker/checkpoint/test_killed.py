@@ -1,6 +1,6 @@
 """kill -9 in the middle of a conversion: a whole output or none, and a rerun completes it.
 
-$SMTRAIN_KILLS asks for more of them than a test run has time for, $SMTRAIN_KILLED for one kind of target alone.
+$SMTRAIN_KILLS asks for more of them, $SMTRAIN_KILLED for only one kind of target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 
 
 def whole(target: Path, source: Path) -> bool:
-    """Whether there is an output, which then is all there; an unfinished one must say so."""
+    """Whether there is an output; if so, it must be complete."""
     try:
         verify(target)
     except CheckpointError:
@@ -88,7 +88,7 @@ def test_a_whole_output_or_none_and_a_rerun_completes_it(tmp_path: Path, count: 
 
 
 def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None:
-    """Be killed before the `moment`-th change of files; `full`: the disk is, when all tensors are written."""
+    """Be killed before the `moment`-th change of files; `full`: the disk is full after all tensors."""
     left = [moment]
     for name in ("replace", "rename", "unlink", "rmdir", "ftruncate", "mkdir", "write"):
         real = getattr(os, name)
@@ -123,7 +123,7 @@ def convert_and_die(source: Path, target: Path, moment: int, full: bool) -> None
     ],
 )
 def test_every_change_of_the_tree_may_be_the_last(tmp_path: Path, exists: str, no_space: bool, every: int) -> None:
-    """Or, to be quick, one of so many."""
+    """Kill a conversion before each change of files, or before every n-th."""
     source = hf_folder(tmp_path / "hf", {**LLAMA, "num_hidden_layers": 1})
     start = tmp_path / "start" / "out"
     if exists == "empty":

@@ -1,4 +1,4 @@
-"""Every element of every parameter has its place, as often as it should."""
+"""Every element of every parameter is in the layout, as often as it should be."""
 
 from __future__ import annotations
 

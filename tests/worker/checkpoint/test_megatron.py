@@ -1,4 +1,4 @@
-"""Megatron's checkpoints, written and read: both forms, every mesh, and what is met in the wild."""
+"""Megatron's checkpoints, written and read: both forms, every mesh, and variants from real runs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_training_left_beside_the_weights_is_passed_over(
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.9, of itself
 def test_layers_may_stand_for_themselves_and_halves_apart(tmp_path: Path) -> None:
-    """As runs with non-homogeneous layers, or singleton local shards, save."""
+    """Layers stored one by one, as runs with non-homogeneous layers or singleton local shards save them."""
     import torch.distributed.checkpoint as dcp
 
     convert(hf_folder(tmp_path / "hf", TIED), tmp_path / "mg", to=Megatron())
@@ -310,7 +310,7 @@ def test_it_is_inspected_verified_and_converted_to_native(tmp_path: Path, form: 
 
 
 GOLDEN = Path(__file__).parent / "golden"
-"""What megatron-core 0.16.1 wrote at tp 2 of twice the weights of `random_weights`."""
+"""Checkpoints that megatron-core 0.16.1 wrote at tp 2, of twice the weights of `random_weights`."""
 
 
 @pytest.mark.parametrize("name", ["megatron-torch-dist", "megatron-torch"])

@@ -1,4 +1,4 @@
-"""megatron-core itself loads what is written here, computes what transformers computes, and is read bit for bit.
+"""megatron-core loads our checkpoints, computes transformers' logits, and what it saves is read bit for bit.
 
 `pip install --no-deps --target DIR megatron-core`, then run this with DIR on PYTHONPATH; no extra of ours installs it.
 Transformer Engine needs a GPU: for its spec, plain torch stands in for its modules (te_stand_in.py), below
@@ -57,7 +57,7 @@ IDS = [[1, 5, 9, 100, 7, 3, 2, 50, 51, 52]]
 
 
 def weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Of a size at which logits are about as large as those of trained models."""
+    """Weights large enough for logits like those of trained models."""
     return {name: tensor * (0.2 if tensor.dim() > 1 else 1) for name, tensor in random_weights(config).items()}
 
 

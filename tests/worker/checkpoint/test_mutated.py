@@ -1,4 +1,4 @@
-"""Damaged and hostile inputs: a named error and no output, or - where the damage touches nothing - the same weights.
+"""Damaged and hostile inputs: a named error and no output, or, if the damage changes nothing, the same weights.
 
 $SMTRAIN_MUTATIONS asks for more of them than a test run has time for, $SMTRAIN_MUTATED for some kinds of sources alone.
 """
@@ -74,7 +74,7 @@ def cut(path: Path, rng: random.Random, _: Path) -> None:
 
 def flip(path: Path, rng: random.Random, _other: Path) -> None:
     data = bytearray(path.read_bytes())
-    # half of them where it hurts: heads and ends say where everything else is
+    # half of them in heads and ends, which locate everything else
     where = [range(len(data)), range(min(2000, len(data))), range(max(0, len(data) - 2000), len(data))]
     for _ in range(rng.choice([1, 1, 1, 8])):
         data[rng.choice(rng.choice(where))] ^= 1 << rng.randrange(8)

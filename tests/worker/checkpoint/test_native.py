@@ -1,4 +1,4 @@
-"""Native checkpoint files without an engine: any slice, from any cut, is what was put in."""
+"""Native checkpoint files without an engine: any slice of any cut is read as it was written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write(
     precision: Precision = "fp32",
     step: int = 1,
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """What an engine on (tp, pp, dp) would write."""
+    """Write a checkpoint as an engine on (tp, pp, dp) does."""
     layout, values, files = Layout(ModelShape.from_config(config), tp, pp), whole(config), {}
     tables = [layout.flat_table(p) for p in range(pp)]
     dtype = getattr(torch, BY_PRECISION[precision].name)
@@ -221,7 +221,7 @@ def test_files_are_ordinary_safetensors(tmp_path: Path) -> None:
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[n], tensors[n]) for n in tensors)
     assert (tmp_path / "x.safetensors").stat().st_size == about["size"]
-    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"], "nothing is left beside it"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"], "no partial file is left"
 
 
 def test_only_whole_checkpoints_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,7 +279,7 @@ def broken(path: Path) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """As one rank with one disk."""
+    """Prune as one rank with one disk."""
     line = Lineage.of(folder, "")
     pruning.prune(line, keep, None, manifest, pruning.Ranks(lambda value: [value], 0, 0))
 

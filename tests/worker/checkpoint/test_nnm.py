@@ -1,4 +1,4 @@
-"""neuronx-nemo-megatron's checkpoints, as facts about its source describe them: nothing of it could be run here."""
+"""neuronx-nemo-megatron's checkpoints, by facts about its source, since none of it could be run here."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_not_whole_is_named(tmp_path: Path, change: str) -> None:
 
 
 def zero1(folder: Path, weights: dict[str, torch.Tensor], dp: int, keep: bool = True) -> None:
-    """Put fp32 masters beside every rank's file, as ZeRO-1 saves them, and a buffer among the weights."""
+    """Add fp32 masters for every rank's file, as ZeRO-1 saves them, and a buffer among the weights."""
     for file in sorted(folder.rglob("*.ckpt")):
         content = torch.load(file, weights_only=True)
         state = content["state_dict"]

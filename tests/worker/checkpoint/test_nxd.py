@@ -27,7 +27,7 @@ from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "nxd"
-needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is not here: it lies beside the checkout")
+needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"{GOLDEN} is missing: it is next to the checkout")
 
 CONVERTED = [
     ("sep_tp2pp2", "llama_kv4", {"tp": 2, "pp": 2}),
@@ -248,7 +248,7 @@ def test_a_folder_that_is_not_whole_is_refused(converted: Path) -> None:
 
 
 class Hostile:
-    """A pickle of it makes the file when it is loaded the careless way."""
+    """An object whose pickle creates the file if it is loaded carelessly."""
 
     def __init__(self, makes: Path) -> None:
         self.makes = makes
@@ -359,7 +359,7 @@ def test_forms_that_cannot_hold_the_heads_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_layout_is_the_same_one_as_the_engines(converted: Path) -> None:
-    """What lies on a rank of the converted shards is what the engine's layout gives that rank."""
+    """Each rank's shard holds the part that the engine's layout gives that rank."""
     layout, weights = Layout(ModelShape.from_config(LLAMA), 2, 2), random_weights(LLAMA)
     name = "model.layers.2.self_attn.o_proj.weight"
     (start, stop), *rest = layout.shard(name, 1).ranges

@@ -69,7 +69,7 @@ def test_of_native_checkpoints_the_newest_whole_one_is_taken(tmp_path: Path) -> 
     assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 10)
     for step in (9, 10):
         (step_folder(tmp_path, step) / model_file(0, 0)).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="none is whole"):
+    with pytest.raises(CheckpointError, match="no whole one"):
         open_weights(tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_conversions_do_without_torch(tmp_path: Path) -> None:
 
 
 def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> None:
-    """Here and in an object store: the line that began last, not the highest step of all."""
+    """The line that began last counts, not the highest step, in a folder and in an object store."""
     native(tmp_path, LLAMA, 3)
     for job, at, steps in (("run-train-a", 3, (5, 9)), ("run-train-b", 5, (6, 7))):
         line = Lineage.of(tmp_path, job).begun(at)
@@ -150,7 +150,7 @@ def test_of_a_run_the_newest_line_is_taken_wherever_it_lies(tmp_path: Path) -> N
             assert torch.equal(open_weights(run).read("model.norm.weight"), norm * 7)
         (tmp_path / "run-train-b/step_00000007/manifest.json").unlink()
         (tmp_path / "run-train-b/step_00000006" / model_file(0, 0)).unlink()
-        assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 5), "where it began from"
+        assert torch.equal(open_weights(tmp_path).read("model.norm.weight"), norm * 5), "the step it began from"
         assert inspect(tmp_path).step == 5
     finally:
         store.rm("/of-a-run", recursive=True)

@@ -1,4 +1,4 @@
-"""A conversion replaces nothing unasked, and does nothing twice."""
+"""A conversion replaces files only with `overwrite`, and does no work twice."""
 
 from __future__ import annotations
 

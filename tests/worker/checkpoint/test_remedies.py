@@ -1,4 +1,4 @@
-"""Model folders with a fault: the sentence says what to do, and doing it leads to no second fault.
+"""Model folders with a fault: the sentence gives a remedy, and applying it leads to no second fault.
 
 A remedy is applied from the words of the sentence by `apply`, which knows one action for each way of putting it.
 """
@@ -59,7 +59,7 @@ def bytes_of(name: str, change: Callable[[bytes], bytes]) -> Change:
 
 
 def instead(*names: str) -> Change:
-    """These files in place of the weights."""
+    """Replace the weights with these files."""
 
     def change(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
@@ -84,7 +84,7 @@ def as_bin(make: Callable[[dict[str, torch.Tensor]], Any], name: str = "pytorch_
 
 
 def quantized(suffix: str, dtype: torch.dtype, *more: str) -> Change:
-    """The attention inputs in another form under another name, with their scales."""
+    """Store the attention inputs in another type under another name, with their scales."""
 
     def change(held: dict[str, torch.Tensor]) -> None:
         for name in [name for name in held if name.endswith("q_proj.weight")]:
@@ -142,7 +142,7 @@ def of_peft(folder: Path) -> None:
 
 
 class Whole(torch.nn.Module):
-    """A model of a class that only its own program knows."""
+    """Save a model of a class that only its own program knows."""
 
 
 SHARDED = "sharded"
@@ -302,7 +302,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 def good(folder: Path, kind: str) -> Path:
-    """The folder as its publisher has it: what a copy or `git lfs pull` brings."""
+    """The publisher's folder, which a copy or `git lfs pull` brings."""
     hf_folder(folder, {**LLAMA, "tie_word_embeddings": kind == TIED})
     if kind == SHARDED:
         held = load_file(folder / WEIGHTS)
@@ -320,7 +320,7 @@ def value(word: str) -> Any:
 
 
 def apply(sentence: str, folder: Path, source: Path) -> Path:
-    """Do what a sentence says; gives the folder that is named from then on. `source` is the publisher's folder."""
+    """Apply a sentence's remedy; returns the folder to use from then on. `source` is the publisher's folder."""
     whole = load_file(source / WEIGHTS) if (source / WEIGHTS).exists() else {}
     named: list[str] = re.findall(r"[\w.-]+\.(?:json|safetensors|bin)\b", sentence)
     if found := re.search(r"(?:set|add) (\w+): ([\w-]+?)(?= in config\.json| there|, by its)", sentence):

@@ -1,4 +1,4 @@
-"""Conversion from and to object stores: nothing is copied here first, and nothing appears there before it is whole."""
+"""Conversion from and to object stores: no local copy, and nothing appears before it is whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """fsspec's store in memory, but that a file is there when it is committed, as in S3, and not when it is opened."""
+    """fsspec's store in memory, in which a file appears when it is committed, as in S3, not when it is opened."""
     real = MemoryFileSystem._open
 
     def opened(self: Any, path: str, mode: str = "rb", *rest: Any, autocommit: bool = True, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def test_there_and_back(tmp_path: Path, store: str, form: str) -> None:
 
 
 def inspectable(uri: str) -> dict[str, int] | None:
-    """The topology of what is there, if it does not say that it is no checkpoint."""
+    """The topology of the checkpoint there, or None if it is not a whole one."""
     try:
         return inspect(uri).topology
     except CheckpointError:
@@ -71,7 +71,7 @@ def inspectable(uri: str) -> dict[str, int] | None:
 
 @contextmanager
 def killed(after: int) -> Iterator[list[str]]:
-    """Nothing is done to the store after as many changes, as if the process was gone. Gives those that were."""
+    """Stop all changes of the store after `most`, as if the process was gone; yields those that were done."""
     seen: list[str] = []
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

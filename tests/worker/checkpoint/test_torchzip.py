@@ -17,7 +17,7 @@ from smtrain.worker.checkpoint.torch_files import zip_writer as torchzip_writer
 
 
 def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
-    """Sparse, so that it takes no room: one record of more than 4 GiB, and one that begins beyond it."""
+    """A sparse file with one record of more than 4 GiB, and one that begins beyond it."""
     wide, last = Tensor(BF16, (3 << 20, 1 << 10)), Tensor(FP32, (5,))
     container = torchzip_writer.container("wide.pt", {"wide": wide, "last": last})
     numbers = torch.arange(5.0)
@@ -113,7 +113,7 @@ def test_what_xser_says_of_its_tensors_is_what_torch_reads(tmp_path: Path) -> No
 
 
 def nested(make: bytes) -> bytes:
-    """What holds one thing several times, which holds one thing several times, and so on 100 deep."""
+    """A pickle of a value that holds the next several times, 100 deep."""
     body = b"]q\0"
     for _ in range(100):
         body += make

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from smtrain.core.model import hf_tokenizer
 from smtrain.core.model.hf_folder import companions_in
@@ -26,6 +27,10 @@ class Carried:
     files: dict[str, bytes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     """Name (of a whole folder with a slash) -> the reason."""
+
+    def with_config(self, config: dict[str, Any]) -> dict[str, bytes]:
+        """The files and config.json."""
+        return {**self.files, "config.json": (json.dumps(config, indent=2) + "\n").encode()}
 
     def tell(self, say: Say) -> None:
         """Report what is left out: a line for each reason."""

@@ -58,7 +58,7 @@ def is_hf_folder(location: Place) -> bool:
 
 
 def read_config(location: Place | Path | str) -> dict[str, Any]:
-    """Read a folder's config.json, which may be named itself; raises CheckpointError if there is none."""
+    """Read a folder's config.json, which may be named itself; raises CheckpointError if it is missing."""
     location = place(folder_of(str(location)) if isinstance(location, (str, Path)) else location)
     root = location.path()
     if root is not None and not root.is_dir():
@@ -78,8 +78,8 @@ class HFSource(WeightSource):
 
     It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
     numbered shards without an index. Raises CheckpointError if a file is missing, cut short or not what its name
-    says, where the index points out of the folder, where the weights are quantized, where a parameter of the model is
-    missing or has another shape than config.json says, and where a tensor is none of the model's.
+    says, if the index points out of the folder, if weights are quantized, and if a parameter is missing, unknown or of
+    another shape than config.json says.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.layout import Shard
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
-from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron.names import (
     EMBEDDING,
     HEAD,
@@ -68,40 +69,49 @@ def iteration(location: Place) -> str | None:
     return folders[-1] if folders else None
 
 
-class MegatronSource(PieceSource):
-    """A legacy checkpoint as a `WeightSource`; the topology is read from the files.
+Part = Callable[[str, Slab, int, int], "tuple[str, list[tuple[int, int]]] | None"]
+"""(key in the whole model, tensor, tp, tp rank) -> the tensor that it is a part of and its rows there, or None."""
 
-    `folder` is that of one iteration below `where`, "" for `where` itself. Raises CheckpointError if a file is
-    missing, cut short or no checkpoint, or does not fit the config.
+
+class RankSource(PieceSource):
+    """A checkpoint of one file for each (tp, pp) rank as a `WeightSource`; the topology is read from the files.
+
+    `chunks` reads a file as a dict for each virtual stage; `part` places tensors that Megatron-core stores differently,
+    and `replace` gives other blocks for a block. Raises CheckpointError if a file is missing or not of this model.
     """
 
-    def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
-        at = location.below(folder) if folder else location
-        manifest = read_manifest(location)
-        paths = rank_files(at.files())
-        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
-        self.folder = folder
-        for t in range(min(self.tp, len(paths) + 1)):
-            for p in range(min(self.pp, len(paths) + 1)):
-                if (t, p) not in paths:
-                    raise CheckpointError(
-                        f"{at} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
-                    )
-        prefix = f"{folder}/" if folder else ""
-        shards = {
-            (t, p, v): tensors
-            for (t, p), file in paths.items()
-            for v, tensors in enumerate(_chunks(at, file, checksums(manifest, prefix + file)))
-        }
-        self.vpp = max(v for _, _, v in shards) + 1
+    def __init__(
+        self, location: Place, at: Place, config: dict[str, Any], files: Mapping[tuple[int, int], str],
+        chunks: Callable[[str], list[dict[str, Slab]]], part: Part | None = None,
+        replace: Callable[[TensorBlock], Iterable[TensorBlock]] | None = None,
+    ) -> None:  # fmt: skip
+        self.tp, self.pp = mesh_of(files, at)
         shape = ModelShape.from_config(config)
         if faults := mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
                 f"{at}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
             )
-        blocks = global_blocks(at, shape, shards, self.tp, self.pp, self.vpp)
+        shards = {(t, p, v): tensors for (t, p), file in files.items() for v, tensors in enumerate(chunks(file))}
+        self.vpp = max(v for _, _, v in shards) + 1
+        blocks = _global_blocks(at, shape, shards, self, part)
+        if replace is not None:
+            blocks = {key: [other for block in old for other in replace(block)] for key, old in blocks.items()}
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(location, config, table(shape), blocks, twins)
+
+
+class MegatronSource(RankSource):
+    """A legacy checkpoint; `folder` is that of one iteration below `location`, "" for `location` itself."""
+
+    def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
+        self.folder = folder
+        at, prefix = (location.below(folder), f"{folder}/") if folder else (location, "")
+        manifest = read_manifest(location)
+
+        def chunks(file: str) -> list[dict[str, Slab]]:
+            return _chunks(at, file, checksums(manifest, prefix + file))
+
+        super().__init__(location, at, config, rank_files(at.files()), chunks)
 
 
 def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, Slab]]:
@@ -152,18 +162,14 @@ def _flat(location: Place, file: str, model: Any, depth: int = 0) -> list[tuple[
     return out
 
 
-Part = Callable[[str, Slab, int], "tuple[str, list[tuple[int, int]]] | None"]
-"""(key in the whole model, tensor, tp rank) -> the tensor that it is a part of and its rows there, or None."""
-
-
-def global_blocks(
-    location: Place, shape: ModelShape, shards: Shards, tp: int, pp: int, vpp: int, part: Part | None = None
+def _global_blocks(
+    location: Place, shape: ModelShape, shards: Shards, mesh: RankSource, part: Part | None
 ) -> dict[str, list[TensorBlock]]:
     """Key in the whole model -> its blocks, from the parts of all ranks.
 
-    `part` places tensors that Megatron-core stores differently. Raises CheckpointError for tensors that the model does
-    not have, and for shapes that do not fit a rank.
+    Raises CheckpointError for tensors that the model does not have, and for shapes that do not fit a rank.
     """
+    tp, pp, vpp = mesh.tp, mesh.pp, mesh.vpp
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
     if starts[-1] != shape.layers:
@@ -173,9 +179,11 @@ def global_blocks(
     for (t, p, v), tensors in sorted(shards.items()):
         for name, slab in tensors.items():
             key = _global(name, starts[v * pp + p])
-            found = part(key, slab, t) if part is not None else None
-            if found is not None and found[0] in fused:
-                out.setdefault(found[0], []).extend(_rows(location, fused[found[0]], slab, found[1]))
+            placed = part(key, slab, tp, t) if part is not None else None
+            if placed is not None and placed[0] in fused:
+                key, rows = placed
+                shard = Shard(0, tuple(rows), sum(b - a for a, b in rows))
+                out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"a part of {key}"))
                 continue
             if key not in fused:
                 kind = (
@@ -186,7 +194,11 @@ def global_blocks(
                 raise CheckpointError(f"{location} holds {name[:200]}: {kind}.")
             if key == EMBEDDING and p > 0:
                 key = HEAD  # some versions keep a copy on the last stage of a tied model
-            out.setdefault(key, []).extend(_blocks(location, fused[key], slab, tp, t))
+            vocab = fused[key].shape[0]
+            if key in (EMBEDDING, HEAD) and slab.shape:
+                vocab = max(slab.shape[0] * tp, vocab)
+            shard = cut(fused[key], tp, t, vocab)
+            out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}"))
     return out
 
 
@@ -199,17 +211,12 @@ def _global(name: str, first: int) -> str:
     return f"decoder.layers.{first + int(found[1])}.{found[2]}" if found else name
 
 
-def _blocks(location: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[TensorBlock]:
-    """The blocks of the model that a rank's part holds; the padding of a vocabulary is left out."""
-    vocab = fused.shape[0]
-    if fused.key in (EMBEDDING, HEAD) and slab.shape:
-        vocab = max(slab.shape[0] * tp, vocab)
-    shard = cut(fused, tp, t, vocab)
+def _blocks(location: Place, fused: Fused, slab: Slab, shard: Shard, shown: str) -> list[TensorBlock]:
+    """The blocks of the model that a shard in `slab` holds; the padding of a vocabulary is left out."""
     wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
     if slab.shape != wanted:
         raise CheckpointError(
-            f"{location}: {fused.key} on tp rank {t} is {list(slab.shape)} instead of {list(wanted)}; is "
-            "config.json of this model?",
+            f"{location}: {shown} is {list(slab.shape)} instead of {list(wanted)}; is config.json of this model?",
             code="checkpoint.other_model",
         )
     whole = tuple((0, n) for n in fused.shape)
@@ -220,21 +227,5 @@ def _blocks(location: Place, fused: Fused, slab: Slab, tp: int, t: int) -> list[
         origin = tuple(at if i == shard.dim else 0 for i in range(len(whole)))
         if b > a:
             out.append(TensorBlock(tuple((a, b) if i == shard.dim else n for i, n in enumerate(whole)), slab, origin))
-        at += b - a
-    return out
-
-
-def _rows(location: Place, fused: Fused, slab: Slab, ranges: list[tuple[int, int]]) -> list[TensorBlock]:
-    """The blocks of the model at `ranges` of rows that a tensor holds one after another."""
-    wanted = (sum(b - a for a, b in ranges), *fused.shape[1:])
-    if slab.shape != wanted:
-        raise CheckpointError(
-            f"{location}: a part of {fused.key} is {list(slab.shape)} instead of {list(wanted)}; is config.json of "
-            "this model?",
-            code="checkpoint.other_model",
-        )
-    out, at = [], 0
-    for a, b in ranges:
-        out.append(TensorBlock(((a, b), *((0, n) for n in wanted[1:])), slab, (at, *(0 for _ in wanted[1:]))))
         at += b - a
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,7 @@ def write_megatron(
     about = {
         "kind": "megatron", "form": "torch", "spec": to.spec, "topology": {"tp": to.tp, "pp": to.pp, "vpp": to.vpp},
     }  # fmt: skip
-    extras = {
-        **carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode(), TRACKER: b"1",
-    }  # fmt: skip
+    extras = {**carried.with_config(source.config), TRACKER: b"1"}
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 

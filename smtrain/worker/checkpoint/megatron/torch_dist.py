@@ -6,7 +6,6 @@ be stacked along a first dimension or stored one by one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
-from smtrain.worker.checkpoint.conversion_manifest import read_manifest
+from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dtypes import DType
 from smtrain.worker.checkpoint.megatron.names import EMBEDDING, HEAD, Fused, canonical, head, ignored, table
 from smtrain.worker.checkpoint.storage import Place, read_text
@@ -53,7 +52,11 @@ class TorchDistSource(PieceSource):
 
     def __init__(self, location: Place, folder: str, config: dict[str, Any]) -> None:
         at = location.below(folder) if folder else location
-        _vouched(location, at, folder)
+        about = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
+        if not matches_manifest(at, METADATA, about):
+            raise CheckpointError(
+                f"{at}/{METADATA} is not what was written; convert the model again.", code="checkpoint.damaged"
+            )
         self.folder = folder
         shape = ModelShape.from_config(config)
         fused = {f.key: f for f in (*table(shape), head(shape))}
@@ -72,16 +75,6 @@ class TorchDistSource(PieceSource):
                 blocks.setdefault(name, []).extend(_blocks(fused[name], chunks, layer, shift))
         twins = blocks.pop(HEAD, None) if shape.tied else None
         super().__init__(location, config, table(shape), blocks, twins)
-
-
-def _vouched(location: Place, at: Place, folder: str) -> None:
-    """Raises CheckpointError if our manifest has another hash of `.metadata`."""
-    about = read_manifest(location).get("files", {}).get(f"{folder}/{METADATA}", {})
-    size = at.files().get(METADATA, 0)
-    if "sha256" in about and hashlib.sha256(at.read(METADATA, 0, size)).hexdigest() != about["sha256"]:
-        raise CheckpointError(
-            f"{at}/{METADATA} is not what was written; convert the model again.", code="checkpoint.damaged"
-        )
 
 
 @dataclass(frozen=True)

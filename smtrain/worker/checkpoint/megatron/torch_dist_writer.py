@@ -90,8 +90,7 @@ def write_torch_dist(
         "common_backend": "torch", "common_backend_version": 1,
     }  # fmt: skip
     extras = {
-        **carried.files,
-        "config.json": (json.dumps(source.config, indent=2) + "\n").encode(),
+        **carried.with_config(source.config),
         f"{ITERATION}/{METADATA}": _metadata(shape, chunks, places),
         f"{ITERATION}/common.pt": torchzip_writer.alone("common", dumps(common)),
         f"{ITERATION}/{_NOTHING_AT}": _NOTHING,

@@ -26,7 +26,7 @@ class Disk(Protocol):
         ...
 
     def fault(self, checkpoint: Path, present: Sizes | None = None) -> str | None:
-        """Why a checkpoint is not whole if all disks together hold `present`; None if it is."""
+        """Explain why a checkpoint is not whole if all disks together hold `present`; None if it is."""
         ...
 
     def remove(self, checkpoint: Path) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape, Role
-from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
+from smtrain.worker.checkpoint.block_source import TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FP32, Bits
-from smtrain.worker.checkpoint.megatron.legacy import global_blocks
-from smtrain.worker.checkpoint.megatron.names import HEAD, ignored, mesh_faults, table
+from smtrain.worker.checkpoint.megatron.legacy import RankSource
+from smtrain.worker.checkpoint.megatron.names import HEAD, ignored
 from smtrain.worker.checkpoint.nemo_megatron.names import canonical, part, rank_files
 from smtrain.worker.checkpoint.nxd.reader import referred
 from smtrain.worker.checkpoint.sources import WeightSource, Wrapped
@@ -30,48 +30,26 @@ from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Reference
 
 
-class NNMSource(PieceSource):
-    """A folder of rank files as a `WeightSource`; mesh and form are read from the files.
-
-    With `masters` the fp32 master weights of the optimizer's files replace the model's own. Raises CheckpointError if
-    a file is missing, cut short or no checkpoint, or does not fit the config.
-    """
+class NNMSource(RankSource):
+    """A folder of rank files, whole or xser; with `masters` the fp32 master weights replace the model's own."""
 
     def __init__(self, location: Place, config: dict[str, Any], masters: bool = False) -> None:
         manifest = read_manifest(location)
-        paths = rank_files(location.files())
-        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
-        for t in range(min(self.tp, len(paths) + 1)):
-            for p in range(min(self.pp, len(paths) + 1)):
-                if (t, p) not in paths:
-                    raise CheckpointError(
-                        f"{location} lacks the file of tp rank {t}, pp rank {p}; copy that rank's file into it."
-                    )
         shape = ModelShape.from_config(config)
-        if faults := mesh_faults(shape, self.tp, 1):
-            raise CheckpointError(
-                f"{location}: {'; '.join(faults)}; check that config.json is this model's.",
-                code="checkpoint.other_model",
-            )
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
-        shards = {
-            (t, p, v): tensors
-            for (t, p), file in paths.items()
-            for v, tensors in enumerate(_chunks(location, file, manifest, kept))
-        }
-        vpp = max(v for _, _, v in shards) + 1
 
-        def of(key: str, slab: Slab, t: int) -> tuple[str, list[tuple[int, int]]] | None:
-            return part(shape, key, slab.shape[0] if slab.shape else 0, self.tp, t)
+        def chunks(file: str) -> list[dict[str, Slab]]:
+            return _chunks(location, file, manifest, kept)
 
-        blocks = global_blocks(location, shape, shards, self.tp, self.pp, vpp, of)
-        if kept:
-            blocks = {
-                key: [part for block in held for part in kept[block.slab.file, block.slab.offset].of(block)]
-                for key, held in blocks.items()
-            }
-        twins = blocks.pop(HEAD, None) if shape.tied else None
-        super().__init__(location, config, table(shape), blocks, twins)
+        def place(key: str, slab: Slab, tp: int, t: int) -> tuple[str, list[tuple[int, int]]] | None:
+            return part(shape, key, slab.shape[0] if slab.shape else 0, tp, t)
+
+        def replace(block: TensorBlock) -> Iterator[TensorBlock]:
+            assert kept is not None
+            return kept[block.slab.file, block.slab.offset].of(block)
+
+        files = rank_files(location.files())
+        super().__init__(location, location, config, files, chunks, place, replace if masters else None)
 
 
 def _chunks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def write_nnm(
         "kind": "nemo-megatron", "release": to.release, "form": "xser" if to.form == "xser" else "ckpt",
         "topology": {"tp": to.tp, "pp": to.pp},
     }  # fmt: skip
-    extras = {**carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
+    extras = carried.with_config(source.config)
     execute(fused, target, ConversionPlan(layout, groups, containers, extras, about, REPLACES), overwrite)
 
 
@@ -102,10 +101,8 @@ def _plain(
 def _xser(
     file: str, tensors: dict[str, Tensor], table: dict[str, str], release: Release
 ) -> tuple[list[TensorFile], dict[str, TensorFile]]:
-    by_key, state = {}, {}
+    by_key, state = torchzip_writer.one_file_each(file, tensors), {}
     for tid, (key, tensor) in enumerate(tensors.items()):
-        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
-        by_key[key] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {key: tensor}, alone)
         reference: dict[str, Any] = {"tid": tid}
         if release == "2.21":
             shape = Called(Name("torch", "Size"), (tensor.shape,))

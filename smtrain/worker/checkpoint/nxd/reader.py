@@ -17,7 +17,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.layout import KvOrder, Layout
-from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
+from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
 from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_files, stored
@@ -52,13 +52,7 @@ class NxDSource(WeightSource):
                 f"{folder} holds no NxD shards (dp_rank_00_tp_rank_00_pp_rank_00.pt and so on).",
                 code="checkpoint.damaged",
             )
-        self.tp, self.pp = (max(rank[i] for rank in paths) + 1 for i in (0, 1))
-        for t in range(min(self.tp, len(paths) + 1)):
-            for p in range(min(self.pp, len(paths) + 1)):
-                if (t, p) not in paths:
-                    raise CheckpointError(
-                        f"{folder} lacks the shard of tp rank {t}, pp rank {p}; copy that rank's file into it."
-                    )
+        self.tp, self.pp = mesh_of(paths, folder, "shard")
         if manifest and manifest.get("topology") != {"tp": self.tp, "pp": self.pp}:
             raise CheckpointError(
                 f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from smtrain.core.errors import CheckpointError
@@ -50,7 +49,7 @@ def write_nxd(
         "kind": "nxd", "topology": {"tp": to.tp, "pp": to.pp}, "form": to.form, "qkv": how, "kv_order": to.kv_order,
         "kv_multiplier": layout.kv_multiplier,
     }  # fmt: skip
-    extras = {**carried.files, "config.json": (json.dumps(source.config, indent=2) + "\n").encode()}
+    extras = carried.with_config(source.config)
     replaces = ("model/dp_rank_00_tp_rank_*_pp_rank_*",)
     execute(source, target, ConversionPlan(layout, groups, containers, extras, about, replaces), overwrite)
 
@@ -72,10 +71,7 @@ def _plain(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dic
 
 def _xser(file: str, tensors: dict[str, Tensor]) -> tuple[list[TensorFile], dict[str, TensorFile]]:
     """A file for every tensor, and two that describe them."""
-    by_name = {}
-    for tid, (name, tensor) in enumerate(tensors.items()):
-        alone = b"\x80\x02" + torchzip_writer.pickle_tensor(0, tensor) + b"."
-        by_name[name] = torchzip_writer.container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, alone)
+    by_name = torchzip_writer.one_file_each(file, tensors)
     heads = [
         torchzip_writer.container(file, {}, torchzip_writer.pickle_references(list(tensors))),
         torchzip_writer.container(f"{file}.info.pt", {}, torchzip_writer.pickle_info(list(tensors.values()))),

@@ -28,7 +28,7 @@ class Called:
     """The result of calling a function or class."""
 
     function: Name
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] | Opcodes
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Opcodes:
 
 def dumps(value: Any) -> bytes:
     """A pickle of protocol 2."""
-    return b"\x80\x02" + _put(value) + b"."
+    return b"\x80\x02" + opcodes(value) + b"."
 
 
-def _put(value: Any) -> bytes:
+def opcodes(value: Any) -> bytes:
+    """The opcodes that push a value."""
     if value is None or isinstance(value, bool):
         return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, Opcodes):
@@ -52,27 +53,22 @@ def _put(value: Any) -> bytes:
         data = value.encode()
         return b"X" + struct.pack("<I", len(data)) + data
     if isinstance(value, int):
-        return number(value)
+        if -(1 << 31) <= value < 1 << 31:
+            return b"J" + struct.pack("<i", value)
+        data = value.to_bytes((value.bit_length() // 8) + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(data)]) + data
     if isinstance(value, float):
         return b"G" + struct.pack(">d", value)
     if isinstance(value, tuple):
-        return b"(" + b"".join(map(_put, value)) + b"t"
+        return b"(" + b"".join(map(opcodes, value)) + b"t"
     if isinstance(value, list):
-        return b"](" + b"".join(map(_put, value)) + b"e"
+        return b"](" + b"".join(map(opcodes, value)) + b"e"
     if isinstance(value, dict):
-        return b"}(" + b"".join(_put(key) + _put(item) for key, item in value.items()) + b"u"
+        return b"}(" + b"".join(opcodes(key) + opcodes(item) for key, item in value.items()) + b"u"
     if isinstance(value, Name):
         return f"c{value.module}\n{value.name}\n".encode()
     if isinstance(value, New):
-        return _put(value.kind) + b")\x81" + _put(value.state) + b"b"
+        return opcodes(value.kind) + b")\x81" + opcodes(value.state) + b"b"
     if isinstance(value, Called):
-        return _put(value.function) + _put(value.arguments) + b"R"
+        return opcodes(value.function) + opcodes(value.arguments) + b"R"
     raise TypeError(f"{type(value).__name__} is not pickled here")
-
-
-def number(n: int) -> bytes:
-    """A whole number."""
-    if -(1 << 31) <= n < 1 << 31:
-        return b"J" + struct.pack("<i", n)
-    data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
-    return b"\x8a" + bytes([len(data)]) + data

@@ -11,6 +11,7 @@ from functools import partial
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.tensor_files import Tensor, TensorFile
 from smtrain.worker.checkpoint.tensor_ranges import contiguous
+from smtrain.worker.checkpoint.torch_files.pickling import Called, Name, New, Opcodes, dumps, opcodes
 from smtrain.worker.checkpoint.torch_files.unpickle import REFERENCE
 
 ALIGNMENT = 64
@@ -113,60 +114,52 @@ def _tail(stem: str, at: int, records: tuple[_Local, ...], names: tuple[str, ...
 
 def pickle_dict(tensors: Mapping[str, Tensor]) -> bytes:
     """The pickle of a dict of contiguous tensors, in the order of their records."""
-    out = bytearray(b"\x80\x02}(")
-    for key, (name, tensor) in enumerate(tensors.items()):
-        out += _text(name) + pickle_tensor(key, tensor)
-    return bytes(out + b"u.")
+    return dumps({name: Opcodes(pickle_tensor(key, tensor)) for key, (name, tensor) in enumerate(tensors.items())})
 
 
 def pickle_tensor(key: int, tensor: Tensor) -> bytes:
     """The opcodes that rebuild the tensor of record `data/KEY`."""
-
-    numel = tensor.size // tensor.dtype.itemsize
-    storage = f"ctorch\n{tensor.dtype.storage}\n".encode()
-    out = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _text("storage") + storage + _text(str(key)) + _text("cpu")
-    out += _number(numel) + b"tQ" + _number(0)
-    for numbers in (tensor.shape, contiguous(tensor.shape)):
-        out += b"(" + b"".join(_number(n) for n in numbers) + b"t"
-    return out + b"\x89ccollections\nOrderedDict\n)RtR"
+    storage = ("storage", Name("torch", tensor.dtype.storage), str(key), "cpu", tensor.size // tensor.dtype.itemsize)
+    persistent, hooks = Opcodes(opcodes(storage) + b"Q"), Called(Name("collections", "OrderedDict"), Opcodes(b")"))
+    arguments = (persistent, 0, tensor.shape, contiguous(tensor.shape), False, hooks)
+    return opcodes(Called(Name("torch._utils", "_rebuild_tensor_v2"), arguments))
 
 
 def pickle_info(tensors: Sequence[Tensor]) -> bytes:
     """xser's description of the tensors of a `.tensors` folder, by number."""
-    out = bytearray(b"\x80\x02}(")
-    for tid, tensor in enumerate(tensors):
-        out += _number(tid) + b"}(" + _text("dtype") + f"ctorch\n{tensor.dtype}\n".encode()
-        out += _text("shape") + b"ctorch\nSize\n((" + b"".join(map(_number, tensor.shape)) + b"ttR"
-        out += _text("expert_model_parallel") + b"\x89u"
-    return bytes(out + b"u.")
+    return dumps(
+        {
+            tid: {
+                "dtype": Name("torch", tensor.dtype.name),
+                "shape": Called(Name("torch", "Size"), (tensor.shape,)),
+                "expert_model_parallel": False,
+            }
+            for tid, tensor in enumerate(tensors)
+        }
+    )
 
 
 def pickle_references(names: list[str]) -> bytes:
     """xser's dict: the i-th name refers to tensor number i of the `.tensors` folder."""
-    module, kind = REFERENCE.rsplit(".", 1)
-    out = bytearray(b"\x80\x02}(")
-    for tid, name in enumerate(names):
-        out += _text(name) + f"c{module}\n{kind}\n".encode() + b")\x81}" + _text("tid") + _number(tid) + b"sb"
-    return bytes(out + b"u.")
+    kind = Name(*REFERENCE.rsplit(".", 1))
+    # SETITEM for the one attribute, as torch_xla's own pickles have it
+    state = [Opcodes(b"}" + opcodes("tid") + opcodes(tid) + b"s") for tid in range(len(names))]
+    return dumps({name: New(kind, state[tid]) for tid, name in enumerate(names)})
 
 
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return b"X" + struct.pack("<I", len(data)) + data
-
-
-def _number(n: int) -> bytes:
-    if n < 1 << 31:
-        return b"J" + struct.pack("<i", n)
-    data = n.to_bytes((n.bit_length() // 8) + 1, "little", signed=True)
-    return b"\x8a" + bytes([len(data)]) + data
+def one_file_each(file: str, tensors: Mapping[str, Tensor]) -> dict[str, TensorFile]:
+    """Lay out xser's `.tensors` folder: a file of torch.save for every tensor."""
+    return {
+        name: container(f"{file}.tensors/tensor_{tid}.pt", {name: tensor}, dumps(Opcodes(pickle_tensor(0, tensor))))
+        for tid, (name, tensor) in enumerate(tensors.items())
+    }
 
 
 class Alone:
     """A stream of torch.save with one tensor: the bytes before and after its numbers, and its length."""
 
     def __init__(self, stem: str, tensor: Tensor) -> None:
-        whole = container(f"{stem}.pt", {"": tensor}, b"\x80\x02" + pickle_tensor(0, tensor) + b".")
+        whole = container(f"{stem}.pt", {"": tensor}, dumps(Opcodes(pickle_tensor(0, tensor))))
         self.head = b"".join(data for _, data in whole.fixed)
         self._whole, self._size = whole, tensor.size
         self.size = len(self.head) + tensor.size + len(self.tail(0))
