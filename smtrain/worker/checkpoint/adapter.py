@@ -79,8 +79,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, which is little next to one "
-    "layer."""
+    """A whole adapter. Factors in fp32 stay in their file; others are held in memory, little next to one layer."""
 
     location: Place
     factors: Mapping[str, Factor]
@@ -215,16 +214,15 @@ def _is_number(value: Any) -> bool:
 def _slabs(location: Place) -> dict[str, Slab]:
     """The factors by name, from safetensors or from torch.save's form, which older versions of peft write."""
     if WEIGHTS in location.files():
-        held = safetensors.slabs(location, WEIGHTS)
+        tensors = safetensors.slabs(location, WEIGHTS)
     elif _OLDER in location.files():
         loaded = torchzip.load(location, _OLDER)
-        tensors = tensors_in(loaded)
-        if tensors is None:
+        tensors = tensors_in(loaded) or {}
+        if not tensors:
             raise not_tensors(loaded, f"{location}/{_OLDER}")
-        held = tensors
     else:
         raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.")
-    return {without_wrappers(name): slab for name, slab in held.items()}
+    return {without_wrappers(name): slab for name, slab in tensors.items()}
 
 
 def _split(location: Place, name: str) -> tuple[str, str]:

@@ -66,13 +66,13 @@ class PieceSource(WeightSource):
         self._blocks: dict[str, list[TensorBlock]] = {}
         self._together: dict[str, tuple[str, ...]] = {}
         for fused in tensors:
-            found = blocks.get(fused.key)
-            if not found:
+            pieces = blocks.get(fused.key)
+            if not pieces:
                 raise CheckpointError(
                     f"{location} lacks {fused.key}; check that config.json is this model's.",
                     code="checkpoint.other_model",
                 )
-            for part, mine in _parts(fused, found).items():
+            for part, mine in _parts(fused, pieces).items():
                 self._blocks[part] = _tiled(location, fused.key, mine, upright[part].shape)
                 self._together[part] = fused.parts
         self._twins = twins and _tiled(location, "the output layer", twins, self._specs[self._shape.embed_name].shape)
@@ -117,14 +117,14 @@ class PieceSource(WeightSource):
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         if name in self._specs and self._specs[name].turned:
             return self._assemble(self._found(name), bounds[::-1], tally).T
-        found = self._assemble(self._found(name), bounds, tally)
+        bits = self._assemble(self._found(name), bounds, tally)
         twins = self._twins if name == self._shape.embed_name else None
-        if twins and not np.array_equal(found, self._assemble(twins, bounds, None)):
+        if twins and not np.array_equal(bits, self._assemble(twins, bounds, None)):
             raise CheckpointError(
                 f"{self._place}: the output layer differs from {name}, to which config.json ties it; set "
                 "tie_word_embeddings: false there if they were trained apart."
             )
-        return found
+        return bits
 
     def _assemble(self, blocks: list[TensorBlock], bounds: Bounds, tally: Tally | None) -> Bits:
         """A view if one block has all of it, else a copy."""

@@ -25,19 +25,19 @@ def combined(first: int, second: int, size: int) -> int:
 @lru_cache(64)
 def _shift(size: int) -> int:
     """x^(8 size) modulo the polynomial."""
-    found, power = 1 << 31, 1 << 23  # 1, and x^8
+    result, power = 1 << 31, 1 << 23  # 1, and x^8
     while size:
         if size & 1:
-            found = _product(power, found)
+            result = _product(power, result)
         power, size = _product(power, power), size >> 1
-    return found
+    return result
 
 
 def _product(a: int, b: int) -> int:
-    found = 0
+    result = 0
     while a:
         if a & 0x80000000:
-            found ^= b
+            result ^= b
         a = (a << 1) & 0xFFFFFFFF
         b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
-    return found
+    return result

@@ -51,11 +51,11 @@ class ConversionProgress:
         """Record a finished job; returns the files that it completed."""
         finished = []
         with self.lock:
-            written = [(write.name, container) for write in job for container in write.targets]
-            for (name, container), crc in zip(written, crcs, strict=True):
-                held = self.crcs.setdefault(container.file, {})
-                held[name] = crc
-                if len(held) == len(container.offsets):
+            tensors = [(write.name, container) for write in job for container in write.targets]
+            for (name, container), crc in zip(tensors, crcs, strict=True):
+                written = self.crcs.setdefault(container.file, {})
+                written[name] = crc
+                if len(written) == len(container.offsets):
                     finished.append(container)
         return finished
 
@@ -71,10 +71,10 @@ def manifest(plan: ConversionPlan, crcs: dict[str, dict[str, int]], work: str | 
     """JSON with the size of every file, a crc32 of every tensor, a sha256 of every small file and the `work` digest."""
     files: dict[str, Any] = {}
     for container in plan.containers:
-        held = crcs.get(container.file, {})
-        tail = b"" if container.tail is None else container.tail(held)
+        written = crcs.get(container.file, {})
+        tail = b"" if container.tail is None else container.tail(written)
         size = container.end + len(tail)
-        files[container.file] = {"size": size, "crc32": {name: f"{held[name]:08x}" for name in container.offsets}}
+        files[container.file] = {"size": size, "crc32": {name: f"{written[name]:08x}" for name in container.offsets}}
     for file, data in plan.extras.items():
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     content = {"format": FORMAT, "version": VERSION, **plan.about, **({"work": work} if work else {}), "files": files}

@@ -133,10 +133,10 @@ def room(name: str, shape: tuple[int, ...], kind: str) -> Bits:
     The kernel clears fresh memory page by page, which takes longer than the arithmetic done in it.
     """
     size = prod(shape)
-    held: dict[Any, Bits] = _rooms.__dict__
-    if (found := held.get((name, kind))) is None or found.size < size:
-        found = held[name, kind] = np.empty(size, kind)
-    return found[:size].reshape(shape)
+    arrays: dict[Any, Bits] = _rooms.__dict__
+    if (array := arrays.get((name, kind))) is None or array.size < size:
+        array = arrays[name, kind] = np.empty(size, kind)
+    return array[:size].reshape(shape)
 
 
 def tensor(bits: Bits, dtype: DType) -> torch.Tensor:

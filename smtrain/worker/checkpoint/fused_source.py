@@ -47,12 +47,12 @@ class FusedSource(Wrapped):
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         fused, (start, stop) = self.fused(name), bounds[0]
-        found = []
+        pieces = []
         for (part, first, _), (low, high) in zip(fused.segments, pairwise(fused.starts()), strict=True):
             a, b = max(start, low), min(stop, high)
             if a < b:
-                found.append(self._source.bits(part, [(a - low + first, b - low + first), *bounds[1:]], tally))
-        return found[0] if len(found) == 1 else np.concatenate(found)
+                pieces.append(self._source.bits(part, [(a - low + first, b - low + first), *bounds[1:]], tally))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def stored_with(self, name: str) -> tuple[str, ...]:
         return (name,)

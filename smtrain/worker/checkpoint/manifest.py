@@ -146,14 +146,14 @@ class Manifest:
         if version != VERSION:
             raise CheckpointError(f"{path} has format version {version}, this smtrain reads {VERSION}: update smtrain")
         try:
-            found = cls(**data)
+            manifest = cls(**data)
         except TypeError as error:
             raise CheckpointError(
                 f"{path} is not complete ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
             ) from None
-        if damage := found._damage():
+        if damage := manifest._damage():
             raise CheckpointError(f"{path} is damaged ({damage}): take another checkpoint", code="checkpoint.damaged")
-        return found
+        return manifest
 
     def _damage(self) -> str | None:
         """The first field that `to_json` cannot have written, or None."""
@@ -198,8 +198,8 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """(step, path) of every checkpoint folder that one job wrote, whole or not, oldest first."""
     if not folder.is_dir():
         return []
-    found = ((_STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
-    return sorted((int(m[1]), p) for m, p in found if m)
+    folders = ((_STEP.fullmatch(p.name), p) for p in folder.iterdir() if p.is_dir())
+    return sorted((int(m[1]), p) for m, p in folders if m)
 
 
 def sizes(checkpoint: Path) -> dict[str, int]:
@@ -210,20 +210,20 @@ def sizes(checkpoint: Path) -> dict[str, int]:
 def fault(checkpoint: Path, present: Sizes | None = None) -> str | None:
     """Explain why a checkpoint is not whole, None if it is. `present`: its files on all disks, default this disk's."""
     try:
-        found = Manifest.read(checkpoint)
+        manifest = Manifest.read(checkpoint)
     except CheckpointError as error:
         return str(error)
-    if reason := renamed(checkpoint.name, found.step):
+    if reason := renamed(checkpoint.name, manifest.step):
         return f"{checkpoint}: {reason}"
-    return _lacking(found.files, sizes(checkpoint) if present is None else present, str(checkpoint))
+    return _lacking(manifest.files, sizes(checkpoint) if present is None else present, str(checkpoint))
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
     """Read the training loop's state. Raises `CheckpointError` for an invalid manifest or one of another step."""
-    found = Manifest.read(checkpoint)
-    if reason := renamed(checkpoint.name, found.step):
+    manifest = Manifest.read(checkpoint)
+    if reason := renamed(checkpoint.name, manifest.step):
         raise CheckpointError(f"{checkpoint}: {reason}")
-    return found.state
+    return manifest.state
 
 
 def renamed(folder: str, step: int) -> str | None:
@@ -243,12 +243,12 @@ def fault_at(location: Place) -> str | None:
         return f"{location} has no {NAME}: the checkpoint was never completed, take another"
     try:
         text = bytes(location.read(NAME, 0, location.files()[NAME])).decode(errors="replace")
-        found = Manifest.parse(text, str(location))
+        manifest = Manifest.parse(text, str(location))
     except CheckpointError as error:
         return str(error)
-    if reason := renamed(str(location).rstrip("/").rpartition("/")[2], found.step):
+    if reason := renamed(str(location).rstrip("/").rpartition("/")[2], manifest.step):
         return f"{location}: {reason}"
-    return _lacking(found.files, location.files(), str(location))
+    return _lacking(manifest.files, location.files(), str(location))
 
 
 def _lacking(files: Mapping[str, Mapping[str, Any]], present: Sizes, checkpoint: str) -> str | None:

@@ -183,15 +183,15 @@ def open_megatron(
             return None
         return NNMSource(location, config if config is not None else _megatron_config(location, location), masters)
     at = location.below(folder) if folder else location
-    ranks, found = rank_files(at.files()), backend(at)
-    if not ranks and found is None:
-        held = sorted({file.split("/")[0] for file in at.files()})
-        if ".metadata" in held:
+    ranks, form = rank_files(at.files()), backend(at)
+    if not ranks and form is None:
+        names = sorted({file.split("/")[0] for file in at.files()})
+        if ".metadata" in names:
             raise CheckpointError(f"{at} has no metadata.json, which Megatron writes last; take a finished iteration.")
-        raise CheckpointError(f"{at} holds {', '.join(held[:5]) or 'nothing'}, but no Megatron checkpoint.")
-    if found not in (None, "torch_dist") and not ranks:
+        raise CheckpointError(f"{at} holds {', '.join(names[:5]) or 'nothing'}, but no Megatron checkpoint.")
+    if form not in (None, "torch_dist") and not ranks:
         raise CheckpointError(
-            f"{at} is in Megatron's old form {found!r}; save it as torch_dist or torch with Megatron itself "
+            f"{at} is in Megatron's old form {form!r}; save it as torch_dist or torch with Megatron itself "
             "(--ckpt-convert-format)."
         )
     config = config if config is not None else _megatron_config(location, at)
@@ -212,8 +212,7 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
 
 
 def _vouched_config(location: Place) -> dict[str, Any]:
-    """Read config.json, which must be as our manifest lists it: it tells the padding of the vocabulary from its "
-    "words."""
+    """Read config.json if it is as our manifest lists it, since it tells where the vocabulary's padding begins."""
     about = read_manifest(location).get("files", {}).get("config.json", {})
     if not matches_manifest(location, "config.json", about):
         raise CheckpointError(

@@ -122,14 +122,14 @@ class LocalPlace:
 
     def _map(self, file: str) -> mmap.mmap:
         with self._lock:
-            found = self._maps.pop(file, None)
-            if found is None:
+            mapped = self._maps.pop(file, None)
+            if mapped is None:
                 with open(self._root / file, "rb") as raw:
-                    found = _map(raw.fileno())
-            self._maps[file] = found
+                    mapped = _map(raw.fileno())
+            self._maps[file] = mapped
             if len(self._maps) > _MAPPED:
                 self._maps.popitem(last=False)  # views of it keep it open
-            return found
+            return mapped
 
 
 def _map(handle: int) -> mmap.mmap:
@@ -191,15 +191,16 @@ class RemotePlace:
                 raise CheckpointError(f"{self._uri} cannot be listed: {why}.")
             try:
                 self._fs.invalidate_cache()
-                found = self._fs.find(self._prefix, detail=True)
+                objects = self._fs.find(self._prefix, detail=True)
             except FileNotFoundError:
-                found = {}
+                objects = {}
             except Exception as error:
                 raise CheckpointError(
                     f"{self._uri} cannot be listed ({first_line(error)}); check your permissions."
                 ) from None
             skip = len(self._prefix) + 1
-            self._listed = {k[skip:]: v for k, v in sorted(found.items()) if v.get("type") == "file" and len(k) > skip}
+            files = {key: about for key, about in objects.items() if about.get("type") == "file"}
+            self._listed = {key[skip:]: about for key, about in sorted(files.items()) if len(key) > skip}
         return self._listed
 
 
@@ -223,17 +224,17 @@ def strange(location: Place, file: str) -> CheckpointError | None:
     size = location.files().get(file)
     if size is None:
         return None
-    found = misfit(file, bytes(location.read(file, 0, min(HEAD, size))), size)
-    return None if found is None else CheckpointError(f"{location}/{file} {found}.")
+    fault = misfit(file, bytes(location.read(file, 0, min(HEAD, size))), size)
+    return None if fault is None else CheckpointError(f"{location}/{file} {fault}.")
 
 
 def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
-    """The object that a JSON file holds. Raises CheckpointError, which says what the file is if it is no JSON.
+    """Read the object in a JSON file. Raises CheckpointError, which describes a file that is not JSON.
 
-    `else_` ends the sentence with another way out.
+    `else_` ends that sentence with another remedy.
     """
-    if found := strange(location, file):
-        raise found
+    if fault := strange(location, file):
+        raise fault
     try:
         content = json.loads(read_text(location, file))
     except (ValueError, RecursionError) as error:

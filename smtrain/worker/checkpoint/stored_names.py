@@ -71,27 +71,27 @@ def plain_names(names: Iterable[str], shape: ModelShape, location: object) -> di
     return out
 
 
-def tensors_in(held: Any) -> dict[str, Slab] | None:
+def tensors_in(content: Any) -> dict[str, Slab] | None:
     """The named tensors in an object of torch.save, at its top or under a key such as `state_dict`; else None."""
-    if not isinstance(held, dict):
+    if not isinstance(content, dict):
         return None
-    if held and all(isinstance(value, Slab) for value in held.values()):
-        return {str(name): slab for name, slab in held.items()}
-    nests = [key for key, value in held.items() if _is_state(value)]
+    if content and all(isinstance(value, Slab) for value in content.values()):
+        return {str(name): slab for name, slab in content.items()}
+    nests = [key for key, value in content.items() if _is_state(value)]
     usual = [key for key in NESTS if key in nests]
     chosen = nests if len(nests) == 1 else usual
-    return {str(name): slab for name, slab in held[chosen[0]].items()} if len(chosen) == 1 else None
+    return {str(name): slab for name, slab in content[chosen[0]].items()} if len(chosen) == 1 else None
 
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(slab, Slab) for slab in value.values())
 
 
-def not_tensors(held: Any, shown: str) -> CheckpointError:
+def not_tensors(content: Any, shown: str) -> CheckpointError:
     """The error for a file of torch.save with anything but named tensors."""
-    if isinstance(held, dict):
-        others = [str(key)[:50] for key, value in held.items() if not isinstance(value, Slab)]
-        nests = [str(key)[:50] for key, value in held.items() if _is_state(value)]
+    if isinstance(content, dict):
+        others = [str(key)[:50] for key, value in content.items() if not isinstance(value, Slab)]
+        nests = [str(key)[:50] for key, value in content.items() if _is_state(value)]
         if len(nests) > 1:
             return CheckpointError(
                 f"{shown} holds several models ({', '.join(nests[:5])}); save the one to take by itself: "
@@ -101,7 +101,7 @@ def not_tensors(held: Any, shown: str) -> CheckpointError:
             f"{shown} holds {', '.join(others[:5]) or 'nothing'} and not only named tensors; save the tensors by "
             "themselves: torch.save(model.state_dict(), FILE)."
         )
-    kind = "single tensor" if isinstance(held, Slab) else type(held).__name__
+    kind = "single tensor" if isinstance(content, Slab) else type(content).__name__
     return CheckpointError(
         f"{shown} holds a {kind} instead of named tensors; save the tensors by themselves: "
         "torch.save(model.state_dict(), FILE)."
@@ -113,12 +113,12 @@ def quantized_in(names: Iterable[str]) -> str | None:
     return next((name for name in names if _QUANTIZED.search(name)), None)
 
 
-def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
+def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
     """The error for a parameter that no file has: a layer too many in config.json, a head, or missing files."""
     family = FAMILIES[shape.family]
-    if any("lora_" in stored for stored in held):
+    if any("lora_" in stored for stored in names):
         return unmerged(location)
-    if any(".experts." in stored for stored in held):
+    if any(".experts." in stored for stored in names):
         return _experts(location)
     if name == f"{family.head}.weight":
         return CheckpointError(
@@ -127,7 +127,7 @@ def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, location: ob
             "that holds it."
         )
     match = LAYER.search(f".{name}")
-    layers = _layers(held)
+    layers = _layers(names)
     if match and layers and int(match[1]) not in layers:
         if layers == set(range(len(layers))) and int(match[1]) == len(layers):
             return CheckpointError(
@@ -154,7 +154,7 @@ def missing(name: str, held: Mapping[str, Slab], shape: ModelShape, location: ob
     )
 
 
-def unknown(name: str, held: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
+def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: object) -> CheckpointError:
     """The error for a tensor that the model in config.json does not have."""
     family, shown = FAMILIES[shape.family], name[:200]
     if "lora_" in name:
@@ -163,14 +163,14 @@ def unknown(name: str, held: Mapping[str, Slab], shape: ModelShape, location: ob
         return _experts(location)
     match = LAYER.search(f".{name}")
     if match and int(match[1]) >= shape.layers:
-        layers = max(_layers(held) | {int(match[1])}) + 1
+        layers = max(_layers(names) | {int(match[1])}) + 1
         key = family.keys.get("num_hidden_layers", "num_hidden_layers")
         return CheckpointError(
             f"{location} has {layers} layers, and its config.json says {shape.layers}: set {key}: {layers} in "
             "config.json."
         )
     if name.endswith(".bias") and shape.family in ("llama", "qwen3") and ".self_attn." in name and not shape.qkv_bias:
-        if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in held):
+        if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in names):
             return CheckpointError(
                 f"{location} holds {shown}, and llama models have biases in all of attention or none: these are a "
                 "qwen2 model's; set model_type: qwen2 in config.json."
@@ -234,5 +234,5 @@ def _experts(location: object) -> CheckpointError:
     return CheckpointError(f"{location} holds a mixture of experts, which smtrain cannot train; take a dense model.")
 
 
-def _layers(held: Iterable[str]) -> set[int]:
-    return {int(match[1]) for name in held if (match := LAYER.search(f".{name}"))}
+def _layers(names: Iterable[str]) -> set[int]:
+    return {int(match[1]) for name in names if (match := LAYER.search(f".{name}"))}

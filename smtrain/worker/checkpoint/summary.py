@@ -107,10 +107,10 @@ def diff(a: Path | str, b: Path | str, config: dict[str, Any] | None = None) -> 
     """
     one, two = open_weights(a, config), open_weights(b, config)
     order = [spec.name for spec in ModelShape.from_config(one.config).specs]
-    held = [set(source.names()) for source in (one, two)]
-    for name in [*order, *sorted(held[1] - set(order))]:
-        if name not in held[0] or name not in held[1]:
-            yield TensorDifference(name, f"only in {a if name in held[0] else b}")
+    names = [set(source.names()) for source in (one, two)]
+    for name in [*order, *sorted(names[1] - set(order))]:
+        if name not in names[0] or name not in names[1]:
+            yield TensorDifference(name, f"only in {a if name in names[0] else b}")
         elif one.shape(name) != two.shape(name):
             yield TensorDifference(name, f"shape {list(one.shape(name))} and {list(two.shape(name))}")
         else:

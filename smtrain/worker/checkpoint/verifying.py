@@ -60,12 +60,12 @@ def differs(path: Path, about: Mapping[str, Any], given_up: Callable[[], bool] =
     return _difference(kind, sums_of(path, kind, given_up=given_up)[kind], about[kind])
 
 
-def _difference(kind: str, found: Any, written: Any) -> str | None:
-    if found == written:
+def _difference(kind: str, actual: Any, written: Any) -> str | None:
+    if actual == written:
         return None
     if kind == "crc32":
-        found, written = f"{found:08x}", f"{written:08x}"
-    return f"has {kind} {found[:12]} and was written with {written[:12]}"
+        actual, written = f"{actual:08x}", f"{written:08x}"
+    return f"has {kind} {actual[:12]} and was written with {written[:12]}"
 
 
 def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: str = NAME) -> None:
@@ -85,8 +85,7 @@ def check_hash(checkpoint: Path, name: str, about: Mapping[str, Any], record: st
 
 
 def verify(checkpoint: Path) -> None:
-    """Compare all files with their hashes. Raises `CheckpointError`, which names the first that differs or is "
-    "missing."""
+    """Compare all files with their hashes. Raises `CheckpointError` for the first that differs or is missing."""
     reason = fault(checkpoint)
     if reason is not None:
         raise CheckpointError(f"the checkpoint {checkpoint} is not whole: {reason}", code="checkpoint.damaged")

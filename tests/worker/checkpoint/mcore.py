@@ -35,10 +35,7 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
     mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
-    t, p = (
-        parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-    )
+    t, p = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank())
     for case in cases:
         one(case, tp, pp, t, p)
         dist.barrier()

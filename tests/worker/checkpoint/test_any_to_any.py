@@ -59,10 +59,7 @@ def test_a_model_comes_back_from_a_row_of_conversions(
 
 
 @few
-@given(
-    data=st.data(),
-    config=configs().filter(lambda config: config["model_type"] in ("llama", "gpt_neox", "gpt2")),
-)
+@given(data=st.data(), config=configs().filter(lambda config: config["model_type"] in ("llama", "gpt_neox", "gpt2")))
 def test_whatever_neuronx_nemo_megatron_left_is_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
 ) -> None:

@@ -33,8 +33,7 @@ def part_of(factor: torch.Tensor, shard: Shard) -> torch.Tensor:
 
 
 def written(folder: Path, layout: Layout) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Write a checkpoint of tp 4 x pp 2 with distinct numbers; returns it and the whole factors. Moments: +100, "
-    "+200."""
+    """Write a tp 4 x pp 2 checkpoint with distinct numbers (moments: +100, +200); returns it and the whole factors."""
     checkpoint, at = folder / "step_00000003", 0
     whole = {}
     for spec in layout.shape.specs:

@@ -46,13 +46,7 @@ def test_files_of_others_beside_it_are_no_obstacle(tmp_path: Path) -> None:
     assert (tmp_path / "out/notes.txt").read_text() == "kept"
 
 
-KINDS: list[Target] = [
-    HuggingFace(),
-    Nxd(tp=2),
-    Nxd(form="xser"),
-    Megatron(form="torch"),
-    NemoMegatron(),
-]
+KINDS: list[Target] = [HuggingFace(), Nxd(tp=2), Nxd(form="xser"), Megatron(form="torch"), NemoMegatron()]
 
 
 @pytest.mark.parametrize("where", ["folder", "store"])

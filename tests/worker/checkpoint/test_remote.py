@@ -71,7 +71,7 @@ def inspectable(uri: str) -> dict[str, int] | None:
 
 @contextmanager
 def killed(after: int) -> Iterator[list[str]]:
-    """Stop all changes of the store after `most`, as if the process was gone; yields those that were done."""
+    """Stop all changes of the store after `after` of them, as if the process was gone; yields those that were done."""
     seen: list[str] = []
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,51 +90,51 @@ class HFSource(WeightSource):
         self._read: Read | None = None
         stored = self._held()
         plain = plain_names(stored, self._shape, self._place)
-        held = {plain[name]: slab for name, slab in stored.items()}
+        slabs = {plain[name]: slab for name, slab in stored.items()}
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
         """Whether loaders that go by the names in the files would miss weights."""
-        self._refuse_quantized(held)
+        self._refuse_quantized(slabs)
         self._slabs: dict[str, Slab] = {}
         head = f"{FAMILIES[self._shape.family].head}.weight"
-        if self._shape.tied and head in held and not self._name_of(self._shape.embed_name, held):
-            held[self._shape.embed_name] = held.pop(head)  # tied weights may be saved under either name
+        if self._shape.tied and head in slabs and not self._name_of(self._shape.embed_name, slabs):
+            slabs[self._shape.embed_name] = slabs.pop(head)  # tied weights may be saved under either name
             self.renamed = True
-        every = dict(held)
+        every = dict(slabs)
         for spec in self._shape.specs:
-            name = self._name_of(spec.name, held)
+            name = self._name_of(spec.name, slabs)
             if name is None:
                 raise missing(spec.name, every, self._shape, self._place)
-            slab = self._slabs[spec.name] = held.pop(name)
+            slab = self._slabs[spec.name] = slabs.pop(name)
             if slab.shape != spec.shape:
                 raise wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
             if slab.dtype not in FLOATS:
                 raise CheckpointError(
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
                 )
-        for name in held:
+        for name in slabs:
             if not (self._shape.tied and name == head) and not COMPUTED.search(name):
                 raise unknown(name, every, self._shape, self._place)
-        self._head = held.get(head) if self._shape.tied else None
+        self._head = slabs.get(head) if self._shape.tied else None
         if self._head is not None:
             self._refuse_untied(self._head)
 
-    def _name_of(self, name: str, held: dict[str, Slab]) -> str | None:
-        return next((n for n in (name, *self._shape.file_aliases(name)) if n in held), None)
+    def _name_of(self, name: str, slabs: dict[str, Slab]) -> str | None:
+        return next((n for n in (name, *self._shape.file_aliases(name)) if n in slabs), None)
 
-    def _refuse_quantized(self, held: dict[str, Slab]) -> None:
+    def _refuse_quantized(self, slabs: dict[str, Slab]) -> None:
         """Raises CheckpointError for quantized weights, and for a config.json that wrongly calls them quantized."""
         method = quantization(self._config)
         named = f"config.json names {method}, and " if method else ""
-        odd = next((name for name, slab in held.items() if slab.dtype.name.startswith("float8")), None)
+        odd = next((name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None)
         if odd is not None:
-            raise quantized(self._place, f"{named}{odd} is {held[odd].dtype}")
-        if (scale := quantized_in(held)) is not None:
+            raise quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
+        if (scale := quantized_in(slabs)) is not None:
             raise quantized(self._place, f"{named}it has {scale}")
         if method is None:
             return
-        kinds = {str(slab.dtype) for slab in held.values() if slab.dtype in FLOATS}
-        packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in held.items())
-        names = [self._name_of(spec.name, held) for spec in self._shape.specs if spec.name != self._shape.head_name]
+        kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
+        packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items())
+        names = [self._name_of(spec.name, slabs) for spec in self._shape.specs if spec.name != self._shape.head_name]
         if packed or None in names:
             raise quantized(self._place, f"config.json names {method}")
         raise CheckpointError(
@@ -171,11 +171,11 @@ class HFSource(WeightSource):
         slab = self._slab(name)
         if self._read is not None:
             self._read(f"{slab.file} {name}", partial(slab.seen, name))
-        found = slab.bits(bounds, tally)
+        bits = slab.bits(bounds, tally)
         head = self._head if name == self._shape.embed_name else None
-        if head is not None and not np.array_equal(found, head.bits(bounds)):
+        if head is not None and not np.array_equal(bits, head.bits(bounds)):
             raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", name)
-        return found
+        return bits
 
     def check(self, name: str, tally: Tally | None = None) -> None:
         self._slab(name).check(name, tally)
@@ -226,24 +226,24 @@ class HFSource(WeightSource):
     def _all_of(self, weight_map: dict[str, str], index: str) -> dict[str, Slab]:
         out = {}
         for file in sorted(set(weight_map.values())):
-            found = self._file(file)
+            tensors = self._file(file)
             for name in (name for name, at in weight_map.items() if at == file):
-                if name not in found:
+                if name not in tensors:
                     raise CheckpointError(
                         f"{self._place}/{file} lacks {name}, which {index} says it has: one of the two files is of "
                         "another model; copy both again, or delete the index, which numbered shards do without.",
                         code="checkpoint.other_model",
                     )
-                out[name] = found[name]
+                out[name] = tensors[name]
         return out
 
     def _file(self, file: str) -> dict[str, Slab]:
         if not file.endswith(".safetensors"):
-            held = torchzip.load(self._place, file)
-            tensors = tensors_in(held)
+            content = torchzip.load(self._place, file)
+            tensors = tensors_in(content)
             if tensors is None:
-                raise not_tensors(held, f"{self._place}/{file}")
-            self._unusual = self._unusual or not all(isinstance(value, Slab) for value in held.values())
+                raise not_tensors(content, f"{self._place}/{file}")
+            self._unusual = self._unusual or not all(isinstance(value, Slab) for value in content.values())
             return tensors
         crcs = checksums(self._manifest, file)
         return {name: slab.with_crc32(crcs.get(name)) for name, slab in safetensors.slabs(self._place, file).items()}
@@ -259,8 +259,8 @@ def no_weights(location: Place) -> CheckpointError:
     there, absent = missing_shards(location.files())
     if there:
         return lacking(location, absent, len(there) + len(absent), None)
-    if found := folder_misfit(location.files(), location):
-        return CheckpointError(f"{found}.")
+    if fault := folder_misfit(location.files(), location):
+        return CheckpointError(f"{fault}.")
     return CheckpointError(
         f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
     )
@@ -355,13 +355,13 @@ def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
 
 def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
-    held = 0
+    size = 0
     for name, tensor in tensors.items():
-        if shards[-1] and held + tensor.size > limit:
+        if shards[-1] and size + tensor.size > limit:
             shards.append([])
-            held = 0
+            size = 0
         shards[-1].append(name)
-        held += tensor.size
+        size += tensor.size
     return shards
 
 

@@ -24,8 +24,8 @@ _HEADER_LIMIT = 100_000_000
 def metadata(location: Place, file: str) -> dict[str, str]:
     """The strings in a file's header; call `slabs` first, which checks that the file is whole."""
     length = int.from_bytes(location.read(file, 0, 8), "little")
-    held = json.loads(bytes(location.read(file, 8, 8 + length))).get("__metadata__")
-    return {k: v for k, v in held.items() if isinstance(v, str)} if isinstance(held, dict) else {}
+    strings = json.loads(bytes(location.read(file, 8, 8 + length))).get("__metadata__")
+    return {k: v for k, v in strings.items() if isinstance(v, str)} if isinstance(strings, dict) else {}
 
 
 def slabs(location: Place, file: str) -> dict[str, Slab]:

@@ -45,12 +45,12 @@ def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
     """(tp rank, pipeline stage) -> file, maybe empty. Raises CheckpointError for expert parallelism."""
     out: dict[tuple[int, int], str] = {}
     for file in sorted(files):
-        if found := _RANK.fullmatch(file):
-            if found[3]:
+        if match := _RANK.fullmatch(file):
+            if match[3]:
                 raise CheckpointError(
                     f"{file} is a mixture of experts, which smtrain cannot read yet; take a dense model."
                 )
-            out[int(found[1]), int(found[2] or 0)] = file
+            out[int(match[1]), int(match[2] or 0)] = file
     return out
 
 
@@ -118,7 +118,7 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
     """Read one rank's file: a dict for each virtual stage, with the local spec's names."""
     content = torchzip.load(location, file, lenient=True)
     models = (
-        {int(found[1] or 0): value for key, value in content.items() if (found := _CHUNK.fullmatch(str(key)))}
+        {int(match[1] or 0): value for key, value in content.items() if (match := _CHUNK.fullmatch(str(key)))}
         if isinstance(content, dict)
         else {}
     )
@@ -129,17 +129,17 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
     out = []
     for v in sorted(models):
         tensors: dict[str, Slab] = {}
-        for key, found in _flat(location, file, models[v]):
+        for key, value in _flat(location, file, models[v]):
             if ignored(key):
                 continue
-            if not isinstance(found, Slab):
+            if not isinstance(value, Slab):
                 raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
             name = canonical(key)
             if name in tensors:
                 raise CheckpointError(
                     f"{location}/{file} has {name[:200]} under the names of both specs; save it again."
                 )
-            tensors[name] = found
+            tensors[name] = value
         out.append(tensors)
     known = {slab.crc32 for tensors in out for slab in tensors.values()}
     if crcs and not known <= {*crcs.values(), None}:
@@ -156,7 +156,7 @@ def _flat(location: Place, file: str, model: Any, depth: int = 0) -> list[tuple[
     out: list[tuple[str, Any]] = []
     for key, value in model.items():
         if isinstance(value, dict) and depth < 6:
-            out += [(f"{key}.{name}", found) for name, found in _flat(location, file, value, depth + 1)]
+            out += [(f"{key}.{name}", item) for name, item in _flat(location, file, value, depth + 1)]
         else:
             out.append((str(key), value))
     return out
@@ -203,12 +203,12 @@ def _global_blocks(
 
 
 def _layers(tensors: Mapping[str, Slab]) -> int:
-    return len({found[1] for name in tensors if (found := LAYER.match(name))})
+    return len({match[1] for name in tensors if (match := LAYER.match(name))})
 
 
 def _global(name: str, first: int) -> str:
-    found = LAYER.match(name)
-    return f"decoder.layers.{first + int(found[1])}.{found[2]}" if found else name
+    match = LAYER.match(name)
+    return f"decoder.layers.{first + int(match[1])}.{match[2]}" if match else name
 
 
 def _blocks(location: Place, fused: Fused, slab: Slab, shard: Shard, shown: str) -> list[TensorBlock]:

@@ -82,12 +82,12 @@ def stage_names(shape: ModelShape, layers: Chunks, p: int) -> list[list[tuple[st
     """For each virtual stage of stage `p`: (name in the whole model, local spec's name in the rank's file)."""
     out: list[list[tuple[str, str]]] = []
     last = len(layers) - 1
-    for v, held in enumerate(layers[p]):
+    for v, members in enumerate(layers[p]):
         names = []
         for key in (f.key for f in table(shape)):
-            if found := LAYER.match(key):
-                if int(found[1]) in held:
-                    names.append((key, f"decoder.layers.{int(found[1]) - held.start}.{found[2]}"))
+            if match := LAYER.match(key):
+                if int(match[1]) in members:
+                    names.append((key, f"decoder.layers.{int(match[1]) - members.start}.{match[2]}"))
             elif (p, v) == ((0, 0) if key in (EMBEDDING, POSITIONS) else (last, len(layers[p]) - 1)):
                 names.append((key, key))
         if shape.tied and last > 0 and (p, v) == (last, len(layers[p]) - 1):

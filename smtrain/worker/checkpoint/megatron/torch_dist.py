@@ -88,12 +88,12 @@ def _names(key: str, size: tuple[int, ...], shape: ModelShape) -> Iterator[tuple
     shift = 0
     if half := _HALF.fullmatch(key):
         key, shift = half[1], shape.intermediate if half[2] == "v" else 0
-    if (found := _STACKED.fullmatch(key)) and size:
+    if (match := _STACKED.fullmatch(key)) and size:
         if size[0] != shape.layers:
             raise CheckpointError(
                 f"{key[:200]} is of {size[0]} layers, config.json of {shape.layers}; take this model's."
             )
-        yield from ((f"decoder.layers.{layer}.{found[1]}", layer, shift) for layer in range(size[0]))
+        yield from ((f"decoder.layers.{layer}.{match[1]}", layer, shift) for layer in range(size[0]))
     else:
         yield key, None, shift
 
@@ -149,10 +149,10 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
         raise ValueError("it holds tensors itself")
 
     top = _state(unpickle(bytes(location.read(METADATA, 0, size)), stored, lenient=True), "Metadata")
-    found: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
+    storage: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
     for index, info in top["storage_data"].items():
         at = _state(index, "MetadataIndex")
-        found[at["fqn"], at.get("offset")] = _state(info, "_StorageInfo")
+        storage[at["fqn"], at.get("offset")] = _state(info, "_StorageInfo")
     for key, about in top["state_dict_metadata"].items():
         if not isinstance(about, Opaque) or not about.name.endswith("TensorStorageMetadata"):
             continue
@@ -162,25 +162,25 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
         chunks = []
         for chunk in state["chunks"]:
             part = _state(chunk, "ChunkStorageMetadata")
-            if (key, part["offsets"]) not in found:
+            if (key, part["offsets"]) not in storage:
                 raise ValueError(f"{key} lacks the chunk at {part['offsets']}")
-            slab = _slab(location, key, found[key, part["offsets"]])
+            slab = _slab(location, key, storage[key, part["offsets"]])
             if slab.shape != part["sizes"]:
                 raise ValueError(f"a chunk of {key} has shape {list(slab.shape)} instead of {list(part['sizes'])}")
             chunks.append(_Chunk(_numbers(part["offsets"]), slab))
         yield key, _numbers(state["size"]), chunks
 
 
-def _state(found: Any, kind: str) -> dict[str, Any]:
-    if not isinstance(found, Opaque) or not found.name.endswith(f".{kind}") or not isinstance(found.state, dict):
+def _state(value: Any, kind: str) -> dict[str, Any]:
+    if not isinstance(value, Opaque) or not value.name.endswith(f".{kind}") or not isinstance(value.state, dict):
         raise ValueError(f"it lacks a {kind}")
-    return found.state
+    return value.state
 
 
-def _numbers(found: Any) -> tuple[int, ...]:
-    if not isinstance(found, tuple) or not all(type(n) is int and n >= 0 for n in found):
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
         raise ValueError("it has something else in place of a shape")
-    return found
+    return value
 
 
 def _slab(location: Place, key: str, info: dict[str, Any]) -> Slab:

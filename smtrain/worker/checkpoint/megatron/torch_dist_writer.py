@@ -59,8 +59,8 @@ class _Cut:
         self._shards = {}
         for chunk in chunks:
             a, b = chunk.rows
-            held = min(b, source.shape(chunk.fused)[0])
-            self._shards[chunk.name] = Shard(0, ((a, held),), b - a)
+            stop = min(b, source.shape(chunk.fused)[0])
+            self._shards[chunk.name] = Shard(0, ((a, stop),), b - a)
 
     def shard(self, name: str, tp_rank: int) -> Shard:
         return self._shards[name]
@@ -107,18 +107,18 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Written
     out = []
     for fused in table(shape):
         size, dtype = fused.shape, source.dtype(fused.key)
-        found = LAYER.match(fused.key)
-        if found:
-            key = spelled(fused.key, "te").replace(f"decoder.layers.{found[1]}.", "decoder.layers.")
+        match = LAYER.match(fused.key)
+        if match:
+            key = spelled(fused.key, "te").replace(f"decoder.layers.{match[1]}.", "decoder.layers.")
             whole = (shape.layers, *size)
         else:
             key = fused.key
             whole = (vocab, *size[1:]) if fused.key in (EMBEDDING, HEAD) else size
         halves = 2 if fused.role is Role.COLUMN and len(fused.parts) == 2 else 1
-        rows = (size[0] if found else whole[0]) // halves
+        rows = (size[0] if match else whole[0]) // halves
         for half in range(halves):
-            sizes = ((1,) if found else ()) + (rows, *size[1:])
-            offsets = (*((int(found[1]),) if found else ()), half * rows, *(0 for _ in size[1:]))
+            sizes = ((1,) if match else ()) + (rows, *size[1:])
+            offsets = (*((int(match[1]),) if match else ()), half * rows, *(0 for _ in size[1:]))
             name = fused.key + "+" * half
             out.append(_WrittenChunk(name, (half * rows, (half + 1) * rows), key, offsets, sizes, Tensor(dtype, whole)))
     return out
@@ -141,13 +141,13 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
     containers: list[TensorFile] = []
     groups: list[list[Job]] = []
     places: Places = {}
-    for number, held in enumerate(files):
+    for number, members in enumerate(files):
         file = f"__{number}_0.distcp"
         offsets: dict[str, int] = {}
         fixed: list[tuple[int, bytes]] = []
         ends = {}
         at = 0
-        for chunk in held:
+        for chunk in members:
             alone = torchzip_writer.Alone("archive", Tensor(chunk.tensor.dtype, chunk.sizes))
             fixed.append((at, alone.head))
             offsets[chunk.name] = at + len(alone.head)
@@ -156,7 +156,7 @@ def _laid_out(chunks: list[_WrittenChunk]) -> tuple[list[TensorFile], list[list[
             at += alone.size
         container = TensorFile(f"{ITERATION}/{file}", offsets, at, fixed, partial(_end, ends))
         containers.append(container)
-        groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in held])
+        groups.append([(Write(chunk.name, (chunk.name,), (container,)),) for chunk in members])
     return containers, groups, places
 
 
@@ -184,12 +184,12 @@ def _metadata(shape: ModelShape, chunks: list[_WrittenChunk], places: Places) ->
     by_key: dict[str, list[_WrittenChunk]] = {}
     for chunk in chunks:
         by_key.setdefault(chunk.key, []).append(chunk)
-    for key, held in by_key.items():
-        dtype = Name("torch", held[0].tensor.dtype.name)
+    for key, members in by_key.items():
+        dtype = Name("torch", members[0].tensor.dtype.name)
         kind = Name(_MODULE, "ChunkStorageMetadata")
-        parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in held]
+        parts = [New(kind, {"offsets": size(c.offsets), "sizes": size(c.sizes)}) for c in members]
         properties = New(Name(_MODULE, "TensorProperties"), (dtype, strided, False, contiguous, False))
-        about = {"properties": properties, "size": size(held[0].tensor.shape), "chunks": parts}
+        about = {"properties": properties, "size": size(members[0].tensor.shape), "chunks": parts}
         tensors[key] = New(Name(_MODULE, "TensorStorageMetadata"), about)
     stored = {index(c.key, c.offsets): info(*places[c.name]) for c in chunks}
     states = [f"decoder.layers.{s}._extra_state/shard_{i}_{shape.layers}" for i in range(shape.layers) for s in _STATES]

@@ -218,11 +218,11 @@ class StateReader:
             )
         path = self._files.place.path()
         assert path is not None
-        found, buffer = 0, memoryview(bytearray(_READ))
+        total, buffer = 0, memoryview(bytearray(_READ))
         with open(path / name, "rb", buffering=0) as file:
 
             def block(size: int) -> memoryview:
-                nonlocal found
+                nonlocal total
                 view, at = buffer[: min(size, _READ)], 0
                 while at < len(view):
                     if not (n := file.readinto(view[at:])):
@@ -231,7 +231,7 @@ class StateReader:
                         )
                     at += n
                 if crc:
-                    found = crc32(view, found)
+                    total = crc32(view, total)
                 return view
 
             left = min(slab.offset for slab in slabs.values())
@@ -243,7 +243,7 @@ class StateReader:
                     numbers = np.frombuffer(block((shape[0] - at) * FP32.itemsize), FP32.bits)
                     put(kind, at, numbers)
                     at += len(numbers)
-        return name, found if crc else None
+        return name, total if crc else None
 
     def check(self) -> None:
         """Raises `CheckpointError` if a file on this machine's disk is not as it was written."""
@@ -256,8 +256,8 @@ class StateReader:
         if not isinstance(source, NativeSource):
             return None
         root = source.manifest.root
-        held = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
-        return StateReader(source.location) if held else None
+        has_state = any(file.startswith(f"{root}optim/") for file in source.manifest.files)
+        return StateReader(source.location) if has_state else None
 
     def _read(self, kind: Kind, name: str, window: Window | None) -> Bits:
         if kind == "master" and self.manifest.precision == "fp32":

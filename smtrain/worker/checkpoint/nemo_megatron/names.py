@@ -32,17 +32,17 @@ Ranges = list[tuple[int, int]]
 
 def rank_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
     """(tp rank, pipeline stage) -> file of the latest step, maybe empty."""
-    found: dict[str, dict[tuple[int, int], str]] = {}
+    by_name: dict[str, dict[tuple[int, int], str]] = {}
     for file in files:
         if match := _FILE.fullmatch(file):
             rank = int(match[1] or match[2] or 0), int(match[3] or 0)
-            found.setdefault(match[4], {})[rank] = file
+            by_name.setdefault(match[4], {})[rank] = file
 
     def age(name: str) -> tuple[int, int, str]:
         step = _STEP.search(name)
-        return len(found[name]), int(step[1]) if step else 0, name
+        return len(by_name[name]), int(step[1]) if step else 0, name
 
-    return found[max(found, key=age)] if found else {}
+    return by_name[max(by_name, key=age)] if by_name else {}
 
 
 def rank_folder(tp: int, pp: int, t: int, p: int) -> str:
@@ -58,9 +58,9 @@ def canonical(key: str) -> str:
     if key in ("word_embeddings.weight", "output_layer.weight"):
         return HEAD
     key = re.sub(r"^(?:encoder|transformer)\.", "decoder.", key)
-    if found := LAYER.match(key):
-        leaf, _, kind = found[2].rpartition(".")
-        return f"decoder.layers.{found[1]}.{_LEAVES.get(leaf, leaf)}.{kind}"
+    if match := LAYER.match(key):
+        leaf, _, kind = match[2].rpartition(".")
+        return f"decoder.layers.{match[1]}.{_LEAVES.get(leaf, leaf)}.{kind}"
     return key
 
 
@@ -79,11 +79,11 @@ def written(key: str) -> str:
 
 def part(shape: ModelShape, key: str, rows: int, tp: int, t: int) -> tuple[str, Ranges] | None:
     """(tensor of the model, rows) of a rank's tensor that holds only a part of it; None if it holds all of it."""
-    found = LAYER.match(key)
-    if found is None:
+    match = LAYER.match(key)
+    if match is None:
         return None
-    leaf, _, kind = found[2].rpartition(".")
-    stem, each = f"decoder.layers.{found[1]}.", shape.intermediate // tp
+    leaf, _, kind = match[2].rpartition(".")
+    stem, each = f"decoder.layers.{match[1]}.", shape.intermediate // tp
     if leaf == "mlp.dense_h_to_4h_2":
         return f"{stem}mlp.linear_fc1.{kind}", halves(shape, 2, tp, t)
     if leaf == "mlp.linear_fc1" and not shape.plain and rows == each:

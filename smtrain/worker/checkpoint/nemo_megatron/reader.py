@@ -60,17 +60,17 @@ def _chunks(
     If `kept` is given, the master weights are added to it, and placeholders for them are returned.
     """
     content = torchzip.load(location, file, lenient=True)
-    held = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(held, dict) or not held:
+    state = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not state:
         raise CheckpointError(f"{location}/{file} has no state_dict; it is not a checkpoint of neuronx-nemo-megatron.")
-    virtual = isinstance(held.get("model0"), dict)
-    models = [held.get(f"model{v}") for v in range(len(held))] if virtual else [held]
+    virtual = isinstance(state.get("model0"), dict)
+    models = [state.get(f"model{v}") for v in range(len(state))] if virtual else [state]
     if kept is not None and virtual:
         raise CheckpointError(
             f"{location}/{file} has virtual stages, and the order of their master weights is not known; take the "
             "weights themselves, without --masters (masters=True)."
         )
-    better = masters_of(location, file, held) if kept is not None else {}
+    better = masters_of(location, file, state) if kept is not None else {}
     crcs = {
         crc for name in manifest.get("files", {}) if name.startswith(file) for crc in checksums(manifest, name).values()
     }
@@ -78,14 +78,14 @@ def _chunks(
     for model in models:
         tensors: dict[str, Slab] = {}
         buffers = buffers_of(model) if isinstance(model, dict) else ()
-        for key, found in model.items() if isinstance(model, dict) else ():
+        for key, value in model.items() if isinstance(model, dict) else ():
             if not isinstance(key, str) or ignored(key) or key in buffers:
                 continue
             if kept is not None and key in better:
                 slab = better[key].whole
                 kept[slab.file, slab.offset] = better[key]
             else:
-                slab = referred(location, file, key, found) if isinstance(found, Reference) else found
+                slab = referred(location, file, key, value) if isinstance(value, Reference) else value
             if not isinstance(slab, Slab):
                 raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
@@ -130,20 +130,20 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
     folder, _, name = file.rpartition("/")
     name = re.sub(r"(-last)?\.ckpt$", r"-optimizer_states\1.ckpt", name)
     pattern = re.compile(re.escape(f"{folder}/" if folder else "") + r"optim/dp_rank_(\d{3})/" + re.escape(name))
-    paths = {int(found[1]): path for path in location.files() if (found := pattern.fullmatch(path))}
+    paths = {int(match[1]): path for path in location.files() if (match := pattern.fullmatch(path))}
     if not paths or sorted(paths) != list(range(len(paths))):
         missing = next((n for n in range(len(paths)) if n not in paths), len(paths))
         raise CheckpointError(
             f"{location} has no {name} in optim/dp_rank_{missing:03d} next to {file}, which would hold the master "
             "weights; take the weights themselves, without --masters (masters=True)."
         )
-    held = [_first(location, paths[rank]) for rank in sorted(paths)]
-    buffers = buffers_of(state) | {*held[0].get("untrained_buffers", ())}
+    states = [_first(location, paths[rank]) for rank in sorted(paths)]
+    buffers = buffers_of(state) | {*states[0].get("untrained_buffers", ())}
     names = [key for key in state if key not in buffers and not ignored(key)]
     out: dict[str, Master] = {}
     for number, key in enumerate(names):
-        parts = tuple(_part(location, paths[rank], key, found, number) for rank, found in enumerate(held))
-        shape = _shape(held[0].get("shape_info", {}).get(number)) or _shape(state[key])
+        parts = tuple(_part(location, paths[rank], key, optimizer, number) for rank, optimizer in enumerate(states))
+        shape = _shape(states[0].get("shape_info", {}).get(number)) or _shape(state[key])
         rows, rest = sum(part.shape[0] for part in parts if part.shape), parts[0].shape[1:]
         if not shape or {p.shape for p in parts} != {parts[0].shape} or rest != shape[1:] or not shape[0] <= rows:
             raise CheckpointError(
@@ -151,7 +151,7 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
                 "again."
             )
         out[key] = Master(Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
-    if any(len(found["sharded_master_weights"]) != len(names) for found in held):
+    if any(len(optimizer["sharded_master_weights"]) != len(names) for optimizer in states):
         raise CheckpointError(
             f"{location}/{paths[0]} has another number of master weights than {file} has names; take both of one step."
         )
@@ -161,18 +161,18 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
 def _first(location: Place, file: str) -> dict[str, Any]:
     """Read the state of the first optimizer in a file."""
     content = torchzip.load(location, file, lenient=True)
-    found = content[0] if isinstance(content, (list, tuple)) and content else None
-    if not isinstance(found, dict) or not isinstance(found.get("sharded_master_weights"), dict):
+    optimizer = content[0] if isinstance(content, (list, tuple)) and content else None
+    if not isinstance(optimizer, dict) or not isinstance(optimizer.get("sharded_master_weights"), dict):
         raise CheckpointError(
             f"{location}/{file} has no sharded_master_weights: the run kept none (zero_use_master_weights); take the "
             "weights themselves, without --masters (masters=True)."
         )
-    return found
+    return optimizer
 
 
-def _part(location: Place, file: str, key: str, found: dict[str, Any], number: int) -> Slab:
-    held = found["sharded_master_weights"].get(number)
-    slab = referred(location, file, key, held) if isinstance(held, Reference) else held
+def _part(location: Place, file: str, key: str, optimizer: dict[str, Any], number: int) -> Slab:
+    value = optimizer["sharded_master_weights"].get(number)
+    slab = referred(location, file, key, value) if isinstance(value, Reference) else value
     if not isinstance(slab, Slab) or not slab.shape:
         raise CheckpointError(
             f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file again."
@@ -182,13 +182,13 @@ def _part(location: Place, file: str, key: str, found: dict[str, Any], number: i
 
 def buffers_of(state: Mapping[str, Any]) -> set[str]:
     """Names in a state_dict that are no weights: the buffers that it lists, and that list itself."""
-    found = state.get(BUFFERS)
-    names = found if isinstance(found, (list, tuple, set)) else ()
+    listed = state.get(BUFFERS)
+    names = listed if isinstance(listed, (list, tuple, set)) else ()
     return {BUFFERS, *(name for name in names if isinstance(name, str))}
 
 
-def _shape(found: Any) -> tuple[int, ...]:
-    numbers = found.shape if isinstance(found, Slab) else found
+def _shape(value: Any) -> tuple[int, ...]:
+    numbers = value.shape if isinstance(value, Slab) else value
     right = isinstance(numbers, (list, tuple)) and all(type(n) is int and n > 0 for n in numbers)
     return tuple(numbers) if right else ()
 
@@ -214,13 +214,13 @@ class Reordered(Wrapped):
         if name not in self._names:
             return self._source.bits(name, bounds, tally)
         (start, stop), d, heads = bounds[0], self._shape.head_dim, self._shape.heads
-        found = []
+        pieces = []
         for unit in range(start // d, -(-stop // d)):
             third, head = divmod(unit, heads)
             at = (head * 3 + third - unit) * d
             low, high = max(start, unit * d), min(stop, (unit + 1) * d)
-            found.append(self._source.bits(name, [(low + at, high + at), *bounds[1:]], tally))
-        return np.concatenate(found)
+            pieces.append(self._source.bits(name, [(low + at, high + at), *bounds[1:]], tally))
+        return np.concatenate(pieces)
 
     def seams(self, name: str) -> list[int]:
         return [] if name in self._names else self._source.seams(name)

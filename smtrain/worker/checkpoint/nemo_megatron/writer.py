@@ -63,8 +63,8 @@ def write_nnm(
         table: dict[str, str] = {}
         for key, local in stage_names(shape, layers, p)[0]:
             for form in forms(shape, to.release, fused.fused(key)):
-                found = LAYER.match(local)
-                table[form] = written((local if found else key) + form.removeprefix(key))
+                match = LAYER.match(local)
+                table[form] = written((local if match else key) + form.removeprefix(key))
             if key == HEAD and shape.tied:
                 table[key] = "model.word_embeddings.weight"
         ranks = []

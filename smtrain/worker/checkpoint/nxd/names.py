@@ -66,11 +66,11 @@ def shard_file(tp_rank: int, pp_rank: int) -> str:
 
 def shard_files(files: Iterable[str]) -> dict[tuple[int, int], str]:
     """(tp rank, pp rank) -> file in `model/` or in the folder itself, maybe empty."""
-    found: dict[bool, dict[tuple[int, int], str]] = {True: {}, False: {}}
+    files_in: dict[bool, dict[tuple[int, int], str]] = {True: {}, False: {}}
     for file in sorted(files):
         if match := _FILE.fullmatch(file):
-            found[file.startswith("model/")][int(match[1]), int(match[2])] = file
-    return found[True] or found[False]
+            files_in[file.startswith("model/")][int(match[1]), int(match[2])] = file
+    return files_in[True] or files_in[False]
 
 
 def factor_of(parameter: str) -> str | None:

@@ -58,20 +58,20 @@ class NxDSource(WeightSource):
                 f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again."
             )
         self._shards: Shards = {rank: _load(self._place, file, manifest) for rank, file in paths.items()}
-        held = {name: p for p in range(self.pp) for name in self._shards[0, p]}
-        self.form, multiplier = self._form(held)
+        stages = {name: p for p in range(self.pp) for name in self._shards[0, p]}
+        self.form, multiplier = self._form(stages)
         order: KvOrder = manifest.get("kv_order", kv_order)
         # stages are looked up by name, so that any pipeline cut can be read
         self._layout = Layout(self._shape, self.tp, 1, order, kv_multiplier=multiplier)
         self.kv_multiplier = self._layout.kv_multiplier
         self._where = {
-            part: (held[tensor.name], tensor)
+            part: (stages[tensor.name], tensor)
             for tensor in reversed(stored(self._layout, 0, self.form))  # of a tied pair, the embedding counts
             for part in tensor.parts
-            if tensor.name in held
+            if tensor.name in stages
         }
-        self._tied = held.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
-        self._check_shapes(held)
+        self._tied = stages.get(f"{FAMILIES[self._shape.family].head}.weight") if self._shape.tied else None
+        self._check_shapes(stages)
         self._checked: set[tuple[int, str]] = set()
         self._found: dict[tuple[str, Stored], list[tuple[int, int, int, int]]] = {}
         self._lock = threading.Lock()
@@ -118,12 +118,12 @@ class NxDSource(WeightSource):
         if name not in self._where:
             raise CheckpointError(f"{self._place} has no parameter {name}.")
         pp, tensor = self._where[name]
-        found = self._assemble(name, pp, tensor, bounds, tally)
+        bits = self._assemble(name, pp, tensor, bounds, tally)
         if self._tied is not None and name == self._shape.embed_name:
             head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
-            if not np.array_equal(found, self._assemble(name, self._tied, head, bounds)):
+            if not np.array_equal(bits, self._assemble(name, self._tied, head, bounds)):
                 raise CheckpointError(f"{self._place}: {head.name} differs from {name}, to which config.json ties it.")
-        return found
+        return bits
 
     def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
         """Assemble a window of a parameter from the tp ranks' parts; a view if one rank has all of it."""
@@ -140,10 +140,10 @@ class NxDSource(WeightSource):
             local[dim] = (at + low - a, at + high - a)
             if self._read is not None:
                 self._read(f"{slab.file} {tensor.name}", partial(slab.seen, tensor.name))
-            found = slab.bits(local, tally)
+            piece = slab.bits(local, tally)
             if (low, high) not in pieces:
-                pieces[low, high] = found
-            elif not np.array_equal(pieces[low, high], found):
+                pieces[low, high] = piece
+            elif not np.array_equal(pieces[low, high], piece):
                 raise CheckpointError(
                     f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
                     "holds; the checkpoint is damaged, or was laid out for another chip (kv_order)."
@@ -151,9 +151,9 @@ class NxDSource(WeightSource):
         if len(pieces) == 1:
             return next(iter(pieces.values()))
         out: Bits = np.empty([b - a for a, b in bounds], self.dtype(name).bits)
-        for (low, high), found in pieces.items():
+        for (low, high), piece in pieces.items():
             span = slice(low - bounds[dim][0], high - bounds[dim][0])
-            out[span if dim == 0 else (slice(None), span)] = found
+            out[span if dim == 0 else (slice(None), span)] = piece
         return out
 
     def _parts(self, name: str, tensor: Stored) -> list[tuple[int, int, int, int]]:
@@ -174,23 +174,23 @@ class NxDSource(WeightSource):
         before = tensor.parts[: tensor.parts.index(name)]
         return sum(self._layout.local_shape(part, tp_rank)[0] for part in before)
 
-    def _form(self, held: dict[str, int]) -> tuple[Qkv, int]:
+    def _form(self, stages: dict[str, int]) -> tuple[Qkv, int]:
         """The form of the attention inputs, and the number of copies of each key/value head."""
         shape, first = self._shape, f"{FAMILIES[self._shape.family].prefix}.layers.0.self_attn"
         rows = shape.kv_heads * shape.head_dim
         grouped, fused = f"{first}.qkv_proj.weight_k", f"{first}.qkv_proj.weight_qkv"
-        if grouped in held:
-            return "grouped", max(1, self._rows(held, grouped) * self.tp // rows)
-        if fused in held:
-            keys = self._rows(held, fused) * self.tp - shape.heads * shape.head_dim
+        if grouped in stages:
+            return "grouped", max(1, self._rows(stages, grouped) * self.tp // rows)
+        if fused in stages:
+            keys = self._rows(stages, fused) * self.tp - shape.heads * shape.head_dim
             return "fused", max(1, keys // (2 * rows))
-        return ("fused_mha" if f"{first}.qkv_proj.weight" in held else "separate"), 1
+        return ("fused_mha" if f"{first}.qkv_proj.weight" in stages else "separate"), 1
 
-    def _rows(self, held: dict[str, int], name: str) -> int:
-        shape = self._shards[0, held[name]][name].shape
+    def _rows(self, stages: dict[str, int], name: str) -> int:
+        shape = self._shards[0, stages[name]][name].shape
         return shape[0] if shape else 0
 
-    def _check_shapes(self, held: dict[str, int]) -> None:
+    def _check_shapes(self, stages: dict[str, int]) -> None:
         for spec in self._shape.specs:
             if spec.name not in self._where:
                 raise CheckpointError(
@@ -198,7 +198,7 @@ class NxDSource(WeightSource):
                     code="checkpoint.other_model",
                 )
         table = stored(self._layout, 0, self.form)
-        for name in held.keys() - {tensor.name for tensor in table}:
+        for name in stages.keys() - {tensor.name for tensor in table}:
             if not COMPUTED.search(str(name)):
                 raise CheckpointError(
                     f"{self._place} holds {name}, which is no parameter of a {self._shape.family} model in NxD's "
@@ -206,23 +206,23 @@ class NxDSource(WeightSource):
                     code="checkpoint.other_model",
                 )
         for tensor in table:
-            pp = held.get(tensor.name)
+            pp = stages.get(tensor.name)
             for t in range(self.tp):
                 shapes = [self._layout.local_shape(part, t) for part in tensor.parts]
                 wanted = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-                found = None if pp is None else self._shards[t, pp].get(tensor.name)
-                if found is None or found.shape != wanted:
+                slab = None if pp is None else self._shards[t, pp].get(tensor.name)
+                if slab is None or slab.shape != wanted:
                     raise CheckpointError(
                         f"{self._place}: {tensor.name} on tp rank {t} is "
-                        f"{'missing' if found is None else list(found.shape)} instead of {list(wanted)}; "
+                        f"{'missing' if slab is None else list(slab.shape)} instead of {list(wanted)}; "
                         "is config.json of this model?",
                         code="checkpoint.other_model",
                     )
                 assert pp is not None
                 first = self._shards[0, pp][tensor.name].dtype
-                if found.dtype not in FLOATS or found.dtype != first:
+                if slab.dtype not in FLOATS or slab.dtype != first:
                     raise CheckpointError(
-                        f"{self._place}: {tensor.name} on tp rank {t} is of type {found.dtype}, on rank 0 of {first}; "
+                        f"{self._place}: {tensor.name} on tp rank {t} is of type {slab.dtype}, on rank 0 of {first}; "
                         "all shards must be of one floating-point type."
                     )
 
@@ -232,9 +232,9 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
     shard = torchzip.load(location, file)
     if isinstance(shard, dict):  # the public GPT-NeoX examples wrap it
         shard = next((shard[key] for key in NESTS if isinstance(shard.get(key), dict)), shard)
-        shard = {without_wrappers(name) if isinstance(name, str) else name: held for name, held in shard.items()}
+        shard = {without_wrappers(name) if isinstance(name, str) else name: value for name, value in shard.items()}
     if isinstance(shard, dict) and any(isinstance(t, Reference) for t in shard.values()):
-        shard = {name: referred(location, file, name, found) for name, found in shard.items()}
+        shard = {name: referred(location, file, name, value) for name, value in shard.items()}
     if not isinstance(shard, dict) or not all(isinstance(t, Slab) and isinstance(n, str) for n, t in shard.items()):
         raise not_tensors(shard, f"{location}/{file}")
     crcs = checksums(manifest, file)
@@ -244,17 +244,17 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
     return shard
 
 
-def referred(location: Place, file: str, name: str, found: Any) -> Any:
+def referred(location: Place, file: str, name: str, value: Any) -> Any:
     """Resolve a reference of an xser shard to its tensor."""
-    if not isinstance(found, Reference):
-        return found
-    tid = getattr(found, "tid", None)
+    if not isinstance(value, Reference):
+        return value
+    tid = getattr(value, "tid", None)
     folder = f"{file}.tensors"
     if type(tid) is not int or tid < 0:
         raise CheckpointError(
             f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
         )
-    if not any(held.startswith(f"{folder}/") for held in location.files()):
+    if not any(path.startswith(f"{folder}/") for path in location.files()):
         raise CheckpointError(
             f"{location}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
             "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option."

@@ -332,20 +332,20 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> S
     if not all(isinstance(sizes, tuple) and len(sizes) <= _DIMENSIONS for sizes in (size, stride)):
         raise ValueError("it holds a tensor without a shape")
     shape, strides = tuple(map(_natural, size)), tuple(map(_natural, stride))
-    held, numel, start = whole.shape[0], prod(shape), _natural(offset)
+    available, numel, start = whole.shape[0], prod(shape), _natural(offset)
     reach = sum((d - 1) * s for d, s in zip(shape, strides, strict=True)) + 1
-    if numel and start + reach > held:
+    if numel and start + reach > available:
         raise ValueError("it holds a tensor that reaches beyond its storage")
     at = whole.offset + start * whole.dtype.itemsize
-    return Slab(whole.place, whole.file, at, whole.dtype, shape, strides, whole.crc32 if numel == held else None)
+    return Slab(whole.place, whole.file, at, whole.dtype, shape, strides, whole.crc32 if numel == available else None)
 
 
 def _tensor_of_type(storage: Any, offset: Any, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any,
                     *_rest: Any) -> Slab:  # fmt: skip
     """torch._utils._rebuild_tensor_v3: a tensor of a type without a storage class, such as the 8-bit floats."""
     whole, kind = _a(Slab, storage), _a(DType, dtype)
-    held = Slab(whole.place, whole.file, whole.offset, kind, (whole.size // kind.itemsize,), (1,), whole.crc32)
-    return _tensor(held, offset, size, stride)
+    typed = Slab(whole.place, whole.file, whole.offset, kind, (whole.size // kind.itemsize,), (1,), whole.crc32)
+    return _tensor(typed, offset, size, stride)
 
 
 def _first(data: Any, *_rest: Any) -> Any:

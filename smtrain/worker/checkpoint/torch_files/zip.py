@@ -61,17 +61,17 @@ def load(location: Place, file: str, lenient: bool = False) -> Any:
         if crc32(pickled) != data.crc32:
             raise ValueError("its data.pkl is damaged")
         if lenient:  # `_plain` does not look into an `Opaque`, so its slabs are placed at once
-            found = unpickle(pickled, partial(_storage, location, file, records), lenient)
-            return _plain(found, _as_it_is, 0, [_VALUES])
-        found, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
+            content = unpickle(pickled, partial(_storage, location, file, records), lenient)
+            return _plain(content, _as_it_is, 0, [_VALUES])
+        content, storages = _parsed(pickled) if len(pickled) < _REMEMBERED else _parse(pickled)
         placed = {key: _storage(location, file, records, key, *about) for key, about in storages.items()}
-        return _plain(found, partial(_placed, placed), 0, [_VALUES])
+        return _plain(content, partial(_placed, placed), 0, [_VALUES])
     except CheckpointError:
         raise
     except Exception as error:  # a damaged zip or pickle may raise anything
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-        if found := strange(location, file):
-            raise found from None
+        if fault := strange(location, file):
+            raise fault from None
         if isinstance(error, OfObjectsError):
             raise CheckpointError(f"{location}/{file} {error}.") from None
         raise CheckpointError(
@@ -110,8 +110,8 @@ def _records(location: Place, file: str) -> dict[str, _Record]:
 
 def _number_of(file: str) -> str | None:
     """The rank or tensor in a file's name; torch.save stores the name inside too, so that swapped files are noticed."""
-    found = _NUMBER.search(file)
-    return None if found is None else found[0]
+    match = _NUMBER.search(file)
+    return None if match is None else match[0]
 
 
 def _bytes(location: Place, file: str, record: _Record | None) -> memoryview:
@@ -147,27 +147,27 @@ def _storage(location: Place, file: str, records: Mapping[str, _Record], key: st
 
 def _placed(storages: Mapping[str, Slab], slab: Slab) -> Slab:
     """Locate a slab of `_parse` in the file."""
-    held = storages[slab.file]
-    crc = None if slab.crc32 is None else held.crc32
-    return Slab(held.place, held.file, held.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
+    storage = storages[slab.file]
+    crc = None if slab.crc32 is None else storage.crc32
+    return Slab(storage.place, storage.file, storage.offset + slab.offset, slab.dtype, slab.shape, slab.strides, crc)
 
 
 def _as_it_is(slab: Slab) -> Slab:
     return slab
 
 
-def _plain(found: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
+def _plain(value: Any, place: Callable[[Slab], Slab], depth: int, left: list[int]) -> Any:
     """Copy to plain dicts and lists. One value may be referred to often, so the work is counted in `left`."""
     left[0] -= 1
     if left[0] < 0:
         raise ValueError(f"it holds more than {_VALUES:,} values")
-    if isinstance(found, Slab):
-        return place(found)
-    if isinstance(found, dict) and depth < 20:
-        return {key: _plain(value, place, depth + 1, left) for key, value in found.items()}
-    if isinstance(found, (list, tuple)) and depth < 20:
-        return [_plain(value, place, depth + 1, left) for value in found]
-    return found
+    if isinstance(value, Slab):
+        return place(value)
+    if isinstance(value, dict) and depth < 20:
+        return {key: _plain(item, place, depth + 1, left) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and depth < 20:
+        return [_plain(item, place, depth + 1, left) for item in value]
+    return value
 
 
 class _Raw(io.RawIOBase):
