@@ -20,6 +20,7 @@ from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.hf_folder import folder_of, weights_in
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
+from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
@@ -28,17 +29,6 @@ from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.huggingface.companions import Carried, companions_of
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
-from smtrain.worker.checkpoint.stored_names import (
-    missing,
-    not_tensors,
-    plain_names,
-    quantized,
-    quantized_in,
-    tensors_in,
-    unknown,
-    untied,
-    wrong_shape,
-)
 from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
@@ -89,13 +79,13 @@ class HFSource(WeightSource):
         self._manifest = read_manifest(self._place)
         self._read: Read | None = None
         stored = self._held()
-        plain = plain_names(stored, self._shape, self._place)
+        plain = stored_names.plain_names(stored, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored.items()}
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
         """Whether loaders that go by the names in the files would miss weights."""
         self._refuse_quantized(slabs)
         self._slabs: dict[str, Slab] = {}
-        head = f"{FAMILIES[self._shape.family].head}.weight"
+        head = self._head_name = f"{FAMILIES[self._shape.family].head}.weight"
         if self._shape.tied and head in slabs and not self._name_of(self._shape.embed_name, slabs):
             slabs[self._shape.embed_name] = slabs.pop(head)  # tied weights may be saved under either name
             self.renamed = True
@@ -103,17 +93,17 @@ class HFSource(WeightSource):
         for spec in self._shape.specs:
             name = self._name_of(spec.name, slabs)
             if name is None:
-                raise missing(spec.name, every, self._shape, self._place)
+                raise stored_names.missing(spec.name, every, self._shape, self._place)
             slab = self._slabs[spec.name] = slabs.pop(name)
             if slab.shape != spec.shape:
-                raise wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
+                raise stored_names.wrong_shape(spec.name, slab, spec.shape, self._shape, self._place)
             if slab.dtype not in FLOATS:
                 raise CheckpointError(
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
                 )
         for name in slabs:
             if not (self._shape.tied and name == head) and not COMPUTED.search(name):
-                raise unknown(name, every, self._shape, self._place)
+                raise stored_names.unknown(name, every, self._shape, self._place)
         self._head = slabs.get(head) if self._shape.tied else None
         if self._head is not None:
             self._refuse_untied(self._head)
@@ -127,16 +117,16 @@ class HFSource(WeightSource):
         named = f"config.json names {method}, and " if method else ""
         odd = next((name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None)
         if odd is not None:
-            raise quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
-        if (scale := quantized_in(slabs)) is not None:
-            raise quantized(self._place, f"{named}it has {scale}")
+            raise stored_names.quantized(self._place, f"{named}{odd} is {slabs[odd].dtype}")
+        if (scale := stored_names.quantized_in(slabs)) is not None:
+            raise stored_names.quantized(self._place, f"{named}it has {scale}")
         if method is None:
             return
         kinds = {str(slab.dtype) for slab in slabs.values() if slab.dtype in FLOATS}
         packed = any(slab.dtype not in FLOATS and not COMPUTED.search(name) for name, slab in slabs.items())
         names = [self._name_of(spec.name, slabs) for spec in self._shape.specs if spec.name != self._shape.head_name]
         if packed or None in names:
-            raise quantized(self._place, f"config.json names {method}")
+            raise stored_names.quantized(self._place, f"config.json names {method}")
         raise CheckpointError(
             f"{self._place}/config.json says that the weights are quantized ({method}), and they are plain "
             f"{' and '.join(sorted(kinds))}; take quantization_config out of config.json."
@@ -145,14 +135,12 @@ class HFSource(WeightSource):
     def _refuse_untied(self, head: Slab) -> None:
         """Raises CheckpointError if sampled rows of the output layer differ from the embedding that it is tied to."""
         embed = self._slabs[self._shape.embed_name]
-        rows = embed.shape[0]
+        rows, columns = embed.shape
         picked = sorted({*range(0, rows, max(1, rows // _SAMPLED)), rows - 1})
-        if head.shape != embed.shape or head.dtype != embed.dtype:
-            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
-        for row in picked:
-            bounds = [(row, row + 1), (0, embed.shape[1])]
-            if not np.array_equal(head.bits(bounds), embed.bits(bounds)):
-                raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", self._shape.embed_name)
+        windows = [[(row, row + 1), (0, columns)] for row in picked]
+        alike = head.shape == embed.shape and head.dtype == embed.dtype
+        if not alike or not all(np.array_equal(head.bits(window), embed.bits(window)) for window in windows):
+            raise stored_names.untied(self._place, self._head_name, self._shape.embed_name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -174,7 +162,7 @@ class HFSource(WeightSource):
         bits = slab.bits(bounds, tally)
         head = self._head if name == self._shape.embed_name else None
         if head is not None and not np.array_equal(bits, head.bits(bounds)):
-            raise untied(self._place, f"{FAMILIES[self._shape.family].head}.weight", name)
+            raise stored_names.untied(self._place, self._head_name, name)
         return bits
 
     def check(self, name: str, tally: Tally | None = None) -> None:
@@ -240,9 +228,9 @@ class HFSource(WeightSource):
     def _file(self, file: str) -> dict[str, Slab]:
         if not file.endswith(".safetensors"):
             content = torchzip.load(self._place, file)
-            tensors = tensors_in(content)
+            tensors = stored_names.tensors_in(content)
             if tensors is None:
-                raise not_tensors(content, f"{self._place}/{file}")
+                raise stored_names.not_tensors(content, f"{self._place}/{file}")
             self._unusual = self._unusual or not all(isinstance(value, Slab) for value in content.values())
             return tensors
         crcs = checksums(self._manifest, file)

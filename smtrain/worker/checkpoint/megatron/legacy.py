@@ -16,18 +16,7 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Shard
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
-from smtrain.worker.checkpoint.megatron.names import (
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    Fused,
-    canonical,
-    cut,
-    head,
-    ignored,
-    mesh_faults,
-    table,
-)
+from smtrain.worker.checkpoint.megatron import names
 from smtrain.worker.checkpoint.storage import Place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
@@ -87,7 +76,7 @@ class RankSource(PieceSource):
     ) -> None:  # fmt: skip
         self.tp, self.pp = mesh_of(files, at)
         shape = ModelShape.from_config(config)
-        if faults := mesh_faults(shape, self.tp, 1):
+        if faults := names.mesh_faults(shape, self.tp, 1):
             raise CheckpointError(
                 f"{at}: {'; '.join(faults)}; check that config.json is this model's.", code="checkpoint.other_model"
             )
@@ -96,8 +85,8 @@ class RankSource(PieceSource):
         blocks = _global_blocks(at, shape, shards, self, part)
         if replace is not None:
             blocks = {key: [other for block in old for other in replace(block)] for key, old in blocks.items()}
-        twins = blocks.pop(HEAD, None) if shape.tied else None
-        super().__init__(location, config, table(shape), blocks, twins)
+        twins = blocks.pop(names.HEAD, None) if shape.tied else None
+        super().__init__(location, config, names.table(shape), blocks, twins)
 
 
 class MegatronSource(RankSource):
@@ -130,11 +119,11 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
     for v in sorted(models):
         tensors: dict[str, Slab] = {}
         for key, value in _flat(location, file, models[v]):
-            if ignored(key):
+            if names.ignored(key):
                 continue
             if not isinstance(value, Slab):
                 raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
-            name = canonical(key)
+            name = names.canonical(key)
             if name in tensors:
                 raise CheckpointError(
                     f"{location}/{file} has {name[:200]} under the names of both specs; save it again."
@@ -174,7 +163,7 @@ def _global_blocks(
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
     if starts[-1] != shape.layers:
         raise CheckpointError(f"{location} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
-    fused = {f.key: f for f in (*table(shape), head(shape))}
+    fused = {f.key: f for f in (*names.table(shape), names.head(shape))}
     out: dict[str, list[TensorBlock]] = {}
     for (t, p, v), tensors in sorted(shards.items()):
         for name, slab in tensors.items():
@@ -192,26 +181,26 @@ def _global_blocks(
                 if "expert" in name:
                     kind = "a mixture of experts, which smtrain does not read yet; take a dense model"
                 raise CheckpointError(f"{location} holds {name[:200]}: {kind}.")
-            if key == EMBEDDING and p > 0:
-                key = HEAD  # some versions keep a copy on the last stage of a tied model
+            if key == names.EMBEDDING and p > 0:
+                key = names.HEAD  # some versions keep a copy on the last stage of a tied model
             vocab = fused[key].shape[0]
-            if key in (EMBEDDING, HEAD) and slab.shape:
+            if key in (names.EMBEDDING, names.HEAD) and slab.shape:
                 vocab = max(slab.shape[0] * tp, vocab)
-            shard = cut(fused[key], tp, t, vocab)
+            shard = names.cut(fused[key], tp, t, vocab)
             out.setdefault(key, []).extend(_blocks(location, fused[key], slab, shard, f"{key} on tp rank {t}"))
     return out
 
 
 def _layers(tensors: Mapping[str, Slab]) -> int:
-    return len({match[1] for name in tensors if (match := LAYER.match(name))})
+    return len({match[1] for name in tensors if (match := names.LAYER.match(name))})
 
 
 def _global(name: str, first: int) -> str:
-    match = LAYER.match(name)
+    match = names.LAYER.match(name)
     return f"decoder.layers.{first + int(match[1])}.{match[2]}" if match else name
 
 
-def _blocks(location: Place, fused: Fused, slab: Slab, shard: Shard, shown: str) -> list[TensorBlock]:
+def _blocks(location: Place, fused: names.Fused, slab: Slab, shard: Shard, shown: str) -> list[TensorBlock]:
     """The blocks of the model that a shard in `slab` holds; the padding of a vocabulary is left out."""
     wanted = tuple(shard.size if i == shard.dim else n for i, n in enumerate(fused.shape))
     if slab.shape != wanted:
