@@ -132,7 +132,7 @@ class Whole:
 
 
 def prune(line: Lineage, keep: int, arrived: pruning.Arrived | None = None) -> None:
-    pruning.prune(line, keep, arrived, Whole(), pruning.Ranks(lambda value: [value], 0, 0))
+    pruning.prune(line, keep, arrived, Whole(), pruning.RankGroup(lambda value: [value], 0, 0))
 
 
 def left(root: Path) -> list[str]:

@@ -281,7 +281,7 @@ def broken(path: Path) -> None:
 def prune(folder: Path, keep: int) -> None:
     """Prune as one rank with one disk."""
     line = Lineage.of(folder, "")
-    pruning.prune(line, keep, None, manifest, pruning.Ranks(lambda value: [value], 0, 0))
+    pruning.prune(line, keep, None, manifest, pruning.RankGroup(lambda value: [value], 0, 0))
 
 
 @pytest.mark.parametrize(

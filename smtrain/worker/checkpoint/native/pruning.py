@@ -35,7 +35,7 @@ class Disk(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     """This process among those of the run."""
 
     gather: Callable[[Any], list[Any]]
@@ -66,7 +66,7 @@ def surplus(
 
 
 def prune(
-    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, ranks: Ranks, distrusted: Collection[str] = (),
+    line: Lineage, keep: int, arrived: Arrived | None, disk: Disk, ranks: RankGroup, distrusted: Collection[str] = (),
     spared: Collection[str] = (),
 ) -> None:  # fmt: skip
     """See `Engine.prune`. Rank 0 decides by what all disks hold together, since each may hold only its host's files."""

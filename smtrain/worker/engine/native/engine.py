@@ -19,7 +19,7 @@ from smtrain.core.model.lora import AdapterShape, Lora
 from smtrain.core.model.numerics import IGNORED
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
-from smtrain.worker.checkpoint.native.pruning import Arrived, Ranks, prune
+from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, Scaling, StepResult
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights
@@ -173,7 +173,7 @@ class NativeEngine:
         spared: Collection[str] = (),
     ) -> None:  # fmt: skip
         mesh = self.mesh
-        prune(line, keep, arrived, manifest, Ranks(mesh.gather, mesh.rank, local_rank()), distrusted, spared)
+        prune(line, keep, arrived, manifest, RankGroup(mesh.gather, mesh.rank, local_rank()), distrusted, spared)
 
     def any(self, flag: bool) -> bool:
         return self.mesh.any(flag)

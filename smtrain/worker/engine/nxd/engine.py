@@ -23,7 +23,7 @@ from smtrain.core.model.numerics import IGNORED
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
-from smtrain.worker.checkpoint.native.pruning import Arrived, Ranks, prune
+from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
 from smtrain.worker.checkpoint.nxd.names import factor_of
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, StepResult
@@ -212,7 +212,7 @@ class NxdEngine:
         everyone = self.everyone
         disk, ranks = (
             completeness if self._saver is None else manifest,
-            Ranks(everyone.gather, everyone.rank, local_rank()),
+            RankGroup(everyone.gather, everyone.rank, local_rank()),
         )
         prune(line, keep, arrived, disk, ranks, distrusted, spared)
 
