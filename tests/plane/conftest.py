@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from smtrain.plane.client import Endpoint, running, server_environment, shut_down
 from smtrain.plane.hosts import TAG, LocalHosts
@@ -59,6 +60,14 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     home = tmp_path_factory.mktemp("home")
     yield serve(home)
     shut_down(home)
+
+
+def refused(call: Callable[..., Any], **params: Any) -> tuple[str, str]:
+    """Code and message of the error that a call ends with."""
+    with pytest.raises(ClientError) as caught:
+        call(**params)
+    error = caught.value.response["Error"]
+    return error["Code"], error["Message"]
 
 
 StartServer = Callable[..., Endpoint]

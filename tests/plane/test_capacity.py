@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from smtrain.core.errors import LocalError
 from testing.plane import Plane
 
-from .conftest import Client
+from .conftest import Client, refused
 
 NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
@@ -26,10 +26,9 @@ def statuses(job: dict[str, Any]) -> list[str]:
 
 
 def refusal(client: Client, **changes: Any) -> str:
-    with pytest.raises(ClientError) as caught:
-        client.start("true", **changes)
-    assert caught.value.response["Error"]["Code"] == "ResourceLimitExceeded"
-    return str(caught.value.response["Error"]["Message"])
+    code, message = refused(lambda: client.start("true", **changes))
+    assert code == "ResourceLimitExceeded"
+    return message
 
 
 def test_without_capacity_a_job_waits_and_fails_in_sagemakers_words(plane: Plane, client: Client) -> None:

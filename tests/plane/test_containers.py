@@ -36,8 +36,7 @@ from testing.plane import Plane
 from tests import docker as test_docker
 from tests.processes import commands
 
-from .conftest import Client, ContainerClient, channel, gone, wait_for
-from .test_training_api import refused
+from .conftest import Client, ContainerClient, channel, gone, refused, wait_for
 
 PROBE = """
 import json, os, resource, signal, socket, sys

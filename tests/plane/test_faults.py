@@ -7,20 +7,14 @@ from typing import Any
 
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError, ConnectionClosedError
+from botocore.exceptions import ConnectionClosedError
 
 from smtrain.core.errors import LocalError
 from testing.plane import Plane
 
-from .conftest import GROUP, Client, follow, wait_for
+from .conftest import GROUP, Client, follow, refused, wait_for
 
 ONCE = Config(retries={"total_max_attempts": 1})
-
-
-def code_of(call: Any, **arguments: Any) -> str:
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    return str(caught.value.response["Error"]["Code"])
 
 
 def test_each_service_refuses_in_its_own_words(plane: Plane) -> None:
@@ -37,10 +31,10 @@ def test_each_service_refuses_in_its_own_words(plane: Plane) -> None:
     ]
     plane.faults(throttle=1)
     for call, arguments, throttled, _ in calls:
-        assert code_of(call, **arguments) == throttled
+        assert refused(call, **arguments)[0] == throttled
     plane.faults(errors=1)
     for call, arguments, _, failed in calls:
-        assert code_of(call, **arguments) == failed
+        assert refused(call, **arguments)[0] == failed
     assert plane.counts()["sts:GetCallerIdentity"] == {"calls": 2, "throttled": 1, "failed": 1, "dropped": 0}
     plane.calm()
     for call, arguments, _, _ in calls:
@@ -55,7 +49,7 @@ def test_a_rule_keeps_to_its_operations_its_share_and_its_seed(plane: Plane) -> 
         plane.calm()
         plane.faults(operations="sagemaker:Describe*", throttle=0.3, seed=5)
         return [
-            code_of(sagemaker.describe_training_job, TrainingJobName="nobody") == "ThrottlingException"
+            refused(sagemaker.describe_training_job, TrainingJobName="nobody")[0] == "ThrottlingException"
             for _ in range(60)
         ]
 
@@ -64,7 +58,7 @@ def test_a_rule_keeps_to_its_operations_its_share_and_its_seed(plane: Plane) -> 
     assert outcomes() == first
     sagemaker.list_training_jobs()
     plane.faults(operations="sagemaker:ListTrainingJobs", throttle=1, times=2)
-    assert [code_of(sagemaker.list_training_jobs) for _ in range(2)] == ["ThrottlingException"] * 2
+    assert [refused(sagemaker.list_training_jobs)[0] for _ in range(2)] == ["ThrottlingException"] * 2
     sagemaker.list_training_jobs()
 
 
@@ -73,7 +67,7 @@ def test_a_rate_throttles_what_comes_too_fast(plane: Plane) -> None:
     plane.faults(operations="logs:DescribeLogGroups", rate=2)
     for _ in range(2):
         logs.describe_log_groups()
-    assert code_of(logs.describe_log_groups) == "ThrottlingException"
+    assert refused(logs.describe_log_groups)[0] == "ThrottlingException"
     patient = Config(retries={"mode": "standard", "max_attempts": 20})
     assert plane.endpoint.session().client("logs", config=patient).describe_log_groups()["logGroups"] is not None
 
@@ -89,11 +83,13 @@ def test_an_answer_can_be_lost_after_the_call_took_effect(plane: Plane, client: 
     plane.faults(operations="sagemaker:CreateTrainingJob", drops=1, times=1)
     with pytest.raises(ConnectionClosedError):
         sagemaker.create_training_job(**other)
-    assert code_of(sagemaker.describe_training_job, TrainingJobName=other["TrainingJobName"]) == "ValidationException"
+    assert (
+        refused(sagemaker.describe_training_job, TrainingJobName=other["TrainingJobName"])[0] == "ValidationException"
+    )
     # botocore's own retry runs into the first attempt's job.
     patient = plane.endpoint.session().client("sagemaker", config=Config(retries={"mode": "standard"}))
     plane.faults(operations="sagemaker:CreateTrainingJob", errors=1, after=1, times=1)
-    assert code_of(patient.create_training_job, **other) == "ResourceInUse"
+    assert refused(patient.create_training_job, **other)[0] == "ResourceInUse"
     client.wait(other["TrainingJobName"])
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
 
 from smtrain.core.errors import LocalError
 
-from .conftest import Client, StartServer
+from .conftest import Client, StartServer, refused
 
 
 @contextlib.contextmanager
@@ -33,13 +32,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["chattr", "-i", folder], check=True)
-
-
-def refused(call: Any, **params: Any) -> tuple[str, str]:
-    with pytest.raises(ClientError) as caught:
-        call(**params)
-    response: Any = caught.value.response
-    return response["Error"]["Code"], response["Error"]["Message"]
 
 
 def test_what_may_not_be_written_is_named_in_each_service(start_server: StartServer) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 
-from .conftest import ROOT, Client, StartServer, channel
-from .test_training_api import refused
+from .conftest import ROOT, Client, StartServer, channel, refused
 
 LOOK = """
 import json, os, socket

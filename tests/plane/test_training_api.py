@@ -7,7 +7,6 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import botocore.session
@@ -19,14 +18,7 @@ from smtrain.plane.client import Endpoint
 from smtrain.plane.server import validation
 from tests import as_told
 
-from .conftest import ROOT, Client, channel
-
-
-def refused(call: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
-    with pytest.raises(ClientError) as caught:
-        call(**arguments)
-    error = caught.value.response["Error"]
-    return error["Code"], error["Message"]
+from .conftest import ROOT, Client, channel, refused
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from smtrain.plane.server.channels import Channel, describe_inputs
 from smtrain.plane.server.faults import OWN_CLIENT
 from smtrain.plane.server.jobs import JobRecord, hosts_of
 from smtrain.plane.server.logstream import HostLog
+from smtrain.plane.server.namespaces import PACKAGE_PARENT
 from smtrain.plane.server.toolkit import Command, search_path
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 OBEYS_WITHIN = 10.0  # seconds until a supervisor that ignores commands is killed with all its processes
 # The AWS variables of a container without a network: a region, no credentials.
 NO_CREDENTIALS = {
