@@ -65,7 +65,9 @@ def chat(
         >>> [message["role"] for message in talk.messages]
         ['user', 'assistant']
     """
-    drawn = known_settings(sampling or _usual(settings), settings)
+    # temperature 0 draws nothing, so top_k and top_p must be off
+    usual = replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
+    drawn = known_settings(sampling or usual, settings)
     if turns is not None and turns < 0:
         raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
     if endpoint is not None:
@@ -87,11 +89,6 @@ def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
     if option := next((key for key, value in options.items() if value is not None), None):
         raise ConfigError([f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
     checked("endpoint", endpoint)
-
-
-def _usual(settings: dict[str, Any]) -> Sampling:
-    """Defaults of a conversation; without top_k and top_p at temperature 0, which draws nothing."""
-    return replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
 
 
 def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:

@@ -162,7 +162,8 @@ def generate(
         ids = _spelled(loaded, queue, PromptFormat(chat, system, template), sampling)
         for start in range(len(done), len(queue), batch):
             some = queue[start : start + batch]
-            with doing(f"writing {_numbered(start, len(some))} of {len(queue)} texts"):
+            numbers = f"{start + 1}" if len(some) == 1 else f"{start + 1} to {start + len(some)}"
+            with doing(f"writing {numbers} of {len(queue)} texts"):
                 texts = complete(loaded, ids[start : start + batch], sampling)
             made = [
                 {**(prompt.record or {"prompt": prompt.text}), "completion": text}
@@ -176,10 +177,6 @@ def generate(
     if part is not None and file is not None:
         part.replace(file)
     return records
-
-
-def _numbered(start: int, count: int) -> str:
-    return str(start + 1) if count == 1 else f"{start + 1} to {start + count}"
 
 
 def _load(model: Any, adapter: Any, target: TargetName | None, say: Say) -> Loaded:

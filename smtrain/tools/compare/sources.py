@@ -24,46 +24,6 @@ _FIELD = re.compile(rf"([A-Za-z][\w ()/-]*?)\s*:\s*({_NUMBER})(?=[A-Z|\s]|$)")
 _EPOCH = re.compile(r"Epoch\s+(\d+):.*?(\d+)/(\d+|\?)\s*\[")
 _PAIR = re.compile(rf"([A-Za-z_][\w /]*)=({_NUMBER})")
 _OURS = re.compile(r"\bstep=\d{1,15} .*")
-
-
-def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
-    """The numbers of every line about a step, by the tool's own names and `step`; other lines are skipped.
-
-    Progress bars overwrite themselves with carriage returns: each state counts as a line.
-    """
-    for line in lines:
-        for state in line.replace("\n", "").split("\r"):
-            numbers = _ours(state) or _megatron(state) or _nemo(state)
-            if numbers:
-                yield numbers
-
-
-def _ours(line: str) -> dict[str, float] | None:
-    match = _OURS.search(line)
-    return step_record(match[0]) if match else None
-
-
-def _megatron(line: str) -> dict[str, float] | None:
-    match = _ITERATION.search(line)
-    if match is None:
-        return None
-    fields = (_FIELD.search(part) for part in line[match.end() :].split("|"))
-    return {"step": float(match[1])} | {number[1].strip(): float(number[2]) for number in fields if number}
-
-
-def _nemo(line: str) -> dict[str, float] | None:
-    """Lightning's bar. It prints global_step with few digits and from 0, so the bar's own count is used."""
-    match = _EPOCH.search(line)
-    pairs = {name.strip(): float(value) for name, value in _PAIR.findall(line)} if match else {}
-    if match is None or "reduced_train_loss" not in pairs:
-        return None
-    pairs.pop("loss", None)  # the bar's running mean
-    step = pairs.pop("global_step", None)
-    done = float(match[2])
-    exact = match[1] == "0" or step is None
-    return pairs | {"step": done if exact else (step or 0.0) + 1}
-
-
 _EVENTS = "events.out.tfevents"
 _NAMED = re.compile(r"([\w. -]{1,60})=(.+)")
 
@@ -219,3 +179,41 @@ def _dollars_per_hour(description: dict[str, Any], target: Any) -> float | None:
     prices = known_prices(target.name)
     priced = [(prices.find(kind, option, target.region_name()), count) for kind, count in groups_of(description)]
     return sum(p.dollars_per_hour * count for p, count in priced if p) if all(p for p, _ in priced) else None
+
+
+def steps(lines: Iterable[str]) -> Iterator[dict[str, float]]:
+    """The numbers of every line about a step, by the tool's own names and `step`; other lines are skipped.
+
+    Progress bars overwrite themselves with carriage returns: each state counts as a line.
+    """
+    for line in lines:
+        for state in line.replace("\n", "").split("\r"):
+            numbers = _ours(state) or _megatron(state) or _nemo(state)
+            if numbers:
+                yield numbers
+
+
+def _ours(line: str) -> dict[str, float] | None:
+    match = _OURS.search(line)
+    return step_record(match[0]) if match else None
+
+
+def _megatron(line: str) -> dict[str, float] | None:
+    match = _ITERATION.search(line)
+    if match is None:
+        return None
+    fields = (_FIELD.search(part) for part in line[match.end() :].split("|"))
+    return {"step": float(match[1])} | {number[1].strip(): float(number[2]) for number in fields if number}
+
+
+def _nemo(line: str) -> dict[str, float] | None:
+    """Lightning's bar. It prints global_step with few digits and from 0, so the bar's own count is used."""
+    match = _EPOCH.search(line)
+    pairs = {name.strip(): float(value) for name, value in _PAIR.findall(line)} if match else {}
+    if match is None or "reduced_train_loss" not in pairs:
+        return None
+    pairs.pop("loss", None)  # the bar's running mean
+    step = pairs.pop("global_step", None)
+    done = float(match[2])
+    exact = match[1] == "0" or step is None
+    return pairs | {"step": done if exact else (step or 0.0) + 1}

@@ -27,63 +27,6 @@ _KINDS = ", ".join(
     )
 )  # fmt: skip
 _HUB = "registry-1.docker.io"
-
-
-def layers_size(name: str, architecture: str) -> int | None:
-    """Bytes of the compressed layers of `name` for a processor (`amd64`).
-
-    None if the registry does not say: it wants a login, does not have the image, or does not answer.
-    """
-    registry, repository, tag = parts(name)
-    try:
-        manifest = _manifest(registry, repository, tag)
-        for entry in manifest.get("manifests") or []:
-            if (entry.get("platform") or {}).get("architecture") == architecture:
-                manifest = _manifest(registry, repository, entry["digest"])
-                break
-        return sum(int(layer["size"]) for layer in manifest.get("layers") or []) or None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def parts(name: str) -> tuple[str, str, str]:
-    """Registry, repository and tag or digest, as Docker understands an image's name."""
-    name, _, digest = name.partition("@")
-    head, _, rest = name.partition("/")
-    if not rest or not ("." in head or ":" in head or head == "localhost"):
-        head, rest = "docker.io", name if "/" in name else f"library/{name}"
-    repository, _, tag = rest.partition(":")
-    return (_HUB if head in ("docker.io", "index.docker.io") else head), repository, digest or tag or "latest"
-
-
-def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
-    # As Docker does: plain HTTP only on this machine.
-    here = registry.partition(":")[0] in ("localhost", "127.0.0.1")
-    url = f"http{'' if here else 's'}://{registry}/v2/{repository}/manifests/{reference}"
-    try:
-        return _json(url, {"Accept": _KINDS})
-    except urllib.error.HTTPError as error:
-        with error:
-            challenge = error.headers.get("WWW-Authenticate", "")
-        if error.code != 401 or not challenge.lower().startswith("bearer "):
-            raise
-    challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
-    query = urllib.parse.urlencode({key: challenged[key] for key in ("service", "scope") if key in challenged})
-    if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
-        raise OSError("a token that is sent unencrypted")
-    answer = _json(f"{challenged['realm']}?{query}", {})
-    token = answer.get("token") or answer["access_token"]
-    return _json(url, {"Accept": _KINDS, "Authorization": f"Bearer {token}"})
-
-
-def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """A registry's JSON answer. Raises OSError or ValueError."""
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the registry that the user named
-    with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
-        answer: dict[str, Any] = json.loads(response.read(MOST))
-    return answer
-
-
 UNPACKED = 2.5
 """Bytes on a disk for one byte of compressed layers, about, of AWS's training images."""
 
@@ -181,3 +124,58 @@ def _progress(steps: Any, name: str, say: Say) -> None:
         if step.get("status") in ("Pull complete", "Pushed", "Layer already exists", "Already exists"):
             done += 1
             say(f"  {done} layers")
+
+
+def layers_size(name: str, architecture: str) -> int | None:
+    """Bytes of the compressed layers of `name` for a processor (`amd64`).
+
+    None if the registry does not say: it wants a login, does not have the image, or does not answer.
+    """
+    registry, repository, tag = parts(name)
+    try:
+        manifest = _manifest(registry, repository, tag)
+        for entry in manifest.get("manifests") or []:
+            if (entry.get("platform") or {}).get("architecture") == architecture:
+                manifest = _manifest(registry, repository, entry["digest"])
+                break
+        return sum(int(layer["size"]) for layer in manifest.get("layers") or []) or None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def parts(name: str) -> tuple[str, str, str]:
+    """Registry, repository and tag or digest, as Docker understands an image's name."""
+    name, _, digest = name.partition("@")
+    head, _, rest = name.partition("/")
+    if not rest or not ("." in head or ":" in head or head == "localhost"):
+        head, rest = "docker.io", name if "/" in name else f"library/{name}"
+    repository, _, tag = rest.partition(":")
+    return (_HUB if head in ("docker.io", "index.docker.io") else head), repository, digest or tag or "latest"
+
+
+def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
+    # As Docker does: plain HTTP only on this machine.
+    here = registry.partition(":")[0] in ("localhost", "127.0.0.1")
+    url = f"http{'' if here else 's'}://{registry}/v2/{repository}/manifests/{reference}"
+    try:
+        return _json(url, {"Accept": _KINDS})
+    except urllib.error.HTTPError as error:
+        with error:
+            challenge = error.headers.get("WWW-Authenticate", "")
+        if error.code != 401 or not challenge.lower().startswith("bearer "):
+            raise
+    challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+    query = urllib.parse.urlencode({key: challenged[key] for key in ("service", "scope") if key in challenged})
+    if urllib.parse.urlsplit(challenged["realm"]).scheme != "https" and not here:
+        raise OSError("a token that is sent unencrypted")
+    answer = _json(f"{challenged['realm']}?{query}", {})
+    token = answer.get("token") or answer["access_token"]
+    return _json(url, {"Accept": _KINDS, "Authorization": f"Bearer {token}"})
+
+
+def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """A registry's JSON answer. Raises OSError or ValueError."""
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the registry that the user named
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
+        answer: dict[str, Any] = json.loads(response.read(MOST))
+    return answer

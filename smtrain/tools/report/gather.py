@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker_place_of
@@ -115,7 +115,8 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
         raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones")
-    rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if _belongs(row, run)]
+    stages = {(run, stage) for stage in STAGES}
+    rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if stage_of(row.name) in stages]
     if not rows:
         side = "here" if place.name == "local" else "on AWS"
         near = near_run(run) if place.name == "local" else ""
@@ -126,24 +127,15 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     account = RunAccount(run, place, jobs)
     config, inputs = _original(_config(account), place)
-    return RunAccount(
-        run,
-        place,
-        jobs,
-        config,
-        _evaluation(account),
-        _texts(account),
-        _line(account, SOFTWARE),
-        _line(account, PROFILE),
-        _machines(account),
-        _commit(account),
-        inputs,
-    )
-
-
-def _belongs(job: Job, run: str) -> bool:
-    ours = stage_of(job.name)
-    return ours is not None and ours[0] == run and ours[1] in STAGES
+    evaluation, texts = _left(account, "evaluate", "evaluation.json"), _left(account, "generate", "generation.json")
+    newest = account.last("train") or jobs[-1]
+    return replace(
+        account, config=config, inputs=inputs, machines=_machines(account),
+        commit=commit_of(place.tags(newest.description)),
+        evaluation=evaluation if isinstance(evaluation, dict) else None,
+        texts=tuple(texts) if isinstance(texts, list) else (),
+        software=_line(account, SOFTWARE), profile=_line(account, PROFILE),
+    )  # fmt: skip
 
 
 def _account(place: Target, job: Job) -> JobAccount:
@@ -230,16 +222,6 @@ def _channel(job: JobAccount | None, name: str) -> str | None:
     return None
 
 
-def _evaluation(run: RunAccount) -> dict[str, Any] | None:
-    report = _left(run, "evaluate", "evaluation.json")
-    return report if isinstance(report, dict) else None
-
-
-def _texts(run: RunAccount) -> tuple[dict[str, str], ...]:
-    texts = _left(run, "generate", "generation.json")
-    return tuple(texts) if isinstance(texts, list) else ()
-
-
 def _line(run: RunAccount, prefix: str) -> str | None:
     """The rest of the last line with this prefix in the newest train job."""
     lines = _lines(run, prefix)
@@ -261,11 +243,6 @@ def _machines(run: RunAccount) -> dict[str, list[dict[str, float]]]:
         if record := machine_record(line.text):
             by_host.setdefault(line.host, []).append(record)
     return {host: by_host[host] for host in sorted(by_host, key=lambda host: (len(host), host))}
-
-
-def _commit(run: RunAccount) -> str | None:
-    job = run.last("train") or run.jobs[-1]
-    return commit_of(run.target.tags(job.description))
 
 
 def _left(run: RunAccount, stage: str, file: str) -> Any:

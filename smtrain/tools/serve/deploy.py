@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smtrain.client.backends.choose import sagemaker
+from smtrain.client.backends.choose import sagemaker, sagemaker_place_of
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.follow.money import known_prices
 from smtrain.client.jobs.listing import train_jobs
@@ -32,52 +32,6 @@ from smtrain.tools.serve.requests import EndpointSpec
 
 _USED, _REST = 0.9, 1.5 * GIB
 """Share of a device's memory that vLLM takes, and its need there besides weights and cache."""
-
-
-def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], instance_type: str) -> int:
-    """Number of devices over which vLLM splits the model: the most that divide its heads.
-
-    Raises `JobError` with the sizes if they do not hold it, or if the type has no known GPU.
-    """
-    row = instance(instance_type)
-    if row is None or not is_gpu(instance_type) or not row.get("core_gib"):
-        raise JobError(f"{instance_type} has no GPU that smtrain knows; vLLM's endpoints need one, such as {_some()}")
-    heads, devices = int(described.get("num_attention_heads") or described.get("n_head") or 1), int(row["cores"])
-    parts = max(n for n in range(1, devices + 1) if heads % n == 0)
-    if str(described.get("torch_dtype") or described.get("dtype") or "") == "float32":
-        weights /= 2  # vLLM takes such a model in 16 bits
-    each = (weights + cache_of(described)) / parts + _REST
-    room = _USED * float(row["core_gib"]) * GIB
-    if each > room:
-        fits = [kind for kind, other in _gpus() if _holds(other, heads, weights, described)]
-        remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
-        raise JobError(
-            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type} ({weights / GIB:.1f} GiB "
-            f"of weights, {CONTEXT:,} tokens of context), and vLLM gets {room / GIB:.1f} GiB of each; {remedy}"
-        )
-    return parts
-
-
-def price_of(instance_type: str, region: str | None) -> Price | None:
-    """Price of an hour: the training price, which SageMaker's endpoints have too; None if unknown."""
-    return known_prices().find(instance_type, "on_demand", region)
-
-
-def _holds(row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]) -> bool:
-    parts = max(n for n in range(1, int(row["cores"]) + 1) if heads % n == 0)
-    return (weights + cache_of(described)) / parts + _REST <= _USED * float(row["core_gib"]) * GIB
-
-
-def _gpus() -> list[tuple[str, Mapping[str, Any]]]:
-    """Types with GPUs by their memory, the smallest first."""
-    rows = [(k, r) for k, r in table("instances")["instances"].items() if is_gpu(k) and r.get("core_gib")]
-    return sorted(rows, key=lambda pair: pair[1]["core_gib"] * pair[1]["cores"])
-
-
-def _some() -> str:
-    return ", ".join(kind for kind, _ in _gpus()[:3])
-
-
 _SHORTEST_S = 900
 """An endpoint takes minutes to start; a shorter time would delete it before it answers."""
 _LOOK_S = {"local": 0.2, "aws": 15.0}
@@ -186,7 +140,7 @@ def undeploy(name: str, *, target: TargetName | None = None, say: Say = text.say
     """
     from botocore.exceptions import ClientError
 
-    place = _place(target)
+    place = sagemaker_place_of("", target)[1]
     description = described(place, name)
     if description is None:
         raise JobError(f"{name}: there is no such endpoint on target {place.name}")
@@ -215,12 +169,6 @@ def described(place: Target, name: str) -> dict[str, Any] | None:
             raise
         return None
     return description
-
-
-def _place(target: TargetName | None) -> Target:
-    from smtrain.client.backends.choose import sagemaker_place_of
-
-    return sagemaker_place_of("", target)[1]
 
 
 def spec_of(
@@ -348,3 +296,44 @@ def _how(place: Target, spec: EndpointSpec, status: str) -> str:
         f'{spec.name} is {status}; ask it by InvokeEndpoint with OpenAI\'s JSON and "model": "{spec.name}"; '
         f"`smtrain undeploy {spec.name}` deletes it"
     )
+
+
+def tensor_parallel(name: str, weights: float, described: Mapping[str, Any], instance_type: str) -> int:
+    """Number of devices over which vLLM splits the model: the most that divide its heads.
+
+    Raises `JobError` with the sizes if they do not hold it, or if the type has no known GPU.
+    """
+    row = instance(instance_type)
+    if row is None or not is_gpu(instance_type) or not row.get("core_gib"):
+        known = ", ".join(kind for kind, _ in _gpus()[:3])
+        raise JobError(f"{instance_type} has no GPU that smtrain knows; vLLM's endpoints need one, such as {known}")
+    heads, devices = int(described.get("num_attention_heads") or described.get("n_head") or 1), int(row["cores"])
+    parts = max(n for n in range(1, devices + 1) if heads % n == 0)
+    if str(described.get("torch_dtype") or described.get("dtype") or "") == "float32":
+        weights /= 2  # vLLM takes such a model in 16 bits
+    each = (weights + cache_of(described)) / parts + _REST
+    room = _USED * float(row["core_gib"]) * GIB
+    if each > room:
+        fits = [kind for kind, other in _gpus() if _holds(other, heads, weights, described)]
+        remedy = f"take {fits[0]}" if fits else "no instance type that smtrain knows holds it"
+        raise JobError(
+            f"{name} takes {each / GIB:.1f} GiB on each of {parts} devices of {instance_type} ({weights / GIB:.1f} GiB "
+            f"of weights, {CONTEXT:,} tokens of context), and vLLM gets {room / GIB:.1f} GiB of each; {remedy}"
+        )
+    return parts
+
+
+def price_of(instance_type: str, region: str | None) -> Price | None:
+    """Price of an hour: the training price, which SageMaker's endpoints have too; None if unknown."""
+    return known_prices().find(instance_type, "on_demand", region)
+
+
+def _holds(row: Mapping[str, Any], heads: int, weights: float, described: Mapping[str, Any]) -> bool:
+    parts = max(n for n in range(1, int(row["cores"]) + 1) if heads % n == 0)
+    return (weights + cache_of(described)) / parts + _REST <= _USED * float(row["core_gib"]) * GIB
+
+
+def _gpus() -> list[tuple[str, Mapping[str, Any]]]:
+    """Types with GPUs by their memory, the smallest first."""
+    rows = [(k, r) for k, r in table("instances")["instances"].items() if is_gpu(k) and r.get("core_gib")]
+    return sorted(rows, key=lambda pair: pair[1]["core_gib"] * pair[1]["cores"])

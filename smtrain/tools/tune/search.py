@@ -69,7 +69,7 @@ class _Proposals:
                 for trial in trials:
                     study.add_trial(self._frozen(trial, ranges))
                 proposal = study.ask(ranges)
-            values = {axis.key: _text(axis, proposal.params[axis.key]) for axis in self._axes}
+            values = {axis.key: (axis.spell if axis.ranged else str)(proposal.params[axis.key]) for axis in self._axes}
             if values not in tried:
                 return values
         return None
@@ -79,7 +79,7 @@ class _Proposals:
         from optuna.trial import TrialState, create_trial
 
         params: dict[str, Any] = {
-            axis.key: _number(axis, trial.values[axis.key]) if axis.ranged else trial.values[axis.key]
+            axis.key: (int if axis.whole else float if axis.ranged else str)(trial.values[axis.key])
             for axis in self._axes
         }
         known = trial.value is not None and isfinite(trial.value)
@@ -101,11 +101,3 @@ def _distribution(axis: Axis) -> BaseDistribution:
     if axis.whole:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
     return FloatDistribution(axis.low, axis.high, log=axis.log)
-
-
-def _number(axis: Axis, text: str) -> float:
-    return int(text) if axis.whole else float(text)
-
-
-def _text(axis: Axis, value: Any) -> str:
-    return axis.spell(value) if axis.ranged else str(value)
