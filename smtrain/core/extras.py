@@ -81,7 +81,7 @@ def _packages(extra: str | None) -> list[str]:
 def collector_paused() -> Iterator[None]:
     """Pause the garbage collector, for imports of large packages and the model of an AWS service.
 
-    They make up to a million objects, none of them garbage, and collections would take a fifth to a third of the time.
+    They make up to a million objects without garbage, and collections would take a fifth to a third of the time.
     All objects count as old afterwards, so that the next young collection does not visit them.
     """
     running = gc.isenabled()

@@ -14,10 +14,10 @@ from typing import IO, Any
 from smtrain.core.errors import Code, Sentence, SmtrainError
 
 _SAYS = {
-    errno.ENOSPC: "no space left on {place}: free some, and the same command goes on",
-    errno.EDQUOT: "the disk quota is used up at {place}: free some, and the same command goes on",
-    errno.EROFS: "{place} is read-only: make it writable, and the same command goes on",
-    errno.EIO: "input/output error on {place}: look at the disk (`dmesg`), and the same command goes on",
+    errno.ENOSPC: "no space left on {place}: free some, then run the same command again",
+    errno.EDQUOT: "the disk quota is used up at {place}: free some, then run the same command again",
+    errno.EROFS: "{place} is read-only: make it writable, then run the same command again",
+    errno.EIO: "input/output error on {place}: look at the disk (`dmesg`), then run the same command again",
 }
 # The same errors in the words of libraries that do not raise OSError (SQLite, Rust, C++).
 _SPELLED = (

@@ -48,7 +48,7 @@ def sentence(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = _REMEDIES.get(error.errno or 0, "name another file or folder")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not where and full:  # a write does not say where
+        if not where and full:  # a write does not name its file
             home = os.environ.get("SMTRAIN_HOME") or "~/.smtrain"
             remedy = f"free space where SMTRAIN_HOME ({home}), TMPDIR and the output lie"
         text = f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {remedy}"

@@ -43,7 +43,7 @@ def clean(text: str) -> str:
     Of a line that was drawn repeatedly (`\\r`) the last state stays.
     """
     if text.isprintable():
-        return text  # printable text has neither controls nor changes of direction
+        return text  # printable text has no controls and no changes of direction
     text = _SEQUENCE.sub("", _ENDS.sub("\n", text))
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))

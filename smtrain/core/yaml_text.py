@@ -1,7 +1,7 @@
 """Parse YAML of users into plain values, bounded in size, depth and time; each fault has its line and key.
 
 YAML allows more than settings need: tags that name classes, lists as keys, aliases that expand to gigabytes. Values are
-built from the parser's events, so no constructor of the yaml library runs, and none of its errors can escape.
+built from the parser's events, so no constructor of the yaml library runs, and no error of it can escape.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class _Values:
         return event.value, tag == _MERGE
 
     def _unfilled(self, event: Any) -> str:
-        """The fault of a template placeholder in the line of an event; empty if there is none."""
+        """The fault of a template placeholder in the line of an event, else empty."""
         return unfilled(self.text.split("\n")[event.start_mark.line :][:1])
 
     def _scalar(self, event: Any) -> Any:
@@ -284,7 +284,7 @@ def _line(event: Any) -> int:
 
 
 def unfilled(lines: list[str]) -> str:
-    """The fault of a template placeholder in these lines; empty if there is none."""
+    """The fault of a template placeholder in these lines, else empty."""
     found = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
     return f"{found[0]} is a placeholder that no template has filled in; put its value there" if found else ""
 

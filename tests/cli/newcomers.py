@@ -264,7 +264,7 @@ ADDRESSES: list[Row] = [
     ("set data.path=an-empty-folder", 2, "it is empty"),
     ("set model.path=an-empty-folder", 2, "holds no config.json"),
     ("set model.path=hf://meta-llama/Llama-3.2-1B", 2, "model.token: is missing | is gated"),
-    ("set model.path=https://huggingface.co/datasets/org/name", 2, "is neither a folder, s3://, hf://"),
+    ("set model.path=https://huggingface.co/datasets/org/name", 2, "is not a folder, s3://, hf://"),
     ("set data.path=arn:aws:s3:::bucket/text", 2, "s3://bucket/text"),
     ("set checkpoint.s3_uri=https://bucket.s3.amazonaws.com/x", 2, "did you mean s3://bucket/x?"),
     ("chat org/name", 2, "hf download org/name"),

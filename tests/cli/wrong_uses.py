@@ -291,7 +291,7 @@ def of_the_issue() -> Iterator[Use]:
         ("compute.instance_type=ml.trn9.huge", "ml.trn9.huge"), ("train.seq_len=100000", "positions"),
         ("compute.price_limit=-1", "compute.price_limit: got -1"),
         ("compute.price_limit=.nan", "compute.price_limit: got nan"),
-        ("compute.role=not a role", "neither a role's ARN"),
+        ("compute.role=not a role", "not a role's ARN"),
         ("output.s3_uri=s3://My_Bucket/x", "cannot be a bucket's name"),
         ("data.prepared=./text", "holds no manifest.json"), ("data.path=pictures", "data.path"),
         ("compute.instance_count=100000", "compute.instance_count: got 100000"),

@@ -57,7 +57,7 @@ class Prices:
         self._prices += mine
 
     def find(self, type_: str, option: str, region: str | None) -> Price | None:
-        """The last matching row of this region, else of any region; None if there is none."""
+        """The last matching row of this region, else of any region; None without one."""
         fit = [p for p in self._prices if p.type == type_ and p.option == option]
         here = [p for p in fit if p.region == region]
         found = here or fit

@@ -62,7 +62,7 @@ def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Mac
         raise ConfigError([f"machines: {type_} is no instance type; did you mean {near}?"])
     names = f"known: {', '.join(sorted(known))}" if known else "none is described"
     raise ConfigError(
-        [f"machines: {type_} is neither an instance type (ml.p5.48xlarge) nor one of your own ({names}); {_HINT}"]
+        [f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names}); {_HINT}"]
     )
 
 

@@ -120,7 +120,7 @@ def summary(plan: Plan) -> str:
         lines.append(f"step        {t['total']:.3g} s: {parts}")
     if plan.fits and plan.hours is not None:
         cut = f", in {plan.attempts} attempt{'s' * (plan.attempts > 1)} (cluster.time)" if plan.attempts else ""
-        # neither this machine nor a cluster bills anything that is known here
+        # only AWS bills by known prices
         what = "of training" if plan.here else "for training" if plan.attempts else "billed for training"
         lines.append(f"time        {spell(plan.hours * 3600)} {what}{cut}")
     if plan.here:

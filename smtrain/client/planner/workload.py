@@ -78,7 +78,7 @@ def taken_by_name(config: JobConfig) -> list[str]:
 
 
 def described_of(config: JobConfig) -> dict[str, Any] | None:
-    """The config.json of a model whose folder is on this machine; None if there is none."""
+    """The config.json of a model whose folder is on this machine, else None."""
     try:
         described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -130,6 +130,6 @@ class Data(Section):
 
     @property
     def weights(self) -> list[float] | None:
-        """One for each source; None if there are none."""
+        """The weight of each source; None without weights."""
         weights = [source.weight for source in self.sources if source.weight is not None]
         return weights or None

@@ -1,4 +1,4 @@
-"""Facts about published models that need none of their files."""
+"""Facts about published models that need no files of theirs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """How tensor parallelism divides a parameter: the dimension and the unit."""
+    """Division of a parameter by tensor parallelism: the dimension and the unit."""
 
     VOCAB = "rows by vocabulary"
     Q = "rows by query head"

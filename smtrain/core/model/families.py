@@ -296,7 +296,7 @@ class ModelShape:
             faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
         if self.kv_heads % tp and tp % self.kv_heads:
             faults.append(
-                f"parallel.tp = {tp} neither divides the model's {self.kv_heads} key/value heads nor is a "
+                f"parallel.tp = {tp} does not divide the model's {self.kv_heads} key/value heads and is not a "
                 "multiple of them"
             )
         if self.intermediate % tp:

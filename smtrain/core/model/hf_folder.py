@@ -75,7 +75,7 @@ class Companions:
 def companions_in(sizes: Mapping[str, int], replaced: Mapping[str, str] | None = None) -> Companions:
     """Decide for all files of a folder (relative name -> bytes) whether they are copied.
 
-    The folder's weights, config.json and manifest.json are in neither list, as each writer creates them. `replaced` has
+    The folder's weights, config.json and manifest.json are in no list, as each writer creates them. `replaced` has
     further files that are written again, with the reason.
     """
     own = _own_weights(sizes)

@@ -171,7 +171,7 @@ class Tasks:
             yamls = list(request.data.rglob("*.yaml"))
             if not made and not yamls:
                 raise DataError(
-                    f"{request.data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
+                    f"{request.data} holds no task's .yaml and no MMLU (SUBJECT/test-*.parquet, or "
                     "test/SUBJECT_test.csv); give the folder that does."
                 )
             folders = [*([str(work / "mmlu")] if made else []), *([str(request.data.resolve())] if yamls else [])]

@@ -250,7 +250,7 @@ REASONS = {
     "warm-pool": "ClientError: the warm pool of this job was terminated",
     "max-runtime": "Training job runtime exceeded MaxRuntimeInSeconds provided",
     "max-pending": "ClientError: the pending time of the job exceeded MaxPendingTimeInSeconds",
-    "local-disk": "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local clean` says what can go), and the same command goes on",
+    "local-disk": "ClientError: no space left on /home/me/.smtrain (SMTRAIN_HOME): free some (`smtrain local clean` says what can go), then run the same command again",
     "local-end": "InternalServerError: the local control plane was restarted while the job ran",
     "internal": "InternalServerError: We encountered an internal error. Please try again.",
 }  # fmt: skip
@@ -286,8 +286,8 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
         ("ClientError: User is not authorized to perform: kms:GenerateDataKey on resource: arn:aws:kms:x", "s3-denied"),
         ("Error: Data download failed:Please ensure that the subnet's route table has an S3 VPC endpoint", "vpc"),
         ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
-        ("algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, and the same", "disk-full"),
-        ("algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, and the same", "disk-full"),
+        ("algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, then run the same", "disk-full"),
+        ("algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, then run the same", "disk-full"),
     ],
 )
 def test_other_words_for_it_find_the_cause_too(words: str, name: str) -> None:

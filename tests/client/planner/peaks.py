@@ -3,7 +3,7 @@
 Counted at torch's dispatcher, forward and backward, so it is what an accelerator's caching allocator reports as peak
 allocated memory but for scratch inside kernels, and does not depend on the machine. What gloo and Python hold outside
 tensors is not in it. (The allocator's own profile, `torch.profiler(profile_memory=True)`, gives the same figures to
-0.1 % for one process, but loses count where gloo's threads release what this thread allocated.)
+0.1 % for one process, but miscounts if gloo's threads release what this thread allocated.)
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def test_a_files_faults_are_told_at_once_and_as_those_of_a_config(tmp_path: Path
 
 
 def test_a_name_that_nobody_described_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"bax is neither an instance type .* nor one of your own \(known: box\)"):
+    with pytest.raises(ConfigError, match=r"bax is not an instance type .* or one of your own \(known: box\)"):
         smtrain.plan(raw(box=BOX), machines=[("bax", 1)])
 
 

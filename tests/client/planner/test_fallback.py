@@ -1,4 +1,4 @@
-"""Instance types to fall back on: taken where the mesh fits, else a fault of the config that says why."""
+"""Fallback instance types: accepted if the mesh fits, else a fault of the config with the reason."""
 
 from __future__ import annotations
 

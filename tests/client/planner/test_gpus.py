@@ -20,7 +20,7 @@ from smtrain.core.facts import table
 
 CHIPS = sorted(table("throughput_gpu")["chips"])
 UNPRICED = {"ml.p5e.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge"}
-"""Whose SageMaker price nobody published."""
+"""A machine without a published SageMaker price."""
 GPUS = sorted(kind for kind, row in table("instances")["instances"].items() if "chip" in row)
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -51,7 +51,7 @@ def test_the_shipped_coefficients_are_those_of_the_shipped_runs(chip: str) -> No
 
 
 def test_the_rows_say_what_was_published() -> None:
-    """llm-foundry prints MFU beside tokens a second: both must come out of one row, or a column is wrong."""
+    """llm-foundry prints MFU next to tokens a second: both must come out of one row, or a column is wrong."""
     printed = {"t103": 0.5333, "t113": 0.6423, "t117": 0.4395, "t091": 0.4257, "t093": 0.2992, "t102": 0.4644}
     found = {run.id: run.mfu for run in published_on_gpus()}
     for id_, mfu in printed.items():
@@ -65,7 +65,7 @@ def test_every_type_of_gpus_plans_with_a_process_on_each_device(kind: str) -> No
     assert config.train.engine == "native"
     plan = smtrain.plan(config)
     assert (plan.dollars is None) == (kind in UNPRICED)
-    assert not [w for w in plan.warnings if w.startswith("price:")], "list prices, none of them guessed"
+    assert not [w for w in plan.warnings if w.startswith("price:")], "list prices, not guesses"
     assert "compile" not in plan.dollars_by_item, "only Neuron cores compile ahead"
     if table("instances")["instances"][kind]["chip"] not in ("A100", "H100", "H200"):
         assert not plan.calibrated

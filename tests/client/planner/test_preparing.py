@@ -1,4 +1,4 @@
-"""What passes over documents add to a plan: time by machine and text, dollars, and the packages of the image."""
+"""Passes over documents add to a plan: time by machine and text, dollars, and packages of the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner proposes, the checks of a config accept: models x machines x counts."""
+"""The checks of a config accept every proposal of the planner: models x machines x counts."""
 
 from __future__ import annotations
 

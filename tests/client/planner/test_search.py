@@ -1,4 +1,4 @@
-"""What must hold of any plan, and the shapes that are known to be good, bad and unwise."""
+"""Invariants of any plan, and shapes that are known to be good, bad and unwise."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_search_gives_legal_meshes_that_fit_the_fastest_first(work: Work, so
 @given(works(), st.sampled_from(TYPES), st.integers(1, 8))
 @settings(deadline=None, max_examples=examples(30))
 def test_up_to_twice_the_instances_are_never_slower(work: Work, type_: str, count: int) -> None:
-    """Of all counts up to a limit, a higher limit can only help."""
+    """A higher limit of instances can only help."""
     half = search(work, [Machine.of(type_, n) for n in range(1, count + 1)])
     whole = search(work, [Machine.of(type_, n) for n in range(1, 2 * count + 1)])
     if half:

@@ -21,7 +21,7 @@ def test_attempts_are_as_many_as_time_limits_fit_into_the_run(raw: dict[str, Any
     assert 1 < long.attempts < short.attempts < 3 * long.attempts
     assert short.hours is not None
     assert long.hours is not None
-    # Each attempt starts anew, which is billed, and ends before its limit.
+    # Each attempt starts again, which is billed, and ends before its limit.
     assert 0 < short.hours - long.hours < short.attempts
     assert short.hours <= 4 * short.attempts
     assert f"in {short.attempts} attempts (cluster.time)" in str(short)

@@ -1,4 +1,4 @@
-"""What a config may say of an adapter, and which wrong things are told before anything starts."""
+"""Valid and invalid settings of an adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config leaves open follows from its machines, its model and where it goes; and what cannot run is refused."""
+"""Defaults that follow from machines, model and target, and refusals of what cannot run."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_batch_that_is_not_given_is_one_that_the_mesh_can_cut() -> None:
     config = smtrain.load_config(given, set_=["compute.instance_count=3"], target="aws")
     assert (config.dp, config.train.global_batch_size) == (24, 24)
     usual = smtrain.load_config(bare("demo://tiny-llama", processes_per_instance=4))
-    assert usual.train.global_batch_size == 8, "as it was where it could be cut"
+    assert usual.train.global_batch_size == 8, "unchanged if it can be divided"
     assert usual.train.seq_len == 1024, "the model's positions"
 
 

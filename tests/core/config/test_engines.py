@@ -1,4 +1,4 @@
-"""What only one of the engines can do is refused before anything starts, with what to do instead."""
+"""Options that an engine does not support are refused before anything starts, with a remedy."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256}
     [
         ({"box": BOX}, "slurm", None),
         ({}, "slurm", "box is no instance type; take one, such as ml.p5.48xlarge, or describe box under machines"),
-        ({"box": BOX}, "aws", "box is a machine of yours, and AWS has none of that name; name an instance type"),
+        ({"box": BOX}, "aws", "box is a machine of yours, and AWS has no such type; name an instance type"),
         ({"box": BOX}, "local", "box is a machine of yours, and this machine runs jobs of any instance type"),
     ],
 )

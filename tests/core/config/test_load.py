@@ -88,7 +88,7 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ({"model": {"path": "/nowhere"}}, "model.path: /nowhere is not a folder"),
         ({"data": {"path": "/nowhere"}}, "data.path: /nowhere does not exist"),
         ({"model": {"weights": "/nowhere"}}, "model.weights: /nowhere is not a folder"),
-        ({"model": {"weights": "hf://x/y"}}, "model.weights: hf://x/y is neither a folder nor an s3:// URI"),
+        ({"model": {"weights": "hf://x/y"}}, "model.weights: hf://x/y is not a folder or an s3:// URI"),
         ({"model": {"weights": "s3://a_b/y"}}, "model.weights: 'a_b' cannot be a bucket's name"),
         ({"model": {"weights": "s3://abc/y", "init": "scratch"}}, "model.weights: has no effect with model.init"),
         (
@@ -105,7 +105,7 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         ),
         (
             {"model": {"path": "http://x/y"}},
-            "model.path: http://x/y is neither a folder, s3://, hf://, modelscope:// nor demo://",
+            "model.path: http://x/y is not a folder, s3://, hf://, modelscope:// or demo://",
         ),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
         ({"data": {"path": "s3://b/x/*.jsonl"}}, "data.path: s3://b/x/*.jsonl has a wildcard"),
         (
             {"data": {"path": "gs://b/x"}},
-            "data.path: gs://b/x is neither a path, s3://, hf://, fsx://, efs:// nor demo://",
+            "data.path: gs://b/x is not a path, s3://, hf://, fsx://, efs:// or demo://",
         ),
         ({"data": {"overlong": "drop"}}, "data.overlong: is for train.objective: sft"),
         ({"data": {"format": "alpaca"}}, "data.format: alpaca is instruction data; set train.objective: sft"),

@@ -1,4 +1,4 @@
-"""What loading a config sees of a model's folder: each fault says what the file is, and its remedy is enough."""
+"""Faults of a model's folder when a config is loaded: each says what the file is, and its remedy is enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made from the schema is what it says now, and every key is described there."""
+"""Files generated from the schema are up to date, and every key has a description."""
 
 from __future__ import annotations
 

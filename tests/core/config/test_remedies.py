@@ -1,4 +1,4 @@
-"""What a fault of a config or of text tells the user to do is enough: no second fault about the same thing follows.
+"""The remedy in each fault of a config or of text is enough: no second fault about the same thing follows.
 
 Each case breaks one thing, reads the one sentence that the command says, does what it says (taking names and numbers
 from the sentence), and runs the command again.
@@ -57,7 +57,7 @@ class Desk:
         return []
 
     def prepared(self, capsys: pytest.CaptureFixture[str]) -> list[str]:
-        """What `smtrain data prepare` says when it fails; nothing if it ends well."""
+        """The message of `smtrain data prepare` if it fails, else empty."""
         options = [word for name, value in self.words.items() for word in (name, value) if word is not None]
         words = ["prepare", str(self.folder / self.text), str(self.folder / "out"), "--model", str(self.model)]
         capsys.readouterr()

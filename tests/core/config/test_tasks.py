@@ -45,5 +45,5 @@ def test_questions_that_are_not_there_are_told(raw: dict[str, Any], folder: Path
 
 def test_a_folder_without_tasks_is_told(raw: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
-    with pytest.raises(ConfigError, match=r"none holds neither a task's \.yaml nor MMLU"):
+    with pytest.raises(ConfigError, match=r"none holds no task's \.yaml and no MMLU"):
         load_config({**raw, "evaluate": {"tasks": ["mmlu"], "data": str(tmp_path / "none")}})

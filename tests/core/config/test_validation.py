@@ -28,7 +28,7 @@ def faults(raw: dict[str, Any], validation: Any, **train: Any) -> list[str]:
         ({"fraction": 0.1, "path": "."}, {}, "both say what is held out"),
         ({"fraction": 0.1, "intervall": 3}, {}, "did you mean train.validation.interval?"),
         ({"path": "/not/there"}, {}, "train.validation.path: /not/there does not exist"),
-        ({"path": "hf://some/text"}, {}, "train.validation.path: hf://some/text is neither"),
+        ({"path": "hf://some/text"}, {}, "train.validation.path: hf://some/text is not a path"),
         ({"split": "980,10,10"}, {}, "set data.format: megatron, or use fraction"),
         ({"split": "0,10,10"}, {}, "it leaves nothing for training or validation"),
         ({"split": "much"}, {}, "such as 980,10,10"),

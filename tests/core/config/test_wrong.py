@@ -24,7 +24,7 @@ FIELDS = [
 
 
 def wrong_values(found: frozenset[type]) -> list[Any]:
-    """What no field of these kinds takes."""
+    """Values that no field of these types accepts."""
     if bool in found:
         return ["perhaps", 7, [True], {"a": True}]
     if found & {int, float}:
@@ -78,13 +78,13 @@ def test_every_field_refuses_what_it_cannot_take(raw: dict[str, Any]) -> None:
         ("compute.price_limit=.nan", "compute.price_limit: got nan"),
         ("compute.price_limit=-1", "compute.price_limit: got -1"),
         ("compute.instance_count=100000", "compute.instance_count: got 100000; it must be at most"),
-        ("compute.role=not a role", "compute.role: 'not a role' is neither a role's ARN"),
+        ("compute.role=not a role", "compute.role: 'not a role' is not a role's ARN"),
         ("output.s3_uri=s3://My_Bucket/x", "output.s3_uri: 'My_Bucket' cannot be a bucket's name"),
         ("checkpoint.s3_uri=s3://ab", "checkpoint.s3_uri: 'ab' cannot be a bucket's name"),
         ("data.prepared=./nowhere", "nowhere holds no manifest.json"),
-        ("evaluate.data=./nowhere", "nowhere is neither a folder nor an s3:// URI; give one of task YAMLs"),
-        ("evaluate.data=hf://x/y", "evaluate.data: hf://x/y is neither a folder nor an s3:// URI"),
-        ("data.prepared=gs://x/y", "data.prepared: gs://x/y is neither a folder nor an s3:// URI"),
+        ("evaluate.data=./nowhere", "nowhere is not a folder or an s3:// URI; give one of task YAMLs"),
+        ("evaluate.data=hf://x/y", "evaluate.data: hf://x/y is not a folder or an s3:// URI"),
+        ("data.prepared=gs://x/y", "data.prepared: gs://x/y is not a folder or an s3:// URI"),
         ("model.path=meta-llama/Llama-3.2-1B", "(a model of the hub is hf://meta-llama/Llama-3.2-1B)"),
     ],
 )

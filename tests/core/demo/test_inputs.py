@@ -1,4 +1,4 @@
-"""What demo:// names is made once, of what every machine has."""
+"""demo:// inputs are made once, from what every machine has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What one generation of transformers makes of configs of both: run by test_generations.py in a process of its own.
+"""Build configs of both generations with one generation of transformers: run by test_generations.py in a process of its
+own.
 
 `python -m tests.core.model.generations OUT FOLDER`: logits, losses and text, each under a name, with torch.save; FOLDER
 holds models in folders, as `test_generations.py` wrote them.
@@ -65,7 +66,7 @@ def spelled(family: str, rope: str, generation: int) -> dict[str, Any]:
 
 
 def logits(made: Any, values: dict[str, torch.Tensor], family: str) -> torch.Tensor:
-    """Of a fixed row of ids, by a model that transformers builds of its config object with these weights."""
+    """Logits of a fixed row of ids, by a model that transformers builds of its config object with these weights."""
     from transformers import AutoModelForCausalLM
 
     from smtrain.core.model.families import FAMILIES as TABLE

@@ -1,4 +1,4 @@
-"""What export writes is a model like any other to transformers, for every family."""
+"""transformers loads every family that export writes, like any other model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""config.json in a shape of our own: both spellings, what is ambiguous, and what transformers built beside it."""
+"""Our form of config.json: both spellings, ambiguous files, and a comparison with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data asks for beside the stage: known from the config, and the same list for the launcher, the image and pip."""
+"""Packages for options of data: known from the config, and the same for the launcher, the image and pip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of checkpoints: what a job goes on with, and what it never mixes with."""
+"""Lines of checkpoints: which ones a job resumes from, and which it never mixes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_two_that_began_from_one_step_never_see_each_other(tmp_path: Path) -> No
     one, two = Lineage.of(tmp_path, "run-train-b"), Lineage.of(tmp_path, "run-train-c")
     for line, steps in ((one, (4, 6)), (two, (4,))):
         save(line, *steps)
-        (line.own / NAME).write_text(Origin(2, "run-train-a", 2).to_json())  # neither saw the other
+        (line.own / NAME).write_text(Origin(2, "run-train-a", 2).to_json())  # they did not see each other
     one, two = one.begun(2), two.begun(2)
     assert names(one) == ["run-train-a/step_00000002", "run-train-b/step_00000004", "run-train-b/step_00000006"]
     assert names(two) == ["run-train-a/step_00000002", "run-train-c/step_00000004"]

@@ -1,4 +1,4 @@
-"""What is read off the requests of a run's jobs."""
+"""Numbers from the requests of a run's jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether anybody answers for an s3:// URI, asked where the clients will ask."""
+"""The probe of S3 asks the same endpoint as the clients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.ports import free_port
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Where nobody listens, as the endpoint of every client; the user has no files of settings."""
+def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An endpoint without a server, for every client; the user has no settings files."""
     url = f"http://127.0.0.1:{free_port()}"
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -43,11 +43,11 @@ def refusing() -> Iterator[str]:
 
 
 def test_nobody_is_named_with_a_remedy_and_a_refusal_is_an_answer(
-    nobody: str, refusing: str, monkeypatch: pytest.MonkeyPatch
+    silent: str, refusing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = unanswered("s3://bucket/prefix")
     assert (
-        told == f"S3 could not be reached at {nobody} (connection refused); check the network, the proxy and the region"
+        told == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy and the region"
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", refusing)
     assert unanswered("s3://bucket/prefix") is None
@@ -56,10 +56,10 @@ def test_nobody_is_named_with_a_remedy_and_a_refusal_is_an_answer(
 
 @pytest.mark.parametrize("where", ["aws", "named", "fsspec", "variable"])
 def test_where_another_endpoint_is_set_elsewhere_nobody_is_asked(
-    nobody: str, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    silent: str, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    monkeypatch.setenv("HTTPS_PROXY", nobody)  # what would be asked
+    monkeypatch.setenv("HTTPS_PROXY", silent)  # what would be asked
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert unanswered("s3://bucket/prefix") is not None
     if where == "variable":

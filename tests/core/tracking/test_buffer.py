@@ -1,4 +1,4 @@
-"""A tracker in the way of nobody: what is logged returns at once, is sent once, and waits while nobody takes it."""
+"""A buffered tracker never blocks: each step is sent once, and waits while the tracker is down."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_an_earlier_process_sent_is_not_sent_again_but_its_validation_is() 
         buffered.log(step(number, val_loss=1.0) if number in (5, 10) else step(number))
     buffered.close(None, 30)
     assert [(r.step, sorted(r.numbers)) for r in server.taken] == [(10, ["val_loss"]), (11, ["loss", "step"])]
-    assert server.ended == [], "a job that goes on is left open"
+    assert server.ended == [], "a job that is still running is left open"
 
 
 def test_a_tracker_that_is_down_is_told_of_once_and_gets_everything_later() -> None:

@@ -60,7 +60,7 @@ def runs(client: Any) -> list[Any]:
 
 
 def granted() -> tuple[str, ...]:
-    """What `smtrain iam policy` allows on a managed server."""
+    """The actions that `smtrain iam policy` allows on a managed server."""
     arn = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/team"
     (statement,) = tracking(JobConfig.model_validate({"model": {"path": "x"}, "track": {"mlflow": arn}}))
     return statement.actions
@@ -69,11 +69,11 @@ def granted() -> tuple[str, ...]:
 def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where a store without a server keeps artifacts
+    monkeypatch.chdir(tmp_path)  # the folder in which a store without a server keeps artifacts
     port = free_port()
     (tmp_path / "server").mkdir()
     store = f"sqlite:///{tmp_path}/server/mlflow.db"  # what the server below serves
-    log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: nobody said how it ended
+    log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: its end was not reported
     log(store, tracked("run-train-00000001-2"), range(21, 51), status=None)
     uri = f"http://127.0.0.1:{port}"
     asked, send = set[str](), requests.Session.send
@@ -83,7 +83,7 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         return send(self, request, **more)
 
     monkeypatch.setattr(requests.Session, "send", noting)
-    # The server is away while the training goes on, and what was logged meanwhile is there when it is back.
+    # The server is down while the training continues; all steps are there when it is back.
     told: list[str] = []
     buffered = Buffered(
         MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})), told.append
@@ -103,7 +103,7 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         assert run.data.tags["changed.train.lr"] == "0.2"
         assert run.data.tags["mlflow.runName"] == "run"
         assert "of" not in run.data.metrics
-        # The same name begun from the first step anew is another run: its steps are not those of the one before.
+        # A job of the same name that starts again from the first step is another run, with its own steps.
         log(uri, tracked("run-train-00000001", stamp="2"), range(1, 4))
         assert [history(client, r.info.run_id, "loss")[-1][0] for r in runs(client)] == [70, 3] or len(
             runs(client)
@@ -112,6 +112,6 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         assert MlflowTracker(uri, "tests", tracked("x")).attach([tmp_path / "report.html"], {"cost_dollars": 1.5})
         attached = [r for r in runs(client) if "cost_dollars" in r.data.metrics]
         assert asked <= ACTIONS.keys(), "what IAM calls it is said in its guide"
-        seldom = {"CreateExperiment", "SetTag"}  # of a new server, and of a run that another job goes on with
+        seldom = {"CreateExperiment", "SetTag"}  # for a new server, and for a run that another job continues
         assert {ACTIONS[path] for path in asked} | seldom == {name.partition(":")[2] for name in granted()}
         assert [f.path for f in client.list_artifacts(attached[0].info.run_id)] == ["report.html"]

@@ -60,7 +60,7 @@ def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(raw: dict[str, Any], serve
         assert [step for step, _ in points] == [row["step"] for row in rows] == [1, 2, 3, 4]
         assert [value for _, value in points] == pytest.approx([row[metric] for row in rows], rel=1e-3)
     assert kept.info.status == "FINISHED"
-    assert kept.data.tags["mlflow.source.git.commit"] == "1" * 40, "where the run was started, not who follows it"
+    assert kept.data.tags["mlflow.source.git.commit"] == "1" * 40, "the folder of the run, not of the follower"
     assert kept.data.params["train.steps"] == "4"
     attached = {file.path for file in client.list_artifacts(kept.info.run_id)}
     assert attached >= {"report.html", "README.md", "config.yaml"}

@@ -112,7 +112,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
             yield (
                 {key},
                 f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give the prefix up "
-                "to it, and data.format where other files lie there",
+                "to it, and data.format if there are other files",
             )
     yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective == "sft" else ())), config)
     yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
@@ -131,7 +131,7 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
         if hint := respelled(path, known, data=True) if not path.startswith(known) else None:
             yield {key}, f"{key}: {hint}"
         elif "://" in path and not path.startswith(known):
-            yield {key}, f"{key}: {path} is neither a path, s3://, hf://, fsx://, efs:// nor demo://"
+            yield {key}, f"{key}: {path} is not a path, s3://, hf://, fsx://, efs:// or demo://"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
@@ -145,7 +145,7 @@ def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     if hint := respelled(prepared, ("s3://", "fsx://", "efs://")):
         yield {"data.prepared"}, f"data.prepared: {hint}"
     elif "://" in prepared:
-        yield {"data.prepared"}, f"data.prepared: {prepared} is neither a folder nor an s3:// URI"
+        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or an s3:// URI"
     elif not (Path(prepared) / "manifest.json").is_file():
         fault = (
             f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or stage "
@@ -190,14 +190,14 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
-        fault = f"{data} is neither a folder nor an s3:// URI; give one of task YAMLs, or of MMLU's files"
+        fault = f"{data} is not a folder or an s3:// URI; give one of task YAMLs, or of MMLU's files"
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
     own = tasks_in(folder)
     if not own and not any(folder.rglob("*.yaml")):
         yield (
             {"evaluate.data"},
-            f"evaluate.data: {data} holds neither a task's .yaml nor MMLU (SUBJECT/test-*.parquet, or "
+            f"evaluate.data: {data} holds no task's .yaml and no MMLU (SUBJECT/test-*.parquet, or "
             "test/SUBJECT_test.csv); give the folder that does",
         )
     for name in config.evaluate.tasks:

@@ -106,7 +106,7 @@ COMPUTE = (
              "/opt/ml/checkpoints" in c.compute.environment.get(name, "")
              for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS")
          ),
-         "compute.environment: the compile cache must not be in /opt/ml/checkpoints, where every graph would be synced "
+         "compute.environment: the compile cache must not be in /opt/ml/checkpoints, as every graph would be synced "
          "with the checkpoints; use an s3:// URI or leave it to smtrain"),
     Rule("track.wandb",
          lambda c: c.track.wandb and (key := c.track.wandb.key) and (key.secret is None) == (key.ssm is None),
@@ -114,8 +114,8 @@ COMPUTE = (
     Rule("track.by network.isolation", lambda c: c.track.by == "job" and c.network.isolation,
          "track.by: a job with network.isolation cannot reach a tracker; set track.by: client"),
     Rule("compute.role", lambda c: c.compute.role is not None and not _ROLE.fullmatch(c.compute.role),
-         lambda c: f"compute.role: {c.compute.role!r} is neither a role's ARN (arn:aws:iam::123456789012:role/NAME) "
-                   "nor its name"),
+         lambda c: f"compute.role: {c.compute.role!r} is not a role's ARN (arn:aws:iam::123456789012:role/NAME) "
+                   "or name"),
 )  # fmt: skip
 
 CLUSTER = (
@@ -182,7 +182,7 @@ def _own_machine_fault(config: JobConfig) -> str | None:
         return f"{name} is no instance type; take one, such as ml.p5.48xlarge, or describe {name} under machines"
     if config.target == "slurm":
         return None
-    where = "AWS has none of that name" if config.target == "aws" else "this machine runs jobs of any instance type"
+    where = "AWS has no such type" if config.target == "aws" else "this machine runs jobs of any instance type"
     return (
         f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
         f"--machines {name}:1`"

@@ -206,7 +206,7 @@ def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
         yield {key}, f"{key}: {hint}"
         return
     if "://" in path and not path.startswith(known):
-        yield {key}, f"{key}: {path} is neither a path, s3://, fsx://, efs:// nor demo://"
+        yield {key}, f"{key}: {path} is not a path, s3://, fsx://, efs:// or demo://"
     if path.startswith("s3://") and ("*" in path or "?" in path):
         yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
     if "://" not in path and not Path(path).exists() and not glob.has_magic(path):

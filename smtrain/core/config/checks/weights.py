@@ -75,7 +75,7 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
         if hint := None if path.startswith(schemes) else respelled(path, ("s3://",)):
             yield {"model.weights"}, f"model.weights: {hint}"
         elif "://" in path and not path.startswith(("s3://", *schemes)):
-            yield {"model.weights"}, f"model.weights: {path} is neither a folder nor an s3:// URI"
+            yield {"model.weights"}, f"model.weights: {path} is not a folder or an s3:// URI"
         elif "://" not in path and not Path(path).is_dir():
             remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
             yield {"model.weights"}, Sentence(f"model.weights: {path} is not a folder; {remedy}", "model.not_found")
@@ -128,7 +128,7 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             )
     elif "://" in path:
         if not path.startswith((*_SCHEMES, *readable_schemes(config.target))):
-            yield {"model.path"}, f"model.path: {path} is neither a folder, s3://, hf://, modelscope:// nor demo://"
+            yield {"model.path"}, f"model.path: {path} is not a folder, s3://, hf://, modelscope:// or demo://"
     else:
         described, fault = _read_config(Path(path))
         if fault:
