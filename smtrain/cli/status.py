@@ -56,6 +56,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
 def left_behind(job: Job, described: dict[str, Any]) -> list[str]:
     """The outputs of the job so far, their URIs, and the command that copies or continues each."""
+    from smtrain.client.jobs.job import Job
     from smtrain.client.jobs.results import exported, parts
     from smtrain.core.facts.sagemaker import ENDED
     from smtrain.core.protocol.requests import stage_of

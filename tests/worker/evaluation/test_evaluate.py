@@ -255,7 +255,7 @@ def test_what_cannot_be_asked_is_one_sentence(model: Path, own_task: Path, tmp_p
         evaluate(model, None, EvaluationRequest(("redz",), own_task), quiet)
     with pytest.raises(DataError, match=r"holds no config\.json"):
         evaluate(tmp_path, None, EvaluationRequest(("reds",), own_task), quiet)
-    with pytest.raises(DataError, match=r"holds neither a task's \.yaml nor MMLU"):
+    with pytest.raises(DataError, match=r"holds no task's \.yaml and no MMLU"):
         evaluate(model, None, EvaluationRequest(("reds",), tmp_path), quiet)
     with pytest.raises(ConfigError, match="chat_template: the tokenizer of"):
         evaluate(model, None, EvaluationRequest(("reds",), own_task, chat_template=True), quiet)
