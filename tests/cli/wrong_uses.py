@@ -308,7 +308,7 @@ def of_the_issue() -> Iterator[Use]:
         (["plan", "twice.yaml"], "'model' is written twice"), (["plan", "itself.yaml"], "alias to itself"),
         (["plan", "binary.yaml"], "is not a text file"), (["status", ""], "'' cannot be a job's name"),
         (["run", "run.yaml", "--target", "aws", "--dry-run", "--set", "compute.role=notarole", "--set",
-          "compute.region=us-east-1"], "IAM could not be asked for the ARN of the role 'notarole'"),
+          "compute.region=us-east-1"], "IAM did not return the ARN of the role 'notarole'"),
         (["plan", "run.yaml", "--set", "train.engine=native"], "train.engine"),
         (["data", "prepare", "bad.jsonl", "to", "--model", "tokenizer", "--max-bad", "5"], "all 2 lines are bad"),
         (["data", "prepare", "text", "to", "--model", "tokenizer", "--seq-len", "4096"], "lower --seq-len"),

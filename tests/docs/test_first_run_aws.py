@@ -188,4 +188,4 @@ def test_what_the_control_plane_lacks_is_answered_as_aws_answers(local_home: Pat
 
 def test_a_page_in_place_of_aws_is_one_sentence() -> None:
     message = sentence(ResponseParserError("Unable to parse response (syntax error: line 1, column 0)"))
-    assert message == "what answered is not AWS, but a page; check the proxy, and AWS_ENDPOINT_URL if it is set"
+    assert message == "the answer is a web page and not from AWS; check the proxy, and AWS_ENDPOINT_URL if it is set"

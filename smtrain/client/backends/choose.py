@@ -49,7 +49,7 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
 def sagemaker(place: JobPlace) -> Target:
     """The backend, if it has the SageMaker API. Raises `ConfigError` for a Slurm cluster."""
     if not isinstance(place, Target):
-        raise ConfigError([f"target: {place.name} has no SageMaker API, which this is about; give `--target aws`"])
+        raise ConfigError([f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`"])
     return place
 
 

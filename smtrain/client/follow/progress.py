@@ -86,7 +86,7 @@ class Progress:
     def trouble(self) -> str | None:
         """A reason to worry: AWS does not answer, or a training job has been silent for long."""
         if self.patience and self.patience.trouble:
-            return f"no answer from AWS ({self.patience.trouble}), trying on"
+            return f"no answer from AWS ({self.patience.trouble}), retrying"
         silent = time.monotonic() - self._heard
         if self.told.get("SecondaryStatus") == "Training" and silent > SILENT_S:
             return f"no line for {spell(silent)}: compiling, or stalled"

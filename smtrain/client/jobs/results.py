@@ -82,7 +82,7 @@ def exported(job: Job, description: dict[str, Any]) -> str | None:
 
 def _nothing(job: Job, what: What, description: dict[str, Any]) -> str:
     if what == "all":
-        return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows where it stands"
+        return f"{job.name} has left nothing yet; `smtrain status {job.name}` shows its state"
     sentence = f"{job.name} has not left {_HELD[what]}"
     if what == "model" and (export := exported(job, description)):
         return f"{sentence}; {export} exported what it trained: `smtrain download {export} FOLDER`"
@@ -206,12 +206,12 @@ def _refuse_what_is_in_the_way(items: Sequence[_Item]) -> None:
         if item.folder.exists() and not item.folder.is_dir():
             raise JobError(f"{item.folder} is a file; name a folder to download into")
         if item.path.is_dir():
-            raise JobError(f"{item.path} is a folder where a file is to go; name another folder to download into")
+            raise JobError(f"{item.path} is a folder, but the download has a file of this name; name another folder")
         for parent in item.path.parents:
             if parent == item.folder:
                 break
             if parent.exists() and not parent.is_dir():
-                raise JobError(f"{parent} is a file where a folder is to go; name another folder to download into")
+                raise JobError(f"{parent} is a file, but the download has a folder of this name; name another folder")
 
 
 def _refuse_others(different: Sequence[_Item]) -> None:

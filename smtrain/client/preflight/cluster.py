@@ -66,12 +66,12 @@ def _shared(place: SlurmPlace) -> Iterator[Finding]:
         return
     writable, _, row = output.decode().strip().partition("\n")
     if not row:
-        yield Finding("shared", "fault", f"{writable} is no folder on {place.head.name}", "correct cluster.shared")
+        yield Finding("shared", "fault", f"{writable} is not a folder on {place.head.name}", "correct cluster.shared")
         return
     free = int(row.split()[3]) * 1024
     if writable != "yes":
         yield Finding(
-            "shared", "fault", f"{place.shared} may not be written by you on {place.head.name}",
+            "shared", "fault", f"you may not write to {place.shared} on {place.head.name}",
             "name another folder in cluster.shared, or ask for the right to write there",
         )  # fmt: skip
     elif free < _LEAST_FREE:

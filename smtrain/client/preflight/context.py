@@ -33,7 +33,7 @@ DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Una
 class Unread(Exception):  # noqa: N818 - not an error of the user
     """Something could not be read, so the check has no result; the text says what and why."""
 
-    def __init__(self, text: str, remedy: str = "look yourself, or get that permission") -> None:
+    def __init__(self, text: str, remedy: str = "check it yourself, or get that permission") -> None:
         super().__init__(text)
         self.remedy = remedy
 

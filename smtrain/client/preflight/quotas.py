@@ -92,7 +92,7 @@ def _listed(context: Context, names: set[str]) -> dict[str, tuple[str, float]]:
                     MaxResults=100, **token,
                 )  # fmt: skip
             except Absent:
-                raise Unread("Service Quotas knows nothing of sagemaker here") from None
+                raise Unread("Service Quotas has no entry for sagemaker here") from None
             for row in page["Quotas"]:
                 if row["QuotaName"] in names:
                     values.setdefault(row["QuotaName"], (row["QuotaCode"], row["Value"]))

@@ -36,7 +36,7 @@ def role(context: Context) -> Iterator[Finding]:
         yield Finding("role", "ok", f"{name} exists and trusts {SERVICE}")
     else:
         yield Finding(
-            "role", "fault", f"{name} does not trust {SERVICE}, so no job can take it",
+            "role", "fault", f"{name} does not trust {SERVICE}, so no job can assume it",
             "give it the trust policy that `smtrain iam policy CONFIG --role` prints",
         )  # fmt: skip
 
@@ -112,9 +112,9 @@ def caller(context: Context) -> Iterator[Finding]:
         try:  # a session does not contain the path of its role, and roles of the Identity Center have one
             who = str(context.ask("iam", "get_role", absent=["NoSuchEntity"], RoleName=session[1])["Role"]["Arn"])
         except Absent:
-            raise Unread(f"IAM knows no role {session[1]}, which you are") from None
+            raise Unread(f"IAM has no role {session[1]}, which you use") from None
     if who.endswith(":root"):
-        raise Unread("IAM simulates no root user", "call as a user or a role")
+        raise Unread("IAM cannot simulate the root user", "call as a user or a role")
     wanted = list(command_statements(context.config, Arns.of(context.config), others))
     if lacking := [action for statement in wanted for action in denied(context, who, statement)]:
         yield Finding(

@@ -152,7 +152,7 @@ def test_trouble_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
     progress.patience = Patience(10)
     progress.patience.trouble = "ThrottlingException"
-    assert "no answer from AWS (ThrottlingException), trying on" in drawn(progress, BEGAN, monkeypatch)
+    assert "no answer from AWS (ThrottlingException), retrying" in drawn(progress, BEGAN, monkeypatch)
     progress.patience.trouble = None
     assert progress.trouble is None
     later = time.monotonic() + SILENT_S + 65

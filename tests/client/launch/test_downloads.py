@@ -69,8 +69,8 @@ def test_what_no_flag_replaces(uri: str, tmp_path: Path) -> None:
     before = tree(tmp_path)
     for folder, said in (
         ("file", "is a file; name a folder"),
-        ("a", "is a folder where a file is to go"),
-        ("b", "is a file where a folder is to go"),
+        ("a", "is a folder, but the download has a file of this name"),
+        ("b", "is a file, but the download has a folder of this name"),
     ):
         with pytest.raises(JobError, match=said):
             download(target, [(uri, tmp_path / folder)], overwrite=True)

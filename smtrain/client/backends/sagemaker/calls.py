@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # Replaces botocore's row, which only knows AWS_DEFAULT_REGION; the AWS CLI and all other SDKs use AWS_REGION.
 _VARIABLES = {"region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)}
 NO_REGION = (
-    "compute.region: is not set, nor are AWS_REGION, AWS_DEFAULT_REGION or a region of the AWS profile, and this "
-    "machine is no instance of AWS; set one"
+    "compute.region: is not set; AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region either, and this "
+    "machine is not an instance of AWS; set one"
 )
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d+")
 _SETTINGS = ("ec2_metadata_service_endpoint", "ec2_metadata_service_endpoint_mode", "ec2_metadata_v1_disabled")
@@ -156,15 +156,17 @@ def spell(error: Exception) -> str | None:
     if isinstance(error, ClientError):
         details = error.response.get("Error", {})
         if str(details.get("Code")).isdigit() and not details.get("Message"):  # AWS explains a refusal in the body
-            return f"what answered {error.operation_name} ({details['Code']}, without a word) is not AWS; {_WHOSE}"
+            return (
+                f"the answer to {error.operation_name} ({details['Code']}, without a message) is not from AWS; {_WHOSE}"
+            )
         code: Code = "aws.quota" if details.get("Code") in _QUOTA else "aws.refused"
         return Sentence(f"AWS refused {error.operation_name} ({details.get('Code')}): {details.get('Message')}", code)
     if isinstance(error, HTTPClientError | NoConnection):
         text = f"AWS could not be reached: {_trouble(error)}; check the network, the proxy and the region"
         return Sentence(text, "aws.unreachable")
     if isinstance(error, ResponseParserError):
-        return f"what answered is not AWS, but a page; {_WHOSE}"
-    return f"AWS could not be asked: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
+        return f"the answer is a web page and not from AWS; {_WHOSE}"
+    return f"the request to AWS failed: {_trouble(error)}" if isinstance(error, BotoCoreError) else None
 
 
 def _full(error: BaseException | None) -> str | None:

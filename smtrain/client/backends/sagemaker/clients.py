@@ -115,7 +115,7 @@ class Clients:
             why = str(error).rstrip(".")
             raise ConfigError(
                 [
-                    f"compute.role: IAM could not be asked for the ARN of the role {role!r} ({why}); log in (`aws "
+                    f"compute.role: IAM did not return the ARN of the role {role!r} ({why}); log in (`aws "
                     "configure` or `aws sso login`), or give the role's ARN"
                 ]
             ) from None

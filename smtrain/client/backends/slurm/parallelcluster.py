@@ -154,31 +154,31 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
             "name an instance type, such as ml.p5.48xlarge"
         )
     if site.os not in OSES:
-        faults.append(f"--os: ParallelCluster makes no cluster of {site.os}; {hint(str(site.os), OSES)}")
+        faults.append(f"--os: ParallelCluster does not support {site.os}; {hint(str(site.os), OSES)}")
     if site.capacity_block and site.spot:
         faults.append("--spot: a capacity block is paid for already; leave one of --spot, --capacity-block out")
     if site.storage_gib != 1200 and (site.storage_gib <= 0 or site.storage_gib % _LUSTRE_STEP):
-        faults.append(f"--storage: {site.storage_gib} GiB is no size of FSx for Lustre; 1200, or a multiple of 2400")
+        faults.append(f"--storage: {site.storage_gib} GiB is not a size of FSx for Lustre; 1200, or a multiple of 2400")
     if len(PurePosixPath(str(config.cluster.shared)).parts) < 2:
         faults.append("cluster.shared: is missing; name a folder below the mount point, such as /fsx/smtrain")
     if site.post_install and not re.fullmatch(r"s3://[^/\s]+/\S+|https://[^/\s]+/\S+", site.post_install):
         faults.append(
-            f"--post-install: {site.post_install} is no script that nodes can read; give s3://... or https://..."
+            f"--post-install: {site.post_install} is not a script that nodes can read; give s3://... or https://..."
         )
     for field, (option, kind) in _IDS.items():
         value = getattr(site, field)
         if value and not re.fullmatch(rf"{kind}-(?:[0-9a-z]{{8}}|[0-9a-z]{{17}})", value):
-            faults.append(f"{option}: {value} is no ID of that kind; it looks like {kind}-0123456789abcdef0")
+            faults.append(f"{option}: {value} is not such an ID; it looks like {kind}-0123456789abcdef0")
     named = dict(zip(reversed(queues(config)), ("cpu_partition", "partition"), strict=True))
     for queue, key in named.items():
         if not _QUEUE.fullmatch(queue) or queue == "default":
             faults.append(
-                f"cluster.{key}: ParallelCluster takes no queue named {queue!r}; take lower-case letters, digits and "
+                f"cluster.{key}: ParallelCluster allows no queue named {queue!r}; use lower-case letters, digits and "
                 "hyphens, at most 25, beginning with a letter, and not 'default'"
             )
     if not _CLUSTER.fullmatch(config.name):
         faults.append(
-            f"name: {config.name!r} is no name of a cluster; take letters, digits and hyphens, at most 60, beginning "
+            f"name: {config.name!r} is not a valid cluster name; use at most 60 letters, digits and hyphens, beginning "
             "with a letter"
         )
     return faults

@@ -21,7 +21,7 @@ SSH_LOST = 255
 _LONGEST_SOCKET = 90  # characters: the kernel takes 107, and ssh adds some
 # ssh's message, its meaning and the remedy; waiting does not help against these.
 _LASTING = (
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another one than your ssh knows",
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key differs from the one that your ssh knows",
      "if the head node is a new one, forget the old key with `ssh-keygen -R` and connect once by hand: `ssh {host}`"),
     ("Host key verification failed", "your ssh does not know its host key yet",
      "connect once by hand and confirm it: `ssh {host}`"),
@@ -159,6 +159,6 @@ class Head:
         if self.host is not None and program == "ssh":
             return "there is no ssh on this machine; install it, or start smtrain on the head node without cluster.host"
         return (
-            f"{program} is not on this machine, so it is no head node of Slurm; set cluster.host to one that your ssh "
-            "reaches, or start smtrain there"
+            f"{program} is not on this machine, so it is not a head node of Slurm; set cluster.host to one that your "
+            "ssh reaches, or start smtrain there"
         )

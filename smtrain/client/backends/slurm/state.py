@@ -40,7 +40,7 @@ _WAITING = {
     "PartitionTimeLimit": "its time limit is longer than the partition's; set a shorter cluster.time",
     "AssocGrpGRES": "its account has used up its share",
 }
-_LIMIT = "its time limit came before a step was done and saved; raise cluster.time, or cluster.save_before"
+_LIMIT = "its time limit came before a step was saved; raise cluster.time, or cluster.save_before"
 _ENDS = {
     "limit": _LIMIT,
     "no requeue": "Slurm refused to requeue it; ask the administrators for JobRequeue, or launch it again to resume",
@@ -119,13 +119,13 @@ def state_of(
     if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
         why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if asked else _CANCELLED
         return JobState("Stopped", "Stopped", why if started else _NEVER)
-    said = f"; the last that it said: {failure}" if failure else ""  # this need not be the cause
+    said = f"; its last message: {failure}" if failure else ""  # this need not be the cause
     if row:
         reason = _LIMIT if row.state == "TIMEOUT" else f"Slurm ended it: {row.state} ({row.reason}){said}"
         return JobState("Failed", "Failed", reason)
     if not started:
         return JobState("Stopped", "Stopped", _NEVER)
-    return JobState("Failed", "Failed", "Slurm has it no more, and it did not write its end: a node was lost, or it "
+    return JobState("Failed", "Failed", "Slurm no longer has it, and it did not record its end: a node was lost, or it "
                     f"was killed; launch it again to resume from its last checkpoint{said}")  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def test_more_nodes_than_there_are_is_told(checked: Checked) -> None:
 
 def test_a_shared_folder_below_a_file_is_told(checked: Checked, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert f"shared: {tmp_path}/file is no folder on this machine; correct cluster.shared" in faults(
+    assert f"shared: {tmp_path}/file is not a folder on this machine; correct cluster.shared" in faults(
         checked(stage="prepare", shared=f"{tmp_path}/file/shared")
     )
 
@@ -140,7 +140,7 @@ def test_a_python_without_the_packages_is_told_by_its_nodes(checked: Checked, tm
 
 def test_a_head_node_without_slurm_is_told(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "so it is no head node of Slurm" in faults(checked())
+    assert "so it is not a head node of Slurm" in faults(checked())
 
 
 def node(

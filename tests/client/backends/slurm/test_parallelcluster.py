@@ -78,16 +78,16 @@ def test_the_train_nodes_alone_run_and_may_read_a_script_as_they_start(raw: dict
 @pytest.mark.parametrize(
     ("site", "cluster", "fault"),
     [
-        ({"os": "ubuntu2004"}, {}, "--os: ParallelCluster makes no cluster of ubuntu2004"),
+        ({"os": "ubuntu2004"}, {}, "--os: ParallelCluster does not support ubuntu2004"),
         ({"capacity_block": "cr-0123456789abcdef0", "spot": True}, {}, "--spot: a capacity block is paid for already"),
         ({"storage_gib": 3000}, {}, "--storage: 3000 GiB is no size"),
         ({"storage_gib": 0}, {}, "--storage: 0 GiB is no size"),
         ({"head_subnet": "subnet-1"}, {}, "--head-subnet: subnet-1 is no ID"),
         ({"ami": "neuron"}, {}, "--ami: neuron is no ID"),
-        ({"post_install": "neuron.sh"}, {}, "--post-install: neuron.sh is no script that nodes can read"),
+        ({"post_install": "neuron.sh"}, {}, "--post-install: neuron.sh is not a script that nodes can read"),
         ({"capacity_block": "block"}, {}, "--capacity-block: block is no ID"),
-        ({}, {"partition": "Trn1_queue"}, "cluster.partition: ParallelCluster takes no queue named 'Trn1_queue'"),
-        ({}, {"cpu_partition": "default"}, "cluster.cpu_partition: ParallelCluster takes no queue named 'default'"),
+        ({}, {"partition": "Trn1_queue"}, "cluster.partition: ParallelCluster allows no queue named 'Trn1_queue'"),
+        ({}, {"cpu_partition": "default"}, "cluster.cpu_partition: ParallelCluster allows no queue named 'default'"),
     ],
 )
 def test_what_cannot_be_made_has_its_sentence(

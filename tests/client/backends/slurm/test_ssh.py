@@ -221,7 +221,7 @@ def test_what_ssh_cannot_do_is_one_sentence_with_what_helps(sshd: Sshd, tmp_path
     sshd.new_host_key()
     sshd.start()
     assert refused(ask).startswith(
-        "head: its host key is another one than your ssh knows; if the head node is a new one"
+        "head: its host key differs from the one that your ssh knows; if the head node is a new one"
     )
     sshd.known.write_text("")
     assert refused(ask).startswith("head: your ssh does not know its host key yet; connect once by hand")

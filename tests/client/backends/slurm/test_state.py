@@ -67,9 +67,9 @@ def test_a_failure_has_the_words_of_the_stage_else_of_slurm() -> None:
 def test_the_last_line_of_a_job_that_slurm_ended_is_not_told_as_the_reason() -> None:
     words = "step=40 loss=1.2"
     by_slurm = state_of([START], row("NODE_FAIL"), asked=False, failure=words).message
-    assert by_slurm == f"Slurm ended it: NODE_FAIL (None); the last that it said: {words}"
+    assert by_slurm == f"Slurm ended it: NODE_FAIL (None); its last message: {words}"
     gone = state_of([START], None, asked=False, failure=words).message
-    assert gone.startswith("Slurm has it no more")
+    assert gone.startswith("Slurm no longer has it")
     assert gone.endswith(words)
 
 
