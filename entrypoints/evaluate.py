@@ -10,7 +10,7 @@ from smtrain.worker.train.entry import main
 def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation import report
     from smtrain.worker.evaluation.evaluate import evaluate, save, shown
-    from smtrain.worker.evaluation.request import EvaluationRequest
+    from smtrain.worker.evaluation.harness import EvaluationRequest
 
     options = config.evaluate
     tasks = container.channel("tasks") if options.data else None

@@ -52,8 +52,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
     from smtrain.client.backends.choose import place_of
     from smtrain.worker.evaluation import evaluate
-    from smtrain.worker.evaluation.harness import refuse_unheard, refuse_unreachable
-    from smtrain.worker.evaluation.request import EvaluationRequest
+    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_unheard, refuse_unreachable
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())

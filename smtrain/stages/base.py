@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.footprint import PROCESS
-from smtrain.core.model.numerics import width
+from smtrain.core.model.footprint import PROCESS, width
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 START_S = 300.0

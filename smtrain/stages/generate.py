@@ -7,8 +7,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.footprint import PROCESS, cache_bytes
-from smtrain.core.model.numerics import width
+from smtrain.core.model.footprint import PROCESS, cache_bytes, width
 from smtrain.stages.base import (
     Inputs,
     JobStage,

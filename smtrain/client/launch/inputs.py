@@ -32,7 +32,7 @@ from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, is_mounted, split_uri
 from smtrain.core.text import Say
-from smtrain.plane.origins import note
+from smtrain.plane.hosts import note
 
 # Weights, configs, tokenizers, templates and the papers that go with them, as Hugging Face folders have them.
 _MODEL_FILES = (

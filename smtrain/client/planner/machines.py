@@ -15,9 +15,9 @@ from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.families import LAYER, ModelShape
+from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
-from smtrain.core.model.numerics import Precision, width
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -12,7 +12,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName
-from smtrain.core.facts.models import positions
+from smtrain.core.facts.names import positions
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of

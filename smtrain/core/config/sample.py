@@ -16,7 +16,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.section import descriptions
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
-from smtrain.core.facts.models import positions
+from smtrain.core.facts.names import positions
 from smtrain.core.model.hf_config import positions_named
 
 HERE = "here"

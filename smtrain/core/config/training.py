@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from smtrain.core.config.section import Secret, Section
 from smtrain.core.config.units import Count
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.hf_folder import folder_of
-from smtrain.core.model.numerics import Precision
 
 MOST_STEPS = 10**9
 

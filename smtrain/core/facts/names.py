@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
+
 from smtrain.core.facts import table
 from smtrain.core.near import nearest
 
@@ -36,3 +39,22 @@ def region_meant(word: str) -> str | None:
             return squeezed[one]
     near = nearest(plain, squeezed, cutoff=0.75)
     return squeezed[near] if near else None
+
+
+def positions(uri: str) -> int | None:
+    """The longest sequence of a model on the hub (`hf://organization/model[@revision]`) as published; None if
+    unknown."""
+    source = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
+    for row in table("models")["models"].values():
+        if uri.startswith("hf://") and row["source"].lower() == source:
+            found: int | None = row.get("positions")
+            return found
+    return None
+
+
+def is_gated(uri: str, *, data: bool = False) -> bool:
+    """Whether a model or data set on the Hugging Face hub is known to need a token."""
+    if not uri.startswith("hf://"):
+        return False
+    name = re.split("[@#:]", uri.removeprefix("hf://"), maxsplit=1)[0].lower()
+    return any(fnmatchcase(name, pattern) for pattern in table("gated")["data" if data else "models"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
@@ -32,3 +32,26 @@ def cache_of(described: Mapping[str, Any]) -> float:
         return cache_bytes(int(described["num_hidden_layers"]), kv, size)
     except (CheckpointError, KeyError, TypeError, ValueError, ZeroDivisionError):
         return 0.0
+
+
+Precision = Literal["bf16", "fp32", "fp16"]
+"""Format of weights, activations and their gradients. bf16 and fp16 are half precision, with fp32 master weights."""
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def width(precision: Precision) -> int:
+    """Bytes of a weight or an activation."""
+    return 4 if precision == "fp32" else 2
+
+
+def is_loss_scale(value: Any) -> bool:
+    """Whether this is the loss scale in a checkpoint of an fp16 run."""
+    if not isinstance(value, dict) or value.keys() != {"scale", "good_steps", "skipped"}:
+        return False
+    scale, counts = value["scale"], (value["good_steps"], value["skipped"])
+    right = type(scale) in (int, float) and 0 < scale < float("inf")
+    return right and all(type(n) is int and n >= 0 for n in counts)
+
+
+IGNORED = -100
+"""The label of a position without loss, as in torch and transformers (torch.nn.CrossEntropyLoss)."""

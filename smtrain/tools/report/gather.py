@@ -28,7 +28,7 @@ from smtrain.core.protocol.log_lines import (
     step_records,
 )
 from smtrain.core.protocol.requests import is_of_here, rate_changes, stage_of
-from smtrain.plane.origins import known
+from smtrain.plane.hosts import known
 from smtrain.stages import STAGES
 
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smtrain.core.model.numerics import Precision
+from smtrain.core.model.footprint import Precision
 
 if TYPE_CHECKING:
     import torch

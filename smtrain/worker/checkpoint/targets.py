@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.model.footprint import PRECISIONS, Precision
 from smtrain.core.model.layout import KvOrder
-from smtrain.core.model.numerics import PRECISIONS, Precision
 from smtrain.core.near import hint
 from smtrain.core.public import public_class
 from smtrain.worker.checkpoint.megatron.names import Spelling

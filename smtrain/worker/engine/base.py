@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from smtrain.core.model.numerics import Precision
+from smtrain.core.model.footprint import Precision
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.native.pruning import Arrived
 

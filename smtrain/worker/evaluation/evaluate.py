@@ -12,9 +12,8 @@ from smtrain.core.model.hf_tokenizer import vocab_in, vocabulary_fault, vocabula
 from smtrain.worker.checkpoint.huggingface.folder import refuse_renamed
 from smtrain.worker.checkpoint.merge import refuse_other_base
 from smtrain.worker.evaluation import report
-from smtrain.worker.evaluation.harness import Measured, Tasks, versions
+from smtrain.worker.evaluation.harness import EvaluationRequest, Measured, Tasks, versions
 from smtrain.worker.evaluation.libraries import HarnessProgress
-from smtrain.worker.evaluation.request import EvaluationRequest
 
 ADAPTER = "adapter_config.json"
 

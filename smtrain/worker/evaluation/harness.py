@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -29,7 +29,6 @@ from smtrain.worker.evaluation.libraries import (
     within,
 )
 from smtrain.worker.evaluation.mmlu import subjects_in
-from smtrain.worker.evaluation.request import EvaluationRequest
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -351,3 +350,21 @@ def _names(yamls: Iterable[Path]) -> Iterator[str]:
     """Names of tasks, groups and tags in the harness's YAML files, whose own tags a plain YAML reader does not know."""
     for path in yamls:
         yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """Tasks by name, and how they are put to a model."""
+
+    tasks: tuple[str, ...]
+    data: Path | None = None
+    """A folder of task YAMLs with their data, or MMLU as the hub has it (Parquet) or as CSV folders."""
+    num_fewshot: int | None = None
+    """Worked examples before each question; None: the task's own number."""
+    limit: int | None = None
+    """Questions of each task (of a group: of each of its tasks); None: all."""
+    chat_template: bool = False
+    batch_size: int = 8
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,6 @@ from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.manifest import DatasetManifest
-from smtrain.worker.train.schedule import learning_rate
 
 Spans = list[list[float]]
 """[steps, samples of each], one for every stretch of a run with one batch size."""
@@ -178,3 +178,17 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
         rope.setdefault("rope_theta", out.pop("rope_theta"))
     out.pop("rope_theta", None)
     return {**out, **{f"{key} of rope" if key != "rope_theta" else key: value for key, value in rope.items()}}
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """Learning rate of optimizer step `step` (the first is 1).
+
+    Linear warm-up reaches `lr` after `warmup_steps`; then a cosine or a line falls to `min_lr` at step `steps`.
+    """
+    if step <= train.warmup:
+        return train.lr * step / train.warmup
+    if train.schedule == "constant":
+        return train.lr
+    done = min(1.0, (step - train.warmup) / max(1, train.steps - train.warmup))
+    share = (1 + math.cos(math.pi * done)) / 2 if train.schedule == "cosine" else 1 - done
+    return train.min_lr + (train.lr - train.min_lr) * share

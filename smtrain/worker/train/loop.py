@@ -17,13 +17,12 @@ from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint.manifest import step_folder
 from smtrain.worker.engine.base import Engine, StepResult
 from smtrain.worker.engine.parts import part
-from smtrain.worker.train.data_position import Position
+from smtrain.worker.train.data_position import Position, learning_rate
 from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
 from smtrain.worker.train.profile import StepProfiler
-from smtrain.worker.train.schedule import learning_rate
 from smtrain.worker.train.stop import FirstStep, StopRequest
 from smtrain.worker.train.validation import ValidationResult, Validator
 

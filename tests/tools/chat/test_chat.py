@@ -30,7 +30,7 @@ from smtrain.worker.checkpoint.adapter import BASE
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.evaluation.evaluate import evaluate
-from smtrain.worker.evaluation.request import EvaluationRequest
+from smtrain.worker.evaluation.harness import EvaluationRequest
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.processes import read

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from smtrain.core.errors import DataError
-from smtrain.core.model.numerics import IGNORED
+from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.manifest import DatasetManifest

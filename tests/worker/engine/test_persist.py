@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import Precision
 from smtrain.core.model.layout import Layout
-from smtrain.core.model.numerics import Precision
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION

@@ -25,10 +25,9 @@ from smtrain.stages import keys_of, stage_named
 from smtrain.worker.data.read.unread import UnreadText
 from smtrain.worker.evaluation import harness, report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
-from smtrain.worker.evaluation.harness import Tasks, reachable
+from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, reachable
 from smtrain.worker.evaluation.libraries import HarnessProgress, hub_answers
 from smtrain.worker.evaluation.mmlu import subjects_in, write_tasks
-from smtrain.worker.evaluation.request import EvaluationRequest
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.extras import need
@@ -405,7 +404,7 @@ def test_a_hub_that_answers_anything_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_task_that_the_harness_never_heard_of_is_refused_before_it_is_imported() -> None:
     code = (
-        "import sys\nfrom smtrain.worker.evaluation.request import EvaluationRequest\n"
+        "import sys\nfrom smtrain.worker.evaluation.harness import EvaluationRequest\n"
         "from smtrain.worker.evaluation.harness import refuse_unheard\n"
         "refuse_unheard(EvaluationRequest(('hellaswag', 'mmlu_*', 'gsm8k')))\n"
         "try:\n    refuse_unheard(EvaluationRequest(('helaswag',)))\nexcept Exception as error:\n    print(error)\n"

@@ -11,7 +11,7 @@ from smtrain.core.config.checks.data import tokenizer_faults
 from smtrain.core.config.checks.rule import Fault, Rule, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
-from smtrain.core.facts.models import is_gated, positions
+from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import targets_of

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.core.model.numerics import IGNORED
+from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.load.loader import check_size
 from smtrain.worker.data.load.order import epoch_order
 from smtrain.worker.data.load.packed import Samples

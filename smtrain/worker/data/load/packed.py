@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.core.model.numerics import IGNORED
+from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.checksums import sums_of_pair
 from smtrain.worker.data.load.loader import TokenLoader, check_fits, check_size
 from smtrain.worker.data.load.verify_on_read import VerifiedFiles

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.numerics import IGNORED
+from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import local_rank, raise_any
@@ -250,3 +250,29 @@ def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessG
     token = torch.where(top == best, token, never)
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
     return token
+
+
+def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor of the host to the device; the copy is queued, and the host does not wait."""
+    if device.type != "cuda" or x.device.type != "cpu":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)  # torch keeps the pinned memory until it was read
+
+
+class Numbers:
+    """Single numbers of the device, sent to the host as soon as they exist."""
+
+    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+        self._values, self._made = list(values), None
+        if values[0].device.type == "cuda":
+            self._values = [
+                torch.empty(v.shape, dtype=v.dtype, pin_memory=True).copy_(v, non_blocking=True) for v in values
+            ]
+            self._made = torch.Event(values[0].device)
+            self._made.record()
+
+    def read(self) -> list[float]:
+        """Wait for the numbers, but not for work that was queued after them."""
+        if self._made is not None:
+            self._made.synchronize()
+        return [float(v) for v in self._values]

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import AdapterShape, Lora
-from smtrain.core.model.numerics import IGNORED
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
@@ -25,10 +25,9 @@ from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOpt
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed
-from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
 from smtrain.worker.engine.native.stage import Stage
-from smtrain.worker.engine.native.transfer import Numbers, to_device
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.parts import part
 from smtrain.worker.engine.saving import Saver, local_rank

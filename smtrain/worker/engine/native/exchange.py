@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
-from smtrain.worker.engine.native.gradients import Gradients
-from smtrain.worker.engine.native.parameters import Trained
+from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.parts import part
 
 _NUMBERS = 1 << 22  # in a span, unless one parameter has more: 16 MiB of gradients

@@ -7,12 +7,18 @@ accumulates itself (norms, biases, tied and cut embeddings, adapters) are added 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from smtrain.core.model.layout import FlatTable, Layout
+from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.linears import Sink
-from smtrain.worker.engine.native.stage import Stage
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.native.stage import Stage
 
 
 class Gradients:
@@ -85,3 +91,28 @@ def _accumulate(parameter: nn.Parameter, view: torch.Tensor) -> None:
         p.grad = None
 
     parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The parameters of a stage that the optimizer updates: the model's, or its adapters'."""
+
+    layout: Layout
+    table: FlatTable
+    flat: torch.Tensor
+    """All of them in one buffer, padded to equal parts for the data-parallel ranks."""
+    parameters: dict[str, nn.Parameter]
+    """By name; views of `flat`."""
+
+
+def flat_parameters(
+    layout: Layout, table: FlatTable, mesh: ProcessMesh, dtype: torch.dtype
+) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
+    """Make a buffer of zeros, padded to equal parts for the data-parallel ranks, and this rank's parameters in it."""
+    padded = -(-table.size // mesh.dp) * mesh.dp
+    flat = torch.zeros(padded, dtype=dtype, device=mesh.device)
+    made = {
+        name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, mesh.tp_rank)))
+        for name, at, size in table.entries
+    }
+    return flat, made

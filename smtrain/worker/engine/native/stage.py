@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora
-from smtrain.core.model.numerics import IGNORED
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
@@ -31,10 +31,10 @@ from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.gradients import Trained, flat_parameters
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
-from smtrain.worker.engine.native.parameters import Trained, flat_parameters
 
 log = logging.getLogger(__name__)
 
