@@ -80,9 +80,10 @@ class ConfigError(SmtrainError):
     codes: list[Code]
     """Code of each fault."""
 
-    def __init__(self, faults: Iterable[str], *, code: Code | None = None) -> None:
+    def __init__(self, faults: str | Iterable[str], *, code: Code | None = None) -> None:
         default = code or type(self).code
-        coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in faults]
+        every = [faults] if isinstance(faults, str) else faults
+        coded = [(fault, fault.code if isinstance(fault, Sentence) else default) for fault in every]
         self.codes = [one for _, one in coded]
         self.faults: list[str] = [Sentence(clean(fault), one) for fault, one in coded]
         super().__init__("\n".join(self.faults), code=next(iter(self.codes), default))

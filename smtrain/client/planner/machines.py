@@ -51,11 +51,9 @@ class Machine:
         row = instance(type_)
         if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
             raise ConfigError(
-                [
-                    f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
-                    "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
-                    "with `smtrain plan --probe NAME`"
-                ]
+                f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
+                "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
+                "with `smtrain plan --probe NAME`"
             )
         if row is None:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
@@ -63,10 +61,8 @@ class Machine:
             meant = f"did you mean {near}? " if near else ""
             kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
             raise ConfigError(
-                [
-                    f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
-                    "other machine can be described under machines (docs/gpus.md)"
-                ]
+                f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
+                "other machine can be described under machines (docs/gpus.md)"
             )
         return cls(
             type=type_,
@@ -86,7 +82,7 @@ class Machine:
         """A machine that the user describes. Raises `ConfigError` for several hosts without a network."""
         if count > 1 and own.network_gbs is None:
             raise ConfigError(
-                [f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"]
+                f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"
             )
         return cls(
             type=name,

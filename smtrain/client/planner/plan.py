@@ -135,11 +135,11 @@ def plan(
         if not choices:
             if unpriced and len(unpriced) == len({c.machine.type for c in kept}):
                 what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
-                raise ConfigError([f"budget: {what}, so whether it is kept cannot be known; give one with --prices"])
+                raise ConfigError(f"budget: {what}, so whether it is kept cannot be known; give one with --prices")
             within = f" within {' and '.join(held.given)}" if held.given and kept else ""
             ways = "".join(f", or {way}" for way in beyond)
             raise ConfigError(
-                [f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"]
+                f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"
             )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own))

@@ -144,7 +144,7 @@ def subject(
     elif model and "/" not in model and not Path(model).exists():
         known = table("models")["models"]
         raise ConfigError(
-            [f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}"],
+            f"model.path: no model is known as {model!r}, nor is it a folder; {hint(model, known)}",
             code="model.not_found",
         )
     elif model:

@@ -82,20 +82,20 @@ def _read(source: Source | None) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return _absolute(_plain(source), Path.cwd())
     if not str(source):
-        raise ConfigError(["the config file is an empty name; name a YAML file"], code="config.unreadable")
+        raise ConfigError("the config file is an empty name; name a YAML file", code="config.unreadable")
     path = Path(source)
     loaded = read_yaml(path)
     if loaded is None:
-        raise ConfigError([f"{path}: is empty; a config needs at least model.path"], code="config.unreadable")
+        raise ConfigError(f"{path}: is empty; a config needs at least model.path", code="config.unreadable")
     if not isinstance(loaded, dict):
         raise ConfigError(
-            [f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}"], code="config.unreadable"
+            f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}", code="config.unreadable"
         )
     if loaded and not loaded.keys() & JobConfig.model_fields.keys():
         known = ", ".join(JobConfig.model_fields)
         near = [meant_key for key in loaded if (meant_key := key_meant(JobConfig, str(key)))]
         hint = f"did you mean {near[0]}?" if near else "is this the file you meant?"
-        raise ConfigError([f"{path}: holds none of a config's keys ({known}); {hint}"], code="config.unreadable")
+        raise ConfigError(f"{path}: holds none of a config's keys ({known}); {hint}", code="config.unreadable")
     return _absolute(loaded, path.resolve().parent)
 
 
@@ -108,7 +108,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     where = f"{key}: " if key else ""
     if depth > MOST_DEPTH:
         raise ConfigError(
-            [f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain values"],
+            f"{shown(key)}: its values are nested too deeply, or it holds itself; give plain values",
             code="config.wrong_value",
         )
     if isinstance(value, BaseModel):
@@ -118,7 +118,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    [f"{where}the key {shown(repr(name))} is a {type(name).__name__}; a key is text"],
+                    f"{where}the key {shown(repr(name))} is a {type(name).__name__}; a key is text",
                     code="config.wrong_value",
                 )
             found[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
@@ -126,7 +126,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item, key, depth + 1) for item in value]
     if isinstance(value, int) and abs(value) >= _LARGEST:
-        raise ConfigError([f"{where}a number has over {_DIGITS} digits; give a smaller one"], code="config.wrong_value")
+        raise ConfigError(f"{where}a number has over {_DIGITS} digits; give a smaller one", code="config.wrong_value")
     return str(value) if isinstance(value, Path) else value
 
 

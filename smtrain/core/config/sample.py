@@ -39,8 +39,8 @@ class Machines:
             return cls(None)
         match = _MACHINES.fullmatch(text.strip())
         if not match or match[2] == "0":
-            raise ConfigError([f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
-                               "ml.trn1.32xlarge:2"])  # fmt: skip
+            raise ConfigError(f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
+                               "ml.trn1.32xlarge:2")  # fmt: skip
         return cls(match[1], int(match[2] or 1))
 
 

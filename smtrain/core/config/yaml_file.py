@@ -29,7 +29,7 @@ def read_yaml(path: Path, what: str = "config", remedy: str = "name the YAML fil
     try:
         return parse(text)
     except YamlError as error:
-        raise ConfigError([f"{path}: {hide(' '.join(str(error).splitlines()))}"], code="config.unreadable") from None
+        raise ConfigError(f"{path}: {hide(' '.join(str(error).splitlines()))}", code="config.unreadable") from None
 
 
 def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def read_toml(path: Path, what: str, remedy: str) -> dict[str, Any]:
         return parse_toml(text)
     except RecursionError:
         raise ConfigError(
-            [f"{path}: its values are nested too deeply; close the brackets earlier"], code="config.unreadable"
+            f"{path}: its values are nested too deeply; close the brackets earlier", code="config.unreadable"
         ) from None
     except ValueError as error:
         raise ConfigError(
-            [f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML"], code="config.unreadable"
+            f"{path}: {what} cannot be read ({hide(first_line(error))}); it must be TOML", code="config.unreadable"
         ) from None
 
 
@@ -55,19 +55,17 @@ def read_settings(path: Path, what: str, remedy: str) -> str:
     except OSError as error:
         if what == "config" and isinstance(error, FileNotFoundError):
             raise ConfigError(
-                [f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one"],
+                f"{path}: no such config file; {near_path(path)}`smtrain init{_new_name(path)}` writes one",
                 code="config.unreadable",
             ) from None
         why = "it is a folder" if isinstance(error, IsADirectoryError) else error.strerror
         near = near_path(path) if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(
-            [f"{path}: {what} cannot be read ({why}); {near}{remedy}"], code="config.unreadable"
-        ) from None
+        raise ConfigError(f"{path}: {what} cannot be read ({why}); {near}{remedy}", code="config.unreadable") from None
     except ValueError:
-        raise ConfigError([f"{str(path)!r}: cannot be a file's name; {remedy}"], code="config.unreadable") from None
+        raise ConfigError(f"{str(path)!r}: cannot be a file's name; {remedy}", code="config.unreadable") from None
     if len(content) > MOST_BYTES:
         raise ConfigError(
-            [f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}"],
+            f"{path}: is larger than {MOST_BYTES >> 20} MiB, too large for settings; {remedy}",
             code="config.unreadable",
         )
     return decoded(content, str(path), remedy)
@@ -90,4 +88,4 @@ def decoded(content: bytes, name: str, remedy: str) -> str:
         seen = remedy
     else:
         seen = f"line {line} holds the byte 0x{byte:02x}, which is not UTF-8; save it as UTF-8"
-    raise ConfigError([f"{name}: is not a text file; {seen}"], code="config.unreadable")
+    raise ConfigError(f"{name}: is not a text file; {seen}", code="config.unreadable")

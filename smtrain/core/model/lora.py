@@ -50,10 +50,8 @@ def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
     known = linears(shape)
     if not known:
         raise ConfigError(
-            [
-                f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
-                "for which smtrain has no adapters; leave train.adapter out"
-            ]
+            f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
+            "for which smtrain has no adapters; leave train.adapter out"
         )
     if tuple(asked) == (ALL_LINEAR,):
         return known
@@ -61,10 +59,7 @@ def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
     if lost or not asked:
         shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
         raise ConfigError(
-            [
-                f"train.adapter.targets: {shown} of a {shape.family} model; take {ALL_LINEAR} or some of "
-                f"{', '.join(known)}"
-            ]
+            f"train.adapter.targets: {shown} of a {shape.family} model; take {ALL_LINEAR} or some of {', '.join(known)}"
         )
     return tuple(name for name in known if name in asked)
 
