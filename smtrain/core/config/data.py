@@ -25,7 +25,7 @@ class TextSource(Section):
     """Share of the samples, relative to other sources; for all sources or for none (then each sample once an epoch)."""
 
 
-class NearDuplicatesAsked(Section):
+class NearDuplicatesOptions(Section):
     """Near-duplicates of earlier documents, found by MinHash and locality-sensitive hashing."""
 
     similarity: float = Field(0.8, ge=0.3, lt=1)
@@ -78,7 +78,7 @@ class Data(Section):
     filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
     """Quality filters of datatrove, with its settings, in this order; c4 also removes lines from documents that it
     keeps. They are made for English."""
-    near_duplicates: NearDuplicatesAsked | None = None
+    near_duplicates: NearDuplicatesOptions | None = None
     """Leave out documents that are nearly identical to an earlier one."""
     pii: Literal["mask", "drop", "count"] | None = None
     """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""

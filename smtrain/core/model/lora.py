@@ -100,10 +100,6 @@ class AdapterShape(ModelShape):
         """No adapters: embedding and output matrix have none."""
         return [], []
 
-    def weight_of(self, factor: str) -> str:
-        """The base parameter that a factor adapts."""
-        return f"{factor.removesuffix(A).removesuffix(B)}.weight"
-
 
 def described(lora: Lora) -> dict[str, Any]:
     """The settings as JSON, for a checkpoint's manifest."""
