@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
+from smtrain.core.config.checks.rule import ConfigRule as Rule
+from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from smtrain.core.config.checks.rule import Fault, Rule, all_set, broken
+from smtrain.core.config.checks.rule import ConfigRule as Rule
+from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.protocol.uris import data_source, is_mounted

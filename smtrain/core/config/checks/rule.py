@@ -12,7 +12,7 @@ Fault = tuple[set[str], str]
 """The keys that a sentence is about, and the sentence."""
 
 
-class Rule(NamedTuple):
+class ConfigRule(NamedTuple):
     """One row of a table of rules."""
 
     keys: str
@@ -27,7 +27,7 @@ def all_set(*keys: str) -> Callable[[JobConfig], bool]:
     return lambda config: all(attrgetter(key)(config) for key in keys)
 
 
-def broken(rules: Iterable[Rule], config: JobConfig) -> Iterator[Fault]:
+def broken(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
     """The faults of the rules that a config breaks, in their order."""
     for rule in rules:
         if rule.broken(config):

@@ -6,7 +6,8 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
-from smtrain.core.config.checks.rule import Fault, Rule, broken
+from smtrain.core.config.checks.rule import ConfigRule as Rule
+from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import Sentence
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault

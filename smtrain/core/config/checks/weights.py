@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.config.checks.data import tokenizer_faults
-from smtrain.core.config.checks.rule import Fault, Rule, broken
+from smtrain.core.config.checks.rule import ConfigRule as Rule
+from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
