@@ -35,7 +35,7 @@ def download(
 ) -> None:
     """Copy what a job produced into a folder: its model, its whole checkpoints, or what it measured.
 
-    Identical files are kept; others are replaced only with --overwrite.
+    Identical files are kept; only --overwrite replaces others.
     """
     options.folder_of("FOLDER", folder)
     stages = ("export", "train") if what is WhatOption.model else ("train",)

@@ -29,7 +29,7 @@ def logs(
         int | None, typer.Option(min=0, help="Show only this many of the lines that are there already.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after the last line of the last --follow.")
+        bool, typer.Option("--resume", help="Continue after the last line that --follow printed.")
     ] = False,
     plain: options.Plain = False,
     every: options.Every = None,
