@@ -157,7 +157,7 @@ def test_without_credentials_the_role_is_not_blamed(full: dict[str, Any], monkey
         monkeypatch.setenv(key, "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     named = {**full, "compute": {**full["compute"], "role": "mine"}}
-    with pytest.raises(smtrain.ConfigError, match=r"could not be asked .* log in .* or give the role's ARN"):
+    with pytest.raises(smtrain.ConfigError, match=r"IAM did not return .* log in .* or give the role's ARN"):
         smtrain.request(named)
     with pytest.raises(smtrain.JobError, match=r"log in .* or give compute\.role as an ARN"):
         policies(named)
