@@ -114,6 +114,21 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
     return out
 
 
+def local_part(layout: Layout, name: str, tp_rank: int, dtype: DType, read: Callable[[Window], Bits]) -> Bits:
+    """Assemble the part of a parameter on rank `tp_rank` from windows of the whole, which `read` gives."""
+    shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
+    if shard.dim is None:
+        return read(_window(shape, None, 0, None))
+    out: Bits = np.zeros(layout.local_shape(name, tp_rank), dtype.bits)
+    along, at = np.moveaxis(out, shard.dim, 0), 0
+    for start, stop in shard.ranges:
+        if start < stop:
+            part = read(_window(shape, shard.dim, start, stop))
+            along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
+        at += stop - start
+    return out
+
+
 class NativeSource(WeightSource):
     """The weights of a native checkpoint as a `WeightSource`, in the dtype of the training.
 
@@ -186,17 +201,7 @@ class StateReader:
 
     def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
         """`read`, as bits."""
-        shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
-        if shard.dim is None:
-            return self._read(kind, name, None)
-        out: Bits = np.zeros(layout.local_shape(name, tp_rank), FP32.bits)
-        along, at = np.moveaxis(out, shard.dim, 0), 0
-        for start, stop in shard.ranges:
-            if start < stop:
-                part = self._read(kind, name, _window(shape, shard.dim, start, stop))
-                along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
-            at += stop - start
-        return out
+        return local_part(layout, name, tp_rank, FP32, partial(self._read, kind, name))
 
     def own_part(
         self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[Kind, int, Bits], None], crc: bool

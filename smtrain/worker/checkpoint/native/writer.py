@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
@@ -21,7 +20,7 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, cast
 from smtrain.worker.checkpoint.huggingface.companions import NOTHING, Carried
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.native.files import model_file, optimizer_file, write_stream
-from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
+from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader, local_part
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.checkpoint.staging import Staging, is_unfinished, not_written, present, staged
 from smtrain.worker.checkpoint.storage import is_uri
@@ -122,14 +121,4 @@ class _NativeWriter:
         """One rank's part of a parameter."""
         if self._state is not None and self._precision != self._state.manifest.precision:
             return cast(self._state.local("master", name, self._layout, tp_rank), FP32, BY_PRECISION[self._precision])
-        shard, whole = self._layout.shard(name, tp_rank), [(0, n) for n in self._source.shape(name)]
-        if shard.dim is None:
-            return self._source.bits(name, whole)
-        out: Bits = np.zeros(self._layout.local_shape(name, tp_rank), self._source.dtype(name).bits)
-        along, at = np.moveaxis(out, shard.dim, 0), 0
-        for start, stop in shard.ranges:
-            if start < stop:
-                bounds = [(start, stop) if i == shard.dim else whole[i] for i in range(len(whole))]
-                along[at : at + stop - start] = np.moveaxis(self._source.bits(name, bounds), shard.dim, 0)
-            at += stop - start
-        return out
+        return local_part(self._layout, name, tp_rank, self._source.dtype(name), partial(self._source.bits, name))
