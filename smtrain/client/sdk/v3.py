@@ -20,7 +20,7 @@ from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.sdk.session import CONFIG, refuse_secrets, send, session_arguments, watch
 
 
-class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
+class RequestTrainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
     """A ModelTrainer with the four fields of a request that ModelTrainer lacks.
 
     `train()` sends the current attributes. A second `train()` needs another `job_name`: SageMaker refuses a name that
@@ -83,7 +83,7 @@ class Trainer(ModelTrainer):  # type: ignore[misc]  # the SDK is not typed
         """Do nothing: client/backends/sagemaker/defaults.py has read the defaults file already."""
 
 
-def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> Trainer:
+def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None] | None) -> RequestTrainer:
     """The ModelTrainer that sends `request` to `target`."""
     session = Session(**session_arguments(target, request))
     session.sagemaker_config = CONFIG
@@ -92,7 +92,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     wait = {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
     with _role_taken_as_given():
-        made = Trainer(
+        made = RequestTrainer(
             sagemaker_session=session,
             role=request["RoleArn"],
             base_job_name=request["TrainingJobName"],
