@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.client.follow.tracked import tracked_of
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.track import Track
-from smtrain.core.errors import first_line
+from smtrain.core.errors import JobError, first_line
 from smtrain.core.model.card import README
 from smtrain.core.text import Say
 from smtrain.core.tracking.mlflow import MlflowTracker
@@ -44,7 +45,8 @@ def _files(run: RunAccount, folder: Path) -> list[Path]:
         texts["evaluation.json"] = json.dumps(run.evaluation, indent=2)
     export = run.last("export")
     if export is not None and export.status == "Completed":
-        texts[README] = Job(export.name, run.target).read(README).decode("utf-8", "replace")
+        with contextlib.suppress(JobError):  # a card that was deleted must not keep the report back
+            texts[README] = Job(export.name, run.target).read(README).decode("utf-8", "replace")
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
     return [folder / name for name in texts]
