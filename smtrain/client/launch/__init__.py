@@ -1,1 +1,1 @@
-"""From a config to a job and back: what is sent, how it is followed, and what a whole run is made of."""
+"""From a config to jobs: requests, uploads, submission, and the stages of a run."""

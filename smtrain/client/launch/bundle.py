@@ -1,4 +1,4 @@
-"""The source bundle: what the container runs, as an archive whose bytes depend on nothing but its content."""
+"""The source bundle: the code that a job runs, as an archive whose bytes depend only on its content."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bundle_files() -> dict[str, Path]:
 
 @cache
 def build_bundle() -> Bundle:
-    """The bundle of the package as it is installed; byte-for-byte the same wherever and whenever it is built."""
+    """The bundle of the package as it is installed; its bytes are the same on every machine."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=4, filename="") as zipped,

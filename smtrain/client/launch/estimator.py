@@ -1,4 +1,4 @@
-"""`smtrain.estimator`: a stage of a config as the installed SageMaker SDK's own object."""
+"""`smtrain.estimator`: a stage as a job object of the installed SageMaker SDK."""
 
 from __future__ import annotations
 

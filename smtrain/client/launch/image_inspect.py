@@ -1,4 +1,4 @@
-"""Look into an image: a container of it, without a network, asked what it has (image_probe.py)."""
+"""Look into an image: run image_probe.py in a container of it, without a network."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Contents:
     packages: dict[str, str]
     """Installed distributions and their versions."""
     lacking: dict[str, dict[str, list[str]]]
-    """By list (`requirements`, `wheels`) and stage, or word of core/protocol/data_packages.py: requirements that the
+    """By list (`requirements`, `wheels`) and stage, or word of core/protocol/entrypoints.py: requirements that the
     packages do not satisfy."""
     faults: dict[str, str]
     """Modules of the stages that cannot be imported, each with its reason."""
     programs: dict[str, str | None]
     unwritable: list[str]
-    """Folders that stages write into, and this user may not."""
+    """Folders that stages write to and that this user may not write to."""
 
 
 def look(client: Any, image: Any, engine: str | None = "native") -> Contents:

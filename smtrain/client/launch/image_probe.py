@@ -45,7 +45,7 @@ print("FAULTS " + json.dumps(faults))
 
 
 def imports(engine: str, more: list[str]) -> dict[str, str]:
-    """What cannot be imported, of all that the stages and an engine are made of, and of `more`: module and reason."""
+    """Modules of the stages, of an engine and of `more` that cannot be imported, each with the reason."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     try:
         done = subprocess.run(
@@ -69,7 +69,7 @@ def packages() -> dict[str, str]:
 
 
 def look(engine: str | None) -> dict[str, Any]:
-    """Everything that is looked at."""
+    """The report as plain values."""
     sys.path[:0] = [str(HERE), str(HERE / "entrypoints")]
     import launch
 

@@ -1,4 +1,4 @@
-"""Local paths become content-addressed S3 prefixes: an input is uploaded once, and a request names it for good."""
+"""Turn local paths into content-addressed S3 prefixes, so that an input is uploaded once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_model_file(name: str) -> bool:
 
 
 def is_weights_file(name: str) -> bool:
-    """Whether a file goes along from a folder that is named for its weights: all but the optimizer's own files."""
+    """Whether a file of model.weights is uploaded: all but the optimizer's own files."""
     *folders, last = PurePosixPath(name).parts
     hidden = any(part.startswith(".") for part in folders) or (last.startswith(".") and last != ".metadata")
     return not hidden and last != "distrib_optim.pt" and not {"optim", "optimizer"} & {*folders}
@@ -78,7 +78,7 @@ class Upload:
     left_out: tuple[str, ...] = ()
     """Files next to a model that are not part of it."""
     origin: str = ""
-    """The path or demo:// URI that a config names it by; empty for bytes."""
+    """Its path or demo:// URI in the config; empty for bytes."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
-    """Upload what is not there yet. Names carry the content's hash, so a name that is whole is the content.
+    """Upload what is not there yet. Names contain the content's hash, so a complete file of a name has that content.
 
     Makes SageMaker's default bucket if it is missing. Raises `JobError` if it may not be used.
     """
@@ -241,7 +241,7 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] | None = None) -> Upload:
-    """`part` says of files by their names whether they go along; without it all do that are not hidden."""
+    """The upload of a file or folder. `part` selects files by name; without it all but hidden files are uploaded."""
     assert isinstance(path, Path)
     if path.is_file():
         files = [(path.name, path)]
@@ -286,7 +286,7 @@ def _make_bucket(target: Target, bucket: str) -> None:
 
 
 def type_faults(config: JobConfig) -> list[str]:
-    """A sentence for every type of a config that there is not."""
+    """A sentence for every unknown instance type of a config."""
     compute = config.compute
     named = [("instance_type", compute.instance_type), ("cpu_instance_type", compute.cpu_instance_type)]
     named += [("fallback_instance_types", kind) for kind in compute.fallback_instance_types]

@@ -1,4 +1,4 @@
-"""`launch` one stage, or `run` them all: the two calls the whole package is for."""
+"""`launch` one stage, or `run` them all."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def run(
 
 
 def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
-    """Raise `ConfigError` or `JobError` if stages would begin from a checkpoint that is not there."""
+    """Raise `ConfigError` or `JobError` if stages would start from a checkpoint that does not exist."""
     step = chain.config.checkpoint.step
     first = next((stage for stage in stages if stage in ("train", "export")), None)
     if first is None or chain.begun(first) or (first == "train" and step is None):
@@ -254,14 +254,14 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
 
 
 def _look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
-    """Refuse what cannot work; imported when it is asked for, as it has a module for each thing looked at."""
+    """Run the checks before a launch; imported here, as each check is a module of its own."""
     from smtrain.client.preflight.checks import before
 
     before(chain, stages, say)
 
 
 def _shown(job: Job, say: Say, view: View | None, **changed: Any) -> bool:
-    """Follow a job on the terminal; imported when there is one to follow, as rich is not needed to start it."""
+    """Follow a job on the terminal; imported here, as starting a job does not need rich."""
     from smtrain.client.follow.show import View, follow
 
     return follow(job, replace(view or View(), **changed), say)

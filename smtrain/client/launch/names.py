@@ -33,7 +33,7 @@ def checked(kind: str, given: str, key: str = "") -> str:
 
 
 def part_name(endpoint: str, mark: str) -> str:
-    """An endpoint's model entry or configuration, named after its content: the same request again is the same one."""
+    """An endpoint's model entry or configuration, named after its content, so that the same request makes it once."""
     return f"{endpoint[:54]}-{mark[:_MARK]}"
 
 
@@ -43,7 +43,7 @@ def parts(endpoint: str) -> str:
 
 
 def schedule_name(endpoint: str) -> str:
-    """At most 64 characters, as an endpoint's name nearly has by itself."""
+    """The name of an endpoint's deletion schedule, cut to 64 characters."""
     return f"delete-{endpoint}"[:64]
 
 

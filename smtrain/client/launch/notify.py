@@ -1,4 +1,4 @@
-"""Tell somebody that a run has ended: a command and a webhook from here; on AWS an EventBridge rule, from nowhere.
+"""Notify of the end of a run: a command and a webhook from this process, on AWS an EventBridge rule.
 
 A notification never changes the outcome of the run: if one fails, a line says so.
 """
@@ -40,7 +40,7 @@ class RunEvent:
     reason: str
     """The reason of a failure; else empty."""
     text: str
-    """All of it in a sentence. Chats show a field of this name."""
+    """The notification in one sentence. Chats show a field of this name."""
     at: float
     """Seconds since 1970."""
 
@@ -67,7 +67,7 @@ def told_of(chain: Chain, stage: Stage, job: Job, say: Say) -> Iterator[None]:
 
 
 def finished(chain: Chain, stage: Stage, job: Job, say: Say) -> None:
-    """Tell of a run, or of a stage alone, that has ended well."""
+    """Notify that a run, or a single stage, has ended well."""
     if job.known_done:
         tell(chain.config, event_of(chain.config.name, stage, job, None), say)
 

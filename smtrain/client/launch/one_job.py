@@ -196,7 +196,7 @@ class _Attempt:
 
 
 def _has_machines(job: Job, say: Say) -> bool:
-    """Wait until a job has machines, or has none to get (False)."""
+    """Wait until a job has machines; False if it gets none."""
     began = said = time.monotonic()
     every = 30 * LOOK[job.target.name]
     try:
@@ -226,7 +226,7 @@ def _sleep(seconds: float, say: Say) -> None:
 
 
 def create(target: Target, request: dict[str, Any], config: JobConfig) -> None:
-    """Send the request once: through the SageMaker SDK that `compute.sdk` means, else through boto3.
+    """Send the request once: through the SageMaker SDK that `compute.sdk` selects, else through boto3.
 
     Raises botocore's own `ClientError` or `ParamValidationError` untouched, so that the caller can tell a capacity or
     quota error from a fault of the request.

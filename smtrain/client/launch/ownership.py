@@ -1,4 +1,4 @@
-"""The client's part of one writer a run: a job is made the owner of the checkpoints before it is created."""
+"""Make a job the owner of its run's checkpoints before it is created, so that a run has one writer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def owner_of(config: JobConfig, request: dict[str, Any]) -> Owner:
     retries = request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
     longest = limits.get("MaxWaitTimeInSeconds") or limits["MaxRuntimeInSeconds"] * (1 + retries)
     account = str(request["RoleArn"]).split(":")[4]
-    # a day more: for machines to come, and for clocks that differ
+    # A day more, for the wait for machines and for clocks that differ.
     return Owner(request["TrainingJobName"], config.compute.region or "", account, until=time.time() + longest + DAY)
 
 

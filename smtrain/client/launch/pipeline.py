@@ -32,7 +32,7 @@ from smtrain.stages.base import output_uri
 
 VERSION = "2020-12-01"
 CACHED_FOR = "P30D"
-"""ISO 8601: how long a step with the same arguments is not done again."""
+"""ISO 8601: the time in which a step with the same arguments is not repeated."""
 _LARGEST = 1_048_576
 """Characters of a definition (UpsertPipeline's limit in the service's model)."""
 
@@ -97,7 +97,7 @@ def pipeline(
 
 
 def definition_of(config: JobConfig, plans: Sequence[StagePlan]) -> dict[str, Any]:
-    """The definition with a step for each plan, which are of first attempts; a pure function of them."""
+    """The definition with a step for each plan; a pure function of the plans, which are of first attempts."""
     outputs = {output_uri(config, plan.base_name): plan.stage for plan in plans}
     steps: list[dict[str, Any]] = []
     for plan in plans:
@@ -144,7 +144,7 @@ def _channel(channel: dict[str, Any], outputs: dict[str, Stage]) -> dict[str, An
 
 
 def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any]) -> str:
-    """Create the pipeline, or update the one of this name if it is the run's; what was done."""
+    """Create the pipeline, or update the one of this name if it is the run's; returns what was done."""
     from botocore.exceptions import ClientError
 
     body = json.dumps(definition, sort_keys=True)

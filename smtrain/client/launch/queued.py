@@ -19,7 +19,7 @@ from smtrain.core.text import Say
 
 
 def submit_chain(chain: Chain, stages: Sequence[Stage], say: Say, *, again: bool = False) -> dict[Stage, Job]:
-    """A job for every stage: done before, running, or submitted now behind the one before it."""
+    """A job for every stage: done before, running, or submitted now after the one before it."""
     jobs: dict[Stage, Job] = {}
     after: str | None = None
     for number, stage in enumerate(stages, 1):

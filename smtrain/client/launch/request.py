@@ -159,7 +159,7 @@ class Request(dict[str, Any]):
         return f"<request of {self.headline}; json.dumps shows its {len(self)} fields>"
 
     def _repr_html_(self) -> str:
-        """The headline, which opens to all of it."""
+        """The headline, which opens to the whole request."""
         text = clean(json.dumps(self, indent=2))
         return (
             f"<details><summary>{escape(clean(self.headline))}</summary>"

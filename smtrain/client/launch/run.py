@@ -28,7 +28,7 @@ class StageResult:
     seconds: float
     output: str
     skipped: bool
-    """It had been done before."""
+    """True if the stage had been done before."""
 
 
 @public_class
@@ -90,7 +90,7 @@ class Run:
         return "\n".join(f"{label + ':' if label else '':12}{text}" for label, text in lines)
 
     def _ends(self, label: str, key: str) -> list[tuple[str, str]]:
-        """The first and the last of a step's numbers of one kind, if there are such."""
+        """The first and last value of one of a step's numbers, if it has any."""
         seen = [record for record in self.records if key in record]
         if not seen:
             return []

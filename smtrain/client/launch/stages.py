@@ -33,7 +33,7 @@ class StagePlan:
     request: dict[str, Any]
     uploads: tuple[Upload, ...]
     earlier: tuple[Job, ...] = ()
-    """Attempts at this very stage that the target knows, newest first."""
+    """Attempts at this stage that the target knows, newest first."""
     writer: Job | None = None
     """With stage train: a job of the run that writes its checkpoints now, whatever its settings."""
 
@@ -50,19 +50,19 @@ class Chain:
     """The stages of one config on one target."""
 
     def __init__(self, config: JobConfig, target: JobPlace, *, look: bool = True) -> None:
-        """`look=False` (dry run) asks the target nothing and takes every stage for its first attempt."""
+        """`look=False` (dry run) does not contact the target and plans the first attempt of every stage."""
         self.given, self.target, self.look = config, target, look
         self.promised: dict[Stage, str] = {}
         """Jobs that will do a stage, for backends on which a stage is planned before they have ended."""
         self.lent: dict[Stage, str] = {}
-        """s3:// prefixes of what another run's stages have left, which this one reads in place of its own."""
+        """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its own."""
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
         if not (self.config.data.all_sources or self.config.data.prepared):
             raise ConfigError(["data.path: is missing; give text to prepare, or data.prepared"])
 
     def base_name(self, stage: Stage) -> str:
-        """Name of the stage's first job: it changes with whatever changes what the stage does."""
+        """Name of the stage's first job: it changes if the stage would do something else."""
         return f"{self.config.name}-{stage}-{self._key(stage)[:8]}"
 
     def _key(self, stage: Stage) -> str:
@@ -80,7 +80,7 @@ class Chain:
         described = stage_named(stage)
         inputs = described.inputs(self)
         base = self.base_name(stage)
-        # One call answers both questions about a train stage: done already, and does another one write.
+        # One call tells whether a train stage has been done, and whether another job of the run writes now.
         siblings = self._known("train") if stage == "train" else self._attempts(base)
         earlier = attempts_at(base, siblings)
         if stage == "compile" and self.look:
@@ -157,7 +157,7 @@ class Chain:
         return output
 
     def _compiled(self, known: list[Job]) -> list[Job]:
-        """The job of another run that filled this very cache, if one did."""
+        """The job of another run that filled this cache, if there is one."""
         marker = graphs.held(self.target, self.graphs)
         if marker is None or marker["job"] in [job.name for job in known]:
             return []

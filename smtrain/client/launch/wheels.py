@@ -68,7 +68,7 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
 
 
 def names(stage: str | None = None) -> list[str]:
-    """The libraries of the lock file; of one stage, those whose comment names it."""
+    """The libraries of the lock file; for one stage, those whose comment names it."""
     text = lock_file().read_text("utf-8").replace("\\\n", " ")
     lines = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
     return [name for name, stages in lines if stage is None or stage in stages.split()]
@@ -79,8 +79,8 @@ def lock_file() -> Path:
 
 
 def pythons(image: str) -> list[str]:
-    """The CPython releases that an image may have, as pip says them ("312"): what is known of it or its tag tells, else
-    all."""
+    """The CPython releases that an image may have, as pip says them ("312"): from facts about the image or its tag,
+    else all."""
     if row := gpu_row(image):
         return [row["python"].replace(".", "")]
     release = _PYTHON.search(image.rpartition(":")[2])
@@ -88,7 +88,7 @@ def pythons(image: str) -> list[str]:
 
 
 def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
-    """CPython releases and architecture: what was found in the image, else what its name tells."""
+    """CPython releases and architecture, from the image itself or else from its name."""
     if inside is None:
         return pythons(image), table("images")["contents"]["architecture"]
     return ["".join(inside.python.split(".")[:2])], inside.machine
