@@ -87,7 +87,7 @@ def test_the_site_builds_without_a_warning(built: tuple[Path, subprocess.Complet
     # The reference is built from docstrings, and the search of the site finds their text.
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))["docs"]
     texts = {entry["location"]: entry["text"] for entry in index}
-    assert "so many US dollars" in texts["api/before/#smtrain.plan"]
+    assert "more US dollars than this" in texts["api/before/#smtrain.plan"]
     # Inherited members are included.
     assert "api/running/#smtrain.Job.status" in texts
     assert {f"#smtrain.{name}" for name in smtrain.__all__} <= {place[place.find("#") :] for place in texts}
