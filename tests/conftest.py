@@ -28,11 +28,16 @@ TOGETHER = (
     # A worker starts processes with torch once, and has one copy of the shared run.
     *(
         (f"tests/{part}", "worlds")
-        for part in ("engine/", "train/test_validation", "train/test_profile", "planner/test_memory")
+        for part in (
+            "worker/engine/",
+            "worker/train/test_validation",
+            "worker/train/test_profile",
+            "client/planner/test_memory",
+        )
     ),
     *(
         (f"tests/{part}", "shared run")
-        for part in ("docs/test_pages", "docs/test_first_run_aws", "reporting/", "tracking/test_run")
+        for part in ("docs/test_pages", "docs/test_first_run_aws", "tools/report/", "core/tracking/test_run")
     ),
 )
 """Beginnings of files' names, and the group whose files one worker runs."""

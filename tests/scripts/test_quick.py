@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.conftest import TOGETHER
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,3 +46,7 @@ def test_what_is_listed_as_quick_is_there_and_in_order() -> None:
     assert [line for line in listed if not (ROOT / line).exists()] == []
     assert listed == sorted(set(listed))
     assert "quick.txt" in (ROOT / "scripts/test").read_text()
+
+
+def test_files_that_share_a_worker_are_there() -> None:
+    assert [start for start, _ in TOGETHER if not [*ROOT.glob(f"{start}*")]] == []
