@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.launch import wheels
 from smtrain.client.launch.inputs import Upload
 from smtrain.core.facts import table
 from smtrain.core.facts.images import gpu_row
@@ -121,20 +120,20 @@ def fetch(image: str, inside: Contents | None = None) -> list[Path]:
 
 
 def _download(python: str, machine: str, folder: Path) -> None:
-    wheels.run(
+    pip_run(
         "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
-        *wheels.options(python, machine),
+        *pip_options(python, machine),
         f"--dest={folder}", f"--requirement={lock_file()}", seconds=SECONDS,
     )  # fmt: skip
 
 
-def options(python: str, machine: str) -> list[str]:
+def pip_options(python: str, machine: str) -> list[str]:
     """Options that choose wheels for CPython `python` ("3.12", or "312" as pip shortens it) on Linux on `machine`."""
     platforms = [f"--platform={tag}_{machine}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
     return ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
 
 
-def run(command: str, *arguments: str, seconds: int) -> str:
+def pip_run(command: str, *arguments: str, seconds: int) -> str:
     """Run a pip command and return its output. Raises OSError with pip's reason, or after `seconds` without an end."""
     try:
         done = subprocess.run(

@@ -34,7 +34,7 @@ class Interpreter:
 
     def options(self) -> list[str]:
         """Options with which pip chooses wheels for it."""
-        return wheels.options(".".join(self.python.split(".")[:2]), self.machine)
+        return wheels.pip_options(".".join(self.python.split(".")[:2]), self.machine)
 
     def environment(self) -> dict[str, str]:
         """Variables for the markers of requirements."""
@@ -145,6 +145,6 @@ def download(lock: Path, interpreter: Interpreter, folder: Path) -> list[Path]:
 
 def _pip(command: str, *arguments: str) -> str:
     try:
-        return wheels.run(command, *arguments, seconds=SECONDS)
+        return wheels.pip_run(command, *arguments, seconds=SECONDS)
     except OSError as error:
         raise LocalError(f"pip: {error}") from None

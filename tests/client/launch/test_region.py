@@ -85,7 +85,7 @@ def test_then_the_instances_own(instance: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_nothing_says_so_all_places_are_named() -> None:
-    with pytest.raises(ConfigError, match="AWS_REGION, AWS_DEFAULT_REGION or a region of the AWS profile"):
+    with pytest.raises(ConfigError, match="AWS_REGION, AWS_DEFAULT_REGION and the AWS profile name no region"):
         Target("aws").region_name()
     with pytest.raises(ConfigError, match=r"compute\.region: is not set"):
         Target("aws").client("sagemaker")

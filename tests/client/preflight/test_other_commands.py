@@ -91,7 +91,7 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
     assert "--caller` prints with the same options" in fault.remedy
     for answers, why in (
         ({}, "you may not iam:GetRole"),
-        ({"iam_GetRole": "NoSuchEntity"}, "IAM knows no role training"),
+        ({"iam_GetRole": "NoSuchEntity"}, "IAM has no role training"),
     ):
         report, _ = found(raw, "caller", **{**here, "iam_GetRole": "AccessDenied", **answers})
         assert report.ok
