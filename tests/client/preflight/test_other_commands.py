@@ -97,7 +97,7 @@ def test_the_caller_may_tune_and_deploy_or_is_told_what_not(raw: dict[str, Any],
         assert report.ok
         assert why in report.warnings[0].text
     root = {"Account": "1" * 12, "Arn": "arn:aws:iam::123456789012:root"}
-    assert "no root user" in found(raw, "caller", sts_GetCallerIdentity=root)[0].warnings[0].text
+    assert "cannot simulate the root user" in found(raw, "caller", sts_GetCallerIdentity=root)[0].warnings[0].text
     report, asked = found(raw, "caller", OtherCommands(), **here)
     assert [finding.check for finding in report] == ["config"]
     assert asked == [], "only where it is asked for"
