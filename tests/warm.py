@@ -94,8 +94,8 @@ def smtrain() -> Path:
 
 
 def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
-    """What pytest adds changes from test to test, and would tell every caller from the server. The others are those
-    that the launcher sets."""
+    """The environment without pytest's variables, which change from test to test, so that server and callers compare
+    equal. The others are those that the launcher sets."""
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return {**kept, "TOKENIZERS_PARALLELISM": "false"}
 

@@ -174,7 +174,7 @@ class Run(NamedTuple):
     cpu: float
     """User and system seconds."""
     peak_mib: float
-    """Of RssAnon."""
+    """MiB of RssAnon."""
 
 
 def timed(command: list[str]) -> Run:

@@ -59,7 +59,7 @@ def card(job: Job) -> str:
 
 
 def curves(progress: Progress) -> str:
-    """How to open the TensorBoard files of a train job that has ended; empty for any other."""
+    """The command to open the TensorBoard files of a train job that has ended; empty for any other."""
     if not (progress.ended and progress.last):
         return ""
     download = f"smtrain download {progress.name} curves --what metrics --target {progress.target}"

@@ -68,7 +68,7 @@ def test_the_plan_prices_the_stage_on_its_own_machine() -> None:
 
 
 def found(stage: Any, *set_: str) -> list[tuple[str, str, str]]:
-    """What check says of a stage's machine."""
+    """The findings of `check` on a stage's machine."""
     from smtrain.client.backends.sagemaker.target import Target
     from smtrain.client.launch.stages import Chain
     from smtrain.client.preflight.context import Context
