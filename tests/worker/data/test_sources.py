@@ -174,6 +174,6 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.Monkey
     for module in ("huggingface_hub.constants", "datasets.config"):  # otherwise it is retried for half a minute
         monkeypatch.setattr(pytest.importorskip(module), "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        DataError, match=r"^hf://nobody/nothing (needs the package datasets|cannot be loaded).*files\.$"
+        DataError, match=r"^hf://unknown/nothing (needs the package datasets|cannot be loaded).*files\.$"
     ):
-        find_files("hf://nobody/nothing")
+        find_files("hf://unknown/nothing")
