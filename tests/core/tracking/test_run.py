@@ -36,7 +36,8 @@ def raw(shared_run: SharedRun) -> dict[str, Any]:
     return {
         "model": {"path": shared_run.raw["model"]["path"], "init": "scratch"}, "data": {"prepared": prepared},
         "train": {"steps": 4, "global_batch_size": 2, "seq_len": 32, "precision": "fp32", "lr": 1e-3},
-        "compute": {"processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
+        # with an instance type, which has a price: a run of this machine has no cost
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1}, "generate": {"max_new_tokens": 2},
     }  # fmt: skip
 
 
