@@ -40,7 +40,7 @@ def create_training_job(
     `config_uri` are the prefixes of the bundle and of the stage's config file, `described` is the model's config.json
     if it can be read.
     """
-    compute, kind = config.compute, stage_named(stage)
+    compute, job_stage = config.compute, stage_named(stage)
     image = image_of(config)
     instance_type = machine_for(config, stage, described)
     request: dict[str, Any] = {
@@ -52,10 +52,11 @@ def create_training_job(
             "ContainerEntrypoint": ["/bin/bash", "-c"],
             "ContainerArguments": [_START.format(stage=stage)],
             "MetricDefinitions": [
-                {"Name": f"{stage}:{name}", "Regex": rf"\b{re.escape(name)}={_NUMBER}"} for name in kind.metrics(config)
+                {"Name": f"{stage}:{name}", "Regex": rf"\b{re.escape(name)}={_NUMBER}"}
+                for name in job_stage.metrics(config)
             ],
         },
-        "HyperParameters": {key: str(value) for key, value in {"stage": stage, **kind.shown(config)}.items()},
+        "HyperParameters": {key: str(value) for key, value in {"stage": stage, **job_stage.shown(config)}.items()},
         "InputDataConfig": [
             *(_channel(name, uri, "FastFile") for name, uri in sorted(inputs.items())),
             _channel("code", code_uri, "File"),
@@ -64,7 +65,7 @@ def create_training_job(
         "OutputDataConfig": {"S3OutputPath": jobs_uri(config), "CompressionType": "NONE"},
         "ResourceConfig": {
             "InstanceType": instance_type,
-            "InstanceCount": kind.machines(config),
+            "InstanceCount": job_stage.machines(config),
             "VolumeSizeInGB": volume_for(config, stage, described),
         },
         "StoppingCondition": {"MaxRuntimeInSeconds": compute.max_run},
@@ -82,13 +83,13 @@ def create_training_job(
         request["Tags"].append({"Key": TAG, "Value": hosts})
     if not request["AlgorithmSpecification"]["MetricDefinitions"]:
         del request["AlgorithmSpecification"]["MetricDefinitions"]
-    kind.extend(config, request)
-    if kind.spot(config):
+    job_stage.extend(config, request)
+    if job_stage.spot(config):
         request["EnableManagedSpotTraining"] = True
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = compute.max_wait or 2 * compute.max_run
-    if kind.distributed(config) and config.network.encrypt_inter_container_traffic:
+    if job_stage.distributed(config) and config.network.encrypt_inter_container_traffic:
         request["EnableInterContainerTrafficEncryption"] = True
-    if compute.retries and kind.resumable:
+    if compute.retries and job_stage.resumable:
         request["RetryStrategy"] = {"MaximumRetryAttempts": compute.retries}
     # Switches that are off are left out, as the SDKs leave them out.
     if config.network.isolation:

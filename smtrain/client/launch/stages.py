@@ -66,19 +66,19 @@ class Chain:
         return f"{self.config.name}-{stage}-{self._key(stage)[:8]}"
 
     def _key(self, stage: Stage) -> str:
-        described = stage_named(stage)
-        if (own := described.identity(self)) is not None:
+        job_stage = stage_named(stage)
+        if (own := job_stage.identity(self)) is not None:
             return digest(own)
-        upstream = [self._key(other) for other in described.upstream if self.has(other)]
-        return digest([described.keys(self.config), self.config.data.prepared, checkpoint_uri(self.config), upstream])
+        upstream = [self._key(other) for other in job_stage.upstream if self.has(other)]
+        return digest([job_stage.keys(self.config), self.config.data.prepared, checkpoint_uri(self.config), upstream])
 
     def plan(self, stage: Stage) -> StagePlan:
         """Everything needed to submit the stage.
 
         Raises `JobError` if a stage that it reads from has not been done.
         """
-        described = stage_named(stage)
-        inputs = described.inputs(self)
+        job_stage = stage_named(stage)
+        inputs = job_stage.inputs(self)
         base = self.base_name(stage)
         # One call tells whether a train stage has been done, and whether another job of the run writes now.
         siblings = self._known("train") if stage == "train" else self._attempts(base)
@@ -89,7 +89,7 @@ class Chain:
         bundle = build_bundle()
         root = self.config.output.s3_uri
         code_uri = f"{root}/code/{bundle.sha256[:16]}/"
-        shown = described.keys(self.config)
+        shown = job_stage.keys(self.config)
         text = (json.dumps(shown, indent=2, sort_keys=True) + "\n").encode()
         config_uri = f"{root}/configs/{digest(shown)[:16]}/"
         needed = [upload for upload in self.resolved.uploads if upload.uri in inputs.values()]

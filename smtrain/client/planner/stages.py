@@ -35,11 +35,11 @@ def need(
     assumptions: Mapping[str, float] | None = None,
 ) -> StageNeed | None:  # fmt: skip
     """Resources of a stage; None for a stage on accelerators, and for an unknown model."""
-    described_stage = stage_named(stage)
-    shape = None if described_stage.accelerated else shape_for(config, described)
+    job_stage = stage_named(stage)
+    shape = None if job_stage.accelerated else shape_for(config, described)
     if shape is None:
         return None
-    return described_stage.resources(config, shape, assumptions or table("prices")["assumptions"])
+    return job_stage.resources(config, shape, assumptions or table("prices")["assumptions"])
 
 
 def machine_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | None = None) -> str:
