@@ -83,7 +83,7 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
 
 
 def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
-    built, said = rotary.inv_freq.detach().double().cpu().tolist(), rope.frequencies()
+    built, said = rotary.inv_freq.detach().cpu().double().tolist(), rope.frequencies()
     if len(built) != len(said):
         yield f"{2 * len(built)} numbers of a head turn, not {2 * len(said)}"
     elif wrong := [i for i, pair in enumerate(zip(built, said, strict=True)) if not _close(*pair)]:

@@ -64,22 +64,14 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
         else:
             records = _own_records(native_engine=False)
         return library.Everyone().gather, records
-    import torch.distributed as dist
+    from smtrain.worker.engine.native import comm
 
-    from smtrain.worker.engine.native import init_distributed
-
-    device = init_distributed()
+    device = comm.init_distributed()
     if device.type == "cpu" and config.train.precision == "fp16":
         raise ConfigError(
             ["train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32"]
         )
-
-    def gather(value: Any) -> list[Any]:
-        out: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(out, value)
-        return out
-
-    return gather, _own_records(native_engine=True)
+    return comm.gather, _own_records(native_engine=True)
 
 
 def _own_records(native_engine: bool) -> EngineRecords:

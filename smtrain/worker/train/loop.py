@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from smtrain.worker.train.destination import Destination
 from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.metrics import MetricsLog
+from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.stop import FirstStep, StopRequest
 from smtrain.worker.train.validation import ValidationResult, Validator
@@ -86,6 +87,7 @@ class Trainer:
     """Rank 0's view of what has arrived in S3."""
     validator: Validator | None = None
     profiler: StepProfiler | None = None
+    report: StepReport | None = None
 
     def __post_init__(self) -> None:
         self.step = self.resumed or 0
@@ -145,7 +147,10 @@ class Trainer:
     def _begin_next(self) -> Batch:
         """Give the device the next batch; agree with all ranks on whether to stop after it."""
         self.step += 1
-        with self.profiler.step() if self.profiler else nullcontext():
+        with ExitStack() as around:
+            for each in (self.profiler, self.report):
+                if each:
+                    around.enter_context(each.step())
             with part("data"):
                 batch = self.loader.batch(self.samples)
             self._pending.append(self._begin(batch, self.samples))

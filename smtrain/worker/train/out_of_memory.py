@@ -12,6 +12,9 @@ GIB = 2**30
 _SIZES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB, "TiB": 2**40, "PiB": 2**50}
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB|TiB|PiB)"
 _REQUESTED = re.compile(rf"(?:[Tt]ried to allocate|Unable to allocate|requested|asked for) {_SIZE}")
+# TorchNeuron raises a RuntimeError, often at an operator that needs little itself (beta users, 2026-06).
+_NEURON = re.compile(r"NRT_RESOURCE|Neuron OOM")
+_NEURON_REQUESTED = re.compile(r"requested_size\W+(\d+)")
 _DEVICE = re.compile(rf"(\w+ \d+) has a total capacity of {_SIZE} of which {_SIZE} is free")
 _SPELLED = re.compile(r"out of memory|can't allocate memory|Unable to allocate", re.I)
 
@@ -19,11 +22,15 @@ _SPELLED = re.compile(r"out of memory|can't allocate memory|Unable to allocate",
 def memory_sentence(error: BaseException, config: JobConfig) -> str | None:
     """Explain an out-of-memory error of device or host; None for other errors."""
     text = str(error)
-    of_device = type(error).__name__ == "OutOfMemoryError"
+    of_neuron = isinstance(error, RuntimeError) and _NEURON.search(text) is not None
+    of_device = type(error).__name__ == "OutOfMemoryError" or of_neuron
     if not (of_device or isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _SPELLED.search(text))):
         return None
-    requested = _REQUESTED.search(text)
-    what = f"{_gib(*requested.groups())} GiB were asked for" if requested else "more was asked for than there is"
+    what = "more was asked for than there is"
+    if requested := _REQUESTED.search(text):
+        what = f"{_gib(*requested.groups())} GiB were asked for"
+    elif in_bytes := _NEURON_REQUESTED.search(text):
+        what = f"{_gib(in_bytes[1], 'bytes')} GiB were asked for"
     if device := _DEVICE.search(text):
         name, total, unit, free, free_unit = device.groups()
         left = f"{_gib(free, free_unit)} of {_gib(total, unit)} GiB were free on {name}"

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
@@ -36,6 +37,7 @@ from smtrain.worker.train.health import LossWatch, StallWatch
 from smtrain.worker.train.loop import Loader, Trainer, trace
 from smtrain.worker.train.machine_watch import MachineCounters, MachineWatch
 from smtrain.worker.train.metrics import MetricsLog, close_trackers, peak_flops, trackers_of
+from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import FOLDER as PROFILE
 from smtrain.worker.train.profile import StepProfiler
 from smtrain.worker.train.resume import Resume, ResumeChoice, Saved, check_engine, choose, line_of
@@ -83,7 +85,7 @@ def start(config: JobConfig, container: Container) -> None:
         stop, stall, LossWatch(shape.vocab, state.get("losses", ()), good.name if good else None),
         resumed=good.step if good else None, samples=state.get("samples", 0), log=log,
         distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
-        destination=destination, validator=validator, profiler=profiler,
+        destination=destination, validator=validator, profiler=profiler, report=_report(config, container, engine),
     )  # fmt: skip
     try:
         last = trainer.run()
@@ -159,6 +161,14 @@ def _profiler(config: JobConfig, container: Container, engine: Engine, gather: G
     return StepProfiler(options, folder, engine.rank, None if within else stage, gather, log_line)
 
 
+def _report(config: JobConfig, container: Container, engine: Engine) -> StepReport | None:
+    """The report of operators and memory: on accelerators, and of engine native, as XLA compiles all of a step."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or config.train.engine != "native":
+        return None
+    return StepReport(accelerator.type, config.train.compile, container.output_data_dir, engine.rank, log_line)
+
+
 def _weights(config: JobConfig, container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
     """The weights that the run starts from. A resume needs them only for their identity: None if they are gone."""
     if config.model.init == "scratch" or tracing():
@@ -213,7 +223,8 @@ def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> No
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}"
     )
-    versions = {name: _version(name) for name in ("torch", "transformers", "neuronx_distributed", "torch_xla")}
+    libraries_of_engines = ("torch", "transformers", "torch_neuronx", "neuronx_distributed", "torch_xla")
+    versions = {name: _version(name) for name in libraries_of_engines}
     libraries = "".join(f", {name} {version}" for name, version in versions.items() if version)
     log_line(f"{SOFTWARE}smtrain {__version__}{libraries}, Python {platform.python_version()}, {_system()}")
 

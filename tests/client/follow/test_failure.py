@@ -178,6 +178,10 @@ LOGS = {
 [rank3]:   File "/opt/ml/input/data/code/smtrain/worker/train/loop.py", line 71, in train
 [rank3]: RuntimeError: nrt_tensor_allocate status=4 message="Allocation Failure"
 """,
+    "torus": "RuntimeError: failed to init a collective algorithm for 16 ranks: no_hier no_mesh no_ring",
+    "integer-collective": "[rank0]: RuntimeError: neuronx-cc failed with 70: [NCC_EVRF061] all-reduce of int64 is not supported",
+    "neuron-graph": "torch._dynamo.exc.BackendCompilerFailed: backend='neuron' raised:\nRuntimeError: neuronx-cc failed with 70",
+    "host-collectives": "2026-Sep-02 10:11:12.0001  99:99  ERROR  NRT:  device barrier: timed out after 120 s",
     "compiler-killed": """
 2026-11-21 12:00:40.000613:  1201  ERROR ||NEURON_CC_WRAPPER||: Failed compilation with ['neuronx-cc', 'compile', '--target=trn1', '--model-type', 'transformer']: [F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient system memory.
 """,
@@ -286,6 +290,7 @@ def test_a_known_message_in_the_log_finds_its_cause(name: str) -> None:
         ("ClientError: User is not authorized to perform: kms:GenerateDataKey on resource: arn:aws:kms:x", "s3-denied"),
         ("Error: Data download failed:Please ensure that the subnet's route table has an S3 VPC endpoint", "vpc"),
         ("ERROR: No matching distribution found for gigatoken>=0.10", "library-missing"),
+        ("RuntimeError: NRT EXECUTION FAILED: Neuron OOM: requested_size = 268435456", "neuron-memory"),
         ("algo-1, rank 0: no space left on /opt/ml/checkpoints/step_4: free some, then run the same", "disk-full"),
         ("algo-1, rank 0: the disk quota is used up at /opt/ml/checkpoints: free some, then run the same", "disk-full"),
     ],

@@ -46,6 +46,19 @@ def test_a_gpu_says_what_was_asked_and_free_and_what_helps(
     )
 
 
+def test_neuron_cores_say_it_in_their_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    words = "NRT EXECUTION FAILED: Neuron OOM: requested_size = 536870912 (aten::mul)"
+    sentence = memory_sentence(RuntimeError(words), config(micro_batch_size=2))
+    assert sentence is not None
+    assert sentence.startswith(
+        "out of memory: 0.50 GiB were asked for, and nothing says how much was free; set parallel"
+    )
+    sentence = memory_sentence(RuntimeError("nrt_tensor_allocate: NRT_RESOURCE"), config())
+    assert sentence is not None
+    assert "more was asked for than there is" in sentence
+
+
 def test_other_errors_are_not_of_memory() -> None:
     assert memory_sentence(RuntimeError("shapes differ"), config()) is None
     assert memory_sentence(KeyError("out of memory"), config()) is None

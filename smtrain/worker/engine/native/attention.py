@@ -4,6 +4,10 @@ We make masks here, because transformers' functions for them change with each re
 micro-batch's positions first, which would make the device wait. A row that is one sample needs no mask (SDPA is causal
 then), except in layers with a shorter window. Packed rows have block-diagonal masks, so that samples do not see each
 other.
+
+Positions and the numbers of samples are computed on the host, which has the segments anyway, and arrive in 32 bits:
+Neuron has no kernel for a running maximum, and computes 64 bits by way of the CPU. Only the comparison of [S, S] pairs
+is left to the device.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from smtrain.worker.engine.native.comm import to_device
 
 
 class AttentionContext:
@@ -22,38 +28,39 @@ class AttentionContext:
     ) -> None:
         self._rotary, self._windows, self._dtype, self._device = rotary, windows, dtype, device
         self._kept: tuple[tuple[int, int], Any] | None = None
+        self._index = torch.empty(0, dtype=torch.int32)
 
     def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
         """Positions [B or 1, S], rotary embeddings and each layer's mask (None: causal over the whole row).
 
-        If positions are learned, the rotary embeddings are None. `segments` [B, S] numbers the samples of a row; None
-        makes every row one sample.
+        If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
+        row; None makes every row one sample.
         """
         if segments is not None:
             return self._packed(segments)
         if self._kept is None or self._kept[0] != (batch, length):
-            positions = torch.arange(length, device=self._device)[None]
-            self._kept = (batch, length), self._make(batch, positions)
+            positions = torch.arange(length, device="cpu")[None]
+            self._kept = (batch, length), (*self._places(batch, positions), self._masks(length))
         return self._kept[1]
 
     @torch.no_grad()
-    def _make(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
+    def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Positions on the device, and the rotary embeddings; fp32 holds every position below 2**24."""
+        there = to_device(positions.int(), self._device)
+        if self._rotary is None:
+            return there, None
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
-        return positions, self._turns(like, positions), self._masks(positions.shape[1])
-
-    def _turns(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
-        return None if self._rotary is None else self._rotary(like, position_ids=positions)
+        return there, self._rotary(like, position_ids=to_device(positions.float(), self._device))
 
     @torch.no_grad()
     def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
         batch, length = segments.shape
         positions = positions_within(segments)
-        like = torch.empty(batch, length, 1, dtype=self._dtype, device=self._device)
-        number = (positions == 0).cumsum(-1)
+        number = to_device((positions == 0).cumsum(-1).int(), self._device)
         back = self._back(length)
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
         masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
-        return positions, self._turns(like, positions), [masks[window] for window in self._windows]
+        return *self._places(batch, positions), [masks[window] for window in self._windows]
 
     def _masks(self, length: int) -> list[torch.Tensor | None]:
         cuts = [window if window is not None and length > window else None for window in self._windows]
@@ -63,8 +70,9 @@ class AttentionContext:
 
     def _back(self, length: int) -> torch.Tensor:
         """[S, S]: the distance of each key behind each query."""
-        index = torch.arange(length, device=self._device)
-        return index[:, None] - index
+        if len(self._index) != length:
+            self._index = to_device(torch.arange(length, dtype=torch.int32, device="cpu"), self._device)
+        return self._index[:, None] - self._index
 
 
 def packed(segments: torch.Tensor | None) -> torch.Tensor | None:

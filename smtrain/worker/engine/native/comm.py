@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "neuron": "neuron"}
 gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_sum_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 SEQ = 1  # the sequence dimension of hidden states [B, S, H]
+COMPILATION = timedelta(hours=2)
+"""Time limit of a collective on Neuron, as other stages compile for up to 50 minutes (AWS's tutorial of Wan 2.2)."""
+_WORD = 1 << 12
+"""A count travels as two fp32 numbers, its multiple of this and the rest, whose sums are exact up to 2**24 each."""
 
 
 def init_distributed(device_type: str | None = None) -> torch.device:
@@ -34,28 +39,23 @@ def init_distributed(device_type: str | None = None) -> torch.device:
     kind = device_type or (accelerator.type if accelerator is not None else "cpu")
     if kind not in BACKENDS:
         raise ConfigError([f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"])
-    device = torch.device("cpu")
-    if kind != "cpu":
-        local, count = local_rank(), torch.accelerator.device_count()
-        if local >= count:
-            raise ConfigError(
-                [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"]
-            )
-        device = torch.device(kind, local)
-        torch.accelerator.set_device_index(local)
     if not dist.is_initialized():
-        if "RANK" in os.environ:
-            dist.init_process_group(BACKENDS[kind])
-        else:
-            dist.init_process_group(
-                BACKENDS[kind],
-                store=dist.HashStore(),  # type: ignore[attr-defined]
-                rank=0,
-                world_size=1,
-            )
+        options: dict[str, Any] = {"timeout": COMPILATION} if kind == "neuron" else {}
+        if "RANK" not in os.environ:
+            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        # Before the first use of the device: TorchNeuron gives the process its core here.
+        dist.init_process_group(BACKENDS[kind], **options)
         if kind == "cpu":
             dist.barrier()  # gloo connects here, before a rank that fails at once can close what others still open
-    return device
+    if kind == "cpu":
+        return torch.device("cpu")
+    local, count = local_rank(), torch.accelerator.device_count()
+    if local >= count:
+        raise ConfigError(
+            [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"]
+        )
+    torch.accelerator.set_device_index(local)
+    return torch.device(kind, local)
 
 
 def current_device() -> torch.device:
@@ -74,6 +74,29 @@ def be_deterministic(wanted: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(wanted)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # saves a pass over memory
+
+
+_host_group: tuple[Any, dist.ProcessGroup] | None = None
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """The group of all ranks over gloo, for what must not wait for the device; None: the job's own group is that.
+
+    Collective at its first call in a job.
+    """
+    global _host_group
+    if dist.get_backend() == "gloo":
+        return None
+    if _host_group is None or _host_group[0] is not dist.group.WORLD:
+        _host_group = dist.group.WORLD, dist.new_group(backend="gloo")
+    return _host_group[1]
+
+
+def gather(value: Any) -> list[Any]:
+    """Everyone's `value`, by rank."""
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value, group=host_group())
+    return out
 
 
 class ProcessMesh:
@@ -98,8 +121,7 @@ class ProcessMesh:
             # NCCL makes a group's communicator at its first use, in which all ranks must take part; the pipeline's own
             # first messages go between some of them only.
             dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
-        # Pickles and the agreement to stop travel over gloo on any device, so that they never wait for it.
-        self._objects = None if device.type == "cpu" else dist.new_group(backend="gloo")
+        self._host = host_group()
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no set of two or more.
@@ -119,18 +141,32 @@ class ProcessMesh:
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank; over gloo, so that no rank waits for a device."""
         raised = torch.tensor([int(flag)])
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._objects)
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self._host)
         return bool(raised.item())
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's `value`, by rank."""
-        out: list[Any] = [None] * self.world_size
-        dist.all_gather_object(out, value, group=self._objects)
-        return out
+        return gather(value)
 
     def agree(self, fault: str | None, what: str) -> None:
         """Raise `CheckpointError` on every rank if any has a `fault`."""
         raise_any(self.gather(fault), what)
+
+
+def count_sum(count: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    """The sum of the group's counts as fp32 [2], for `count_of`: exact for sums below 2**36.
+
+    Not as an integer, because Neuron's collectives sum in fp32 and refuse any other type (NCC_EVRF061).
+    """
+    words = to_device(torch.tensor(divmod(count, _WORD), dtype=torch.float32), device)
+    with part("data parallel"):
+        dist.all_reduce(words, group=group)
+    return words
+
+
+def count_of(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The count [] of a `count_sum`."""
+    return words[0].to(dtype) * _WORD + words[1].to(dtype)
 
 
 def all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -195,7 +231,9 @@ class _VocabCrossEntropy(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup
     ) -> torch.Tensor:
         x = logits.float() if logits.dtype != torch.float32 else logits.clone()
-        x[:, valid:] = float("-inf")
+        if valid < x.shape[1]:  # not a write into a slice, for which Neuron has no kernel
+            padding = torch.arange(x.shape[1], device="cpu") >= valid
+            x.masked_fill_(to_device(padding, x.device), float("-inf"))
         top = x.amax(-1)
         with part("tensor parallel"):
             dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
@@ -239,17 +277,17 @@ def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessG
     """The likeliest token of each row, int64 [N], of logits as for `cross_entropy_sum`; of equals the first."""
     if group is None:
         return logits[:, :valid].argmax(-1)
-    never = torch.iinfo(torch.int64).max
+    never = float("inf")
     top = torch.full((len(logits),), float("-inf"), device=logits.device)
     token = torch.full((len(logits),), never, device=logits.device)
     if valid:  # the last rank's columns may all be padding
-        top, token = logits[:, :valid].float().max(-1)
-        token = token + start
+        top, column = logits[:, :valid].float().max(-1)
+        token = column.float() + start
     best = top.clone()
     dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
     token = torch.where(top == best, token, never)
     dist.all_reduce(token, op=dist.ReduceOp.MIN, group=group)
-    return token
+    return token.long()  # fp32 is exact below 2**24, and no vocabulary is larger
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -260,14 +298,14 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Numbers:
-    """Single numbers of the device, sent to the host as soon as they exist."""
+    """Numbers of the device, fp32, sent to the host in one message as soon as they exist."""
 
     def __init__(self, values: Sequence[torch.Tensor]) -> None:
-        self._values, self._made = list(values), None
-        if values[0].device.type == "cuda":
-            self._values = [
-                torch.empty(v.shape, dtype=v.dtype, pin_memory=True).copy_(v, non_blocking=True) for v in values
-            ]
+        """`values` are of one dimension or none."""
+        self._values, self._made = torch.cat([v.reshape(-1) for v in values]), None
+        if self._values.device.type == "cuda":
+            pinned = torch.empty(self._values.shape, dtype=self._values.dtype, pin_memory=True)
+            self._values = pinned.copy_(self._values, non_blocking=True)
             self._made = torch.Event(values[0].device)
             self._made.record()
 
@@ -275,4 +313,5 @@ class Numbers:
         """Wait for the numbers, but not for work that was queued after them."""
         if self._made is not None:
             self._made.synchronize()
-        return [float(v) for v in self._values]
+        numbers: list[float] = self._values.tolist()
+        return numbers

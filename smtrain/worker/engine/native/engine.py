@@ -92,8 +92,10 @@ class NativeEngine:
         began = time.perf_counter()
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments)
-            tokens = self._tokens(micro_batches)
-            scale, scaling = tokens.to(self._wide).reciprocal().float(), self.optimizer.loss_scale
+            counted = comm.count_sum(int((labels != IGNORED).sum()), self.mesh.dp_group, self.device)
+            # At least 1, so that a batch without labels has loss 0.
+            scale = comm.count_of(counted, self._wide).clamp(min=1).reciprocal().float()
+            scaling = self.optimizer.loss_scale
             before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
             total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
@@ -102,15 +104,16 @@ class NativeEngine:
         with part("data parallel"):
             for group in (self.mesh.dp_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
-        made = Numbers([total, tokens, norm, *before, *([] if scaling is None else [scaling.scale])])
+        made = Numbers([total, counted, norm, *before, *([] if scaling is None else [scaling.scale])])
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
         self._to_compile = False
 
         def numbers() -> StepResult:
-            loss, counted, grad_norm, *scales = made.read()
-            result = StepResult(loss / counted, grad_norm)
+            loss, *words, grad_norm = (read := made.read())[:4]
+            tokens = max(1.0, comm.count_of(torch.tensor(words, dtype=torch.float64), torch.float64).item())
+            result, scales = StepResult(loss / tokens, grad_norm), read[4:]
             if not scales:
                 return result
             used, following = scales
@@ -134,9 +137,9 @@ class NativeEngine:
         parts = self.mesh.tp if self.stage.sequence_parallel else 1
         padded = torch.nn.functional.pad(input_ids, (0, -length % parts)).to(self.device)
         h = self.pipeline.hidden(padded, None)
-        token = torch.full((), -1, dtype=torch.int64, device=self.device)  # below every token of the last stage
+        token = torch.full((), -1.0, device=self.device)  # below every token of the last stage
         if h is not None:
-            token = self.stage.likeliest(h)[0, length - 1].clone()
+            token = self.stage.likeliest(h)[0, length - 1].float()
         dist.all_reduce(token, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
         return int(token)
 
@@ -144,7 +147,7 @@ class NativeEngine:
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
         """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
         self._check_length(input_ids)
-        h = self.pipeline.hidden(input_ids.to(self.device), self._within(segments))
+        h = self.pipeline.hidden(input_ids.to(self.device), packed(segments))
         if h is None:
             return None
         local = self.stage.local_logits(h).float()
@@ -187,14 +190,10 @@ class NativeEngine:
         self._check_length(input_ids)
         size = self.options.micro_batch_size
         inputs, targets = (torch.split(to_device(b, self.device), size) for b in (input_ids, labels))
-        within = [None] * len(inputs) if segments is None else [self._within(s) for s in torch.split(segments, size)]
+        within = [None] * len(inputs) if segments is None else [packed(s) for s in torch.split(segments, size)]
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
         return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
-
-    def _within(self, segments: torch.Tensor | None) -> torch.Tensor | None:
-        several = packed(segments)
-        return None if several is None else to_device(several, self.device)
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
@@ -209,13 +208,6 @@ class NativeEngine:
                     "(parallel.tp): make train.seq_len a multiple of parallel.tp"
                 ]
             )
-
-    def _tokens(self, batches: list[MicroBatch]) -> torch.Tensor:
-        """The number of labels of the global batch that count; at least 1, so that a batch without any has loss 0."""
-        count = torch.stack([(batch.labels != IGNORED).sum() for batch in batches]).sum()
-        with part("data parallel"):
-            dist.all_reduce(count, group=self.mesh.dp_group)
-        return count.clamp(min=1)
 
 
 def _keep_nothing(name: str, values: torch.Tensor) -> None:

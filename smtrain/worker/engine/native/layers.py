@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +17,10 @@ from smtrain.core.errors import ConfigError
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.native.lora import Dropout
 
+log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
+COMPILED: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic": False}}
+"""Arguments of torch.compile by device. TorchNeuron refuses graphs of changing shapes."""
 
 
 class Layers:
@@ -33,8 +38,10 @@ class Layers:
         if options.compile:
             if fault := compiler_fault(device):
                 raise ConfigError([f"train.compile: {fault}; set it to false"])
-            for block in blocks:
-                block.forward = torch.compile(block.forward)
+            # One graph for each kind of layer and length: a limit below that leaves the later ones uncompiled.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks))
+            for i, block in enumerate(blocks):
+                block.forward = _compiled(block.forward, i, device)
 
     def __call__(self, block: Any, h: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         out = (self._again(block) if self._whole else block)(h, **kwargs)
@@ -49,6 +56,24 @@ class Layers:
             return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         return run
+
+
+def _compiled(forward: Forward, number: int, device: str) -> Forward:
+    """Compile a layer at its first call; if the compiler fails on it, say so once and run it as it is."""
+    fast: Forward | None = torch.compile(forward, **COMPILED.get(device, {}))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal fast
+        if fast is not None:
+            try:
+                return fast(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                fast = None
+                reason = textwrap.shorten(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0], 300)
+                log.warning("train.compile: layer %d of this stage runs uncompiled: %s", number, reason)
+        return forward(*args, **kwargs)
+
+    return run
 
 
 def compiler_fault(device: str) -> str | None:

@@ -87,11 +87,11 @@ class Dropout:
             return x
         step, first = self._at
         keep = 1.0 - self._probability
-        generator = torch.Generator(x.device)
+        generator = torch.Generator(x.device if x.device.type == "cuda" else "cpu")  # Neuron lacks one
         rows = []
         for sample in range(first, first + x.shape[0]):
             digest = hashlib.sha256(f"{self._seed} {step} {sample} {name}".encode()).digest()
             generator.manual_seed(int.from_bytes(digest[:7], "big"))
-            drawn = torch.rand(x.shape[1], width, generator=generator, device=x.device) < keep
+            drawn = torch.rand(x.shape[1], width, generator=generator, device=generator.device) < keep
             rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
-        return x * torch.stack(rows) / keep
+        return x * torch.stack(rows).to(x.device) / keep

@@ -1,7 +1,12 @@
-"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any backend."""
+"""1F1B over the pipeline stages (Narayanan et al. 2021, not interleaved), point to point, on any backend.
+
+A backend may hold a message until its receiver takes it. Then two neighbours that both send first would wait for each
+other, so even stages send first and odd ones receive first.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +18,15 @@ from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
 
+log = logging.getLogger(__name__)
 Shape = Sequence[int]
 
 
 class MicroBatch(NamedTuple):
-    """Token ids, labels and segments (None: a row is one sample) of one pipeline slot, each [B, S], on every stage."""
+    """Token ids, labels and segments of one pipeline slot, each [B, S], on every stage.
+
+    Segments stay on the host; None: a row is one sample.
+    """
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -35,6 +44,10 @@ class Pipeline:
         p = mesh.pp_rank
         self._before = ranks[p - 1] if p > 0 else None
         self._after = ranks[p + 1] if p + 1 < mesh.pp else None
+        self._pairs: dict[int, dist.ProcessGroup] | None = None
+        """The group with each neighbour; None: the backend has send and receive."""
+        if mesh.pp > 1 and mesh.device.type == "neuron":
+            self._pairs = self._without_messages()
 
     def train(
         self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
@@ -117,6 +130,33 @@ class Pipeline:
         h, _ = self._exchange(shape_before=self.stage.hidden_shape(ids))
         return ids if h is None else h
 
+    def _without_messages(self) -> dict[int, dist.ProcessGroup] | None:
+        """Try a message each way between neighbours; if the backend has none, make groups to broadcast in.
+
+        Neuron's documents name pipeline parallelism, and its code had no send and receive half a year before.
+        """
+        fault = None
+        try:
+            probe = [torch.zeros(1, device=self.mesh.device, dtype=self.stage.dtype) for _ in range(2)]
+            self._exchange(to_before=probe[0], to_after=probe[1], shape_before=(1,), shape_after=(1,))
+        except (RuntimeError, NotImplementedError) as error:
+            fault = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        faults = [f for f in self.mesh.gather(fault) if f]
+        if not faults:
+            return None
+        if self.mesh.rank == 0:
+            log.warning(
+                "parallel.pp: no send and receive on this machine (%s); stages broadcast to their neighbour instead, "
+                "which is slower", faults[0],
+            )  # fmt: skip
+        out: dict[int, dist.ProcessGroup] = {}
+        for p in range(self.mesh.pp - 1):
+            group = self.mesh.subgroup("pp", [(p, p + 1)])
+            if group is not None:
+                other = p + 1 if p == self.mesh.pp_rank else p
+                out[dist.get_process_group_ranks(self.mesh.pp_group)[other]] = group
+        return out
+
     def _exchange(
         self,
         to_before: torch.Tensor | None = None,
@@ -125,17 +165,18 @@ class Pipeline:
         shape_after: Shape | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Send and receive in one batch, so that neighbours do not wait for each other; skip missing neighbours."""
-        ops: list[dist.P2POp] = []
+        sends: list[tuple[Any, torch.Tensor, int]] = []
+        receives: list[tuple[Any, torch.Tensor, int]] = []
 
         def send(x: torch.Tensor | None, peer: int | None) -> None:
             if x is not None and peer is not None:
-                ops.append(dist.P2POp(dist.isend, x.contiguous(), peer, self.mesh.pp_group))
+                sends.append((dist.isend, x.contiguous(), peer))
 
         def receive(shape: Shape | None, peer: int | None) -> torch.Tensor | None:
             if shape is None or peer is None:
                 return None
             x = torch.empty(tuple(shape), dtype=self.stage.dtype, device=self.mesh.device)
-            ops.append(dist.P2POp(dist.irecv, x, peer, self.mesh.pp_group))
+            receives.append((dist.irecv, x, peer))
             return x
 
         send(to_before, self._before)
@@ -143,7 +184,14 @@ class Pipeline:
         send(to_after, self._after)
         from_after = receive(shape_after, self._after)
         with part("pipeline"):
-            works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
-            for work in works:
-                work.wait()
+            self._move([*sends, *receives] if self.mesh.pp_rank % 2 == 0 else [*receives, *sends])
         return from_before, from_after
+
+    def _move(self, ops: Sequence[tuple[Any, torch.Tensor, int]]) -> None:
+        """Run (isend or irecv, tensor, peer) in order, and wait."""
+        if self._pairs is not None:
+            for what, x, peer in ops:
+                dist.broadcast(x, self.mesh.rank if what is dist.isend else peer, group=self._pairs[peer])
+        elif ops:
+            for work in dist.batch_isend_irecv([dist.P2POp(*op, self.mesh.pp_group) for op in ops]):
+                work.wait()

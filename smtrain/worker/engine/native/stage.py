@@ -203,7 +203,9 @@ class Stage(nn.Module):
         names = set(source.names())
         for name, parameter in self.own():
             stored = name_in(source, names, self.layout, name)
-            wide = parameter if parameter.dtype == torch.float32 else torch.empty(parameter.shape)
+            # Filled on the host: a cut along columns is a write into slices, for which Neuron has no kernel.
+            direct = parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+            wide = parameter if direct else torch.empty(parameter.shape)
             self._fill(self.layout, name, wide, lambda *cut, stored=stored: source.read(stored, *cut))
             if wide is not parameter:
                 keep(name, wide)
@@ -213,7 +215,9 @@ class Stage(nn.Module):
     def load_adapters(self, source: RandomFactors) -> None:
         """Fill this rank's parts of the factors."""
         for name, parameter in self.trained.parameters.items():
-            self._fill(self.trained.layout, name, parameter, lambda *cut, name=name: source.read(name, *cut))
+            values = torch.empty(parameter.shape)
+            self._fill(self.trained.layout, name, values, lambda *cut, name=name: source.read(name, *cut))
+            parameter.copy_(values)
 
     def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)

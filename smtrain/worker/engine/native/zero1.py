@@ -85,11 +85,11 @@ class Zero1AdamW:
                 parameter.grad = self._grad_part[span]
                 groups.append({"params": [parameter], "weight_decay": decay})
                 states.append((parameter, span))
-        fused = self.master.device.type in ("cpu", "cuda")
-        adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=fused)
+        # Fused: TorchNeuron has no kernels for the single-tensor and foreach forms, whose state would go by the CPU.
+        adamw = torch.optim.AdamW(groups, betas=self.options.betas, eps=self.options.eps, fused=True)
         for parameter, span in states:
             adamw.state[parameter] = {
-                "step": torch.zeros((), device=self.master.device if fused else "cpu"),
+                "step": torch.zeros((), device=self.master.device),
                 "exp_avg": self.exp_avg[span],
                 "exp_avg_sq": self.exp_avg_sq[span],
             }

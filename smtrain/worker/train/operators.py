@@ -1,0 +1,126 @@
+"""The operators of a step on an accelerator, what it left to the CPU, and its memory: what to send back from a machine.
+
+On Neuron an operator without a kernel runs on the CPU, and a copy each way with it. Which ones have a kernel is AWS's
+table (docs/torch_api_compatibility.md of aws-neuron/torch-neuronx); `docs/neuron-operators.md` lists those of a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from smtrain.core.text import Say
+
+RECORD = "operators.json"
+"""Next to metrics.jsonl."""
+GIB = 2**30
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators and collectives while entered, as torch calls them: before it splits what has no kernel."""
+
+    def __init__(self, device: str) -> None:
+        """`device`: the kind of device whose operators count."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.calls: Counter[str] = Counter()
+        """By name, dtypes and numbers of dimensions: `aten.mm float32[2d] float32[2d]`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if any(x.device.type == self._device for x in (*given, *_tensors(out))):
+            kinds = (f" {str(x.dtype).removeprefix('torch.')}[{x.dim()}d]" for x in given)
+            self.calls[f"{func.overloadpacket}{''.join(kinds)}"] += 1
+        return out
+
+
+def _tensors(out: Any) -> Iterable[torch.Tensor]:
+    return (x for x in tree_leaves(out) if isinstance(x, torch.Tensor))
+
+
+def names(calls: Iterable[str]) -> list[str]:
+    """The operators of `Operators.calls`, without dtypes, in order."""
+    return sorted({call.split()[0] for call in calls})
+
+
+def fallbacks() -> list[str] | None:
+    """The operators that TorchNeuron has left to the CPU in this process; None if no library here says so."""
+    try:
+        library = importlib.import_module("torch_neuronx")
+        return sorted(map(str, library.get_fallback_ops()))
+    except (ImportError, AttributeError):
+        return None
+
+
+def peak_memory(device: str) -> int | None:
+    """The most bytes that torch has had on this process's device; None if its backend does not count."""
+    counter = getattr(getattr(torch, device, None), "max_memory_allocated", None)
+    return int(counter()) if counter is not None and device != "cpu" else None
+
+
+@dataclass
+class StepReport:
+    """Counts the operators of the job's second step, the first one after compilation, and says what they were.
+
+    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and two lines of log. A compiled
+    step has no operators to count. A full disk ends the report, not the run.
+    """
+
+    device: str
+    compiled: bool
+    folder: Path
+    rank: int
+    say: Say
+    _step: int = 0
+    _counted: Operators | None = field(default=None, init=False)
+
+    def step(self) -> AbstractContextManager[object]:
+        """Wrap one step."""
+        self._step += 1
+        if self._step != 2 or self.rank:
+            return nullcontext()
+        return self._second()
+
+    @contextmanager
+    def _second(self) -> Iterator[None]:
+        operators = Operators(self.device)
+        with nullcontext() if self.compiled else operators:
+            yield
+        record: dict[str, Any] = {
+            "device": self.device,
+            "fallback": fallbacks(),
+            "peak_bytes": peak_memory(self.device),
+        }
+        record["operators"] = dict(sorted(operators.calls.items()))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        except OSError as error:
+            self.say(f"{self.folder / RECORD} cannot be written ({error.strerror}); training continues")
+        for line in lines(record):
+            self.say(line)
+
+
+def lines(record: dict[str, Any]) -> Iterator[str]:
+    """A report's lines for the log."""
+    used = names(record["operators"])
+    if used:
+        short = ", ".join(name.removeprefix("aten.") for name in used)
+        yield f"operators of a step on {record['device']}: {len(used)}: {short}"
+    if record["fallback"]:
+        yield f"left to the CPU, with a copy each way: {', '.join(record['fallback'])}"
+    elif record["fallback"] is not None:
+        yield "no operator was left to the CPU"
+    if record["peak_bytes"] is not None:
+        yield f"device memory: {record['peak_bytes'] / GIB:.2f} GiB at most on rank 0 after two steps"
