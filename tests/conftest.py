@@ -32,6 +32,7 @@ TOGETHER = (
             "worker/engine/",
             "worker/train/test_validation",
             "worker/train/test_profile",
+            "worker/train/test_neuron",
             "client/planner/test_memory",
         )
     ),

@@ -23,3 +23,19 @@ def solo() -> Iterator[World]:
     world = World(1)
     yield world
     world.stop()
+
+
+@pytest.fixture(scope="package")
+def neuron() -> Iterator[World]:
+    """Four processes on the imitated device."""
+    world = World(4, "neuron")
+    yield world
+    world.stop()
+
+
+@pytest.fixture(scope="package")
+def neuron_solo() -> Iterator[World]:
+    """One process on the imitated device."""
+    world = World(1, "neuron")
+    yield world
+    world.stop()

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 CONTEXT = mp.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.worker.engine.preload"])
@@ -28,10 +28,13 @@ class Died(Exception):
 
 
 class World:
-    """`size` processes that form a torch.distributed job for each function they are given."""
+    """`size` processes that form a torch.distributed job for each function they are given.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    On the device `neuron` (tests/worker/engine/neuron) or on the CPU.
+    """
+
+    def __init__(self, size: int, device: Literal["cpu", "neuron"] = "cpu") -> None:
+        self.size, self.device = size, device
         self._ranks: list[tuple[Any, Any]] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers = itertools.count()
@@ -77,7 +80,9 @@ class World:
             for rank in range(self.size):
                 ours, theirs = CONTEXT.Pipe()
                 stacks = Path(self._folder.name) / f"stacks-{rank}"
-                process = CONTEXT.Process(target=_serve, args=(rank, self.size, theirs, stacks), daemon=True)
+                process = CONTEXT.Process(
+                    target=_serve, args=(rank, self.size, self.device, theirs, stacks), daemon=True
+                )
                 process.start()
                 theirs.close()
                 self._ranks.append((process, ours))
@@ -91,9 +96,16 @@ class World:
         return "\n".join(f"rank {rank}: {(folder / f'stacks-{rank}').read_text()}" for rank in ranks)
 
 
-def _serve(rank: int, size: int, pipe: Connection, stacks: Path) -> None:
+def _serve(rank: int, size: int, device: str, pipe: Connection, stacks: Path) -> None:
     import torch
     import torch.distributed as dist
+
+    backend = "gloo"
+    if device == "neuron":
+        from tests.worker.engine.neuron import imitation
+
+        imitation.start()
+        backend = "neuron"
 
     torch.set_num_threads(1)
     file = open(stacks, "w")  # noqa: SIM115 - as long as the process
@@ -104,7 +116,10 @@ def _serve(rank: int, size: int, pipe: Connection, stacks: Path) -> None:
         except EOFError:
             return
         os.environ["LOCAL_RANK"] = str(rank)
-        dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+        dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size)
+        if device == "neuron":
+            imitation.start()  # the limits of the last function do not hold
+            torch.accelerator.set_device_index(rank)
         dist.barrier()  # a rank that fails at once must not close connections that others still open
         try:
             answer = True, function(rank, *args)

@@ -1,0 +1,206 @@
+"""The native engine on the imitated device: the CPU's numbers bit for bit, within the limits of TorchNeuron."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.worker.engine import adapters, cases, packed
+from tests.worker.engine.cases import CONFIGS, mesh
+from tests.worker.engine.neuron import imitation, runs
+from tests.worker.engine.neuron.imitation import Limits
+from tests.worker.engine.world import World
+
+ALL = [
+    ("llama", "221 sp"), ("llama-tied-509", "411 sp"), ("gpt_neox", "122"), ("qwen3", "212 sp full"),
+    ("gpt2-509", "221 sp"), ("mistral-window", "141 m1"), ("llama-kv1", "411"), ("llama-kv4", "114"),
+    ("qwen2", "221 sp full"), ("qwen2-window", "122 m2"), ("gpt_neox-sequential", "212"), ("gpt2", "122 selective"),
+    ("llama", "221 sp bf16"), ("llama-tied-509", "122 bf16 full"),
+]  # fmt: skip
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The tensor files below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.safetensors")}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(("name", "text"), ALL, ids=[f"{name}-{text}" for name, text in ALL])
+def test_every_family_has_the_cpu_s_numbers_and_checkpoints(
+    name: str, text: str, four: World, neuron: World, tmp_path: Path
+) -> None:
+    expected = four.run(runs.whole, CONFIGS[name], mesh(text), tmp_path / "cpu")
+    assert neuron.run(runs.whole, CONFIGS[name], mesh(text), tmp_path / "neuron") == expected
+    saved = files(tmp_path / "neuron")
+    assert saved == files(tmp_path / "cpu")
+    assert saved
+
+
+def test_one_process_has_the_cpu_s_numbers(solo: World, neuron_solo: World, tmp_path: Path) -> None:
+    config, options = CONFIGS["llama-tied-509"], mesh("111")
+    expected = solo.run(runs.whole, config, options, tmp_path / "cpu")
+    assert neuron_solo.run(runs.whole, config, options, tmp_path / "neuron") == expected
+
+
+@pytest.mark.parametrize(("name", "text"), [("llama", "221 sp"), ("mistral-window", "122"), ("gpt2-509", "411")])
+def test_packed_rows_have_the_cpu_s_numbers(name: str, text: str, four: World, neuron: World) -> None:
+    limits = Limits(missing=imitation.KERNELLESS)
+    expected = four.run(packed.train, CONFIGS[name], mesh(text), 3)
+    assert neuron.run(runs.limited, limits, packed.train, CONFIGS[name], mesh(text), 3) == expected
+
+
+@pytest.mark.parametrize("text", ["221 sp full", "122"])
+def test_lora_with_dropout_has_the_cpu_s_numbers_without_a_generator(
+    text: str, four: World, neuron: World, tmp_path: Path
+) -> None:
+    config = CONFIGS["llama-tied-509"]
+    adapter = adapters.lora(config, dropout=0.2)
+    expected = four.run(adapters.train, config, mesh(text), adapter, tmp_path / "cpu")
+    limits = Limits(generators=False, strided_writes=False)
+    ours = neuron.run(runs.limited, limits, adapters.train, config, mesh(text), adapter, tmp_path / "neuron")
+    assert ours == expected
+    assert files(tmp_path / "neuron") == files(tmp_path / "cpu")
+    answers = neuron.run(runs.refused, limits, draw)
+    assert all("torch.Generator is not available" in a for a in answers), answers
+
+
+def draw(rank: int) -> None:
+    torch.Generator("neuron")
+
+
+def sum_integers(rank: int) -> None:
+    dist.all_reduce(torch.ones(1, dtype=torch.int64, device="neuron"))
+
+
+def widen(rank: int) -> None:
+    torch.ones(1, device="neuron").double()
+
+
+def write_a_slice(rank: int) -> None:
+    torch.ones(2, 4, device="neuron")[:, 1:] = 0.0
+
+
+def run_a_maximum(rank: int) -> None:
+    torch.ones(3, device="neuron").cummax(0)
+
+
+def update_one_by_one(rank: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(3, device="neuron"))
+    weight.grad = torch.ones(3, device="neuron")
+    torch.optim.AdamW([weight], foreach=True).step()
+
+
+def send_first(rank: int) -> None:
+    x = torch.ones(1, device="neuron")
+    dist.isend(x, (rank + 1) % 4)
+
+
+LIMITS = {
+    "no sums of integers": (Limits(integer_sums=False), sum_integers, "NCC_EVRF061"),
+    "no float64": (Limits(float64=False), widen, "no float64"),
+    "no writes into slices": (Limits(strided_writes=False), write_a_slice, "into a strided slice"),
+    "no running maximum": (Limits(missing=imitation.KERNELLESS), run_a_maximum, "no kernel for aten::_cummax"),
+    "no foreach": (Limits(missing=imitation.KERNELLESS), update_one_by_one, "no kernel for aten::lerp"),
+    "no messages": (Limits(messages="none"), send_first, "no send"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_engine_keeps_within_each_limit(name: str, four: World, neuron: World, tmp_path: Path) -> None:
+    limits, breach, words = LIMITS[name]
+    answers = neuron.run(runs.refused, limits, breach)
+    assert all(words in answer for answer in answers), answers
+    config, options = CONFIGS["llama-tied-509"], mesh("221 sp")
+    expected = four.run(runs.whole, config, options, tmp_path / "cpu")
+    assert neuron.run(runs.limited, limits, runs.whole, config, options, tmp_path / "neuron") == expected
+
+
+@pytest.mark.parametrize("text", ["141 m1", "221"])
+def test_stages_do_not_wait_for_each_other_if_messages_are_unbuffered(text: str, four: World, neuron: World) -> None:
+    expected = four.run(cases.train, CONFIGS["llama"], mesh(text), 2)
+    limits = Limits(messages="unbuffered")
+    assert neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 2) == expected
+
+
+def test_a_mesh_off_the_torus_is_what_the_device_refuses(four: World, neuron: World) -> None:
+    limits = Limits(cores_a_chip=1)  # four ranks are a row of chips
+    answers = neuron.run(runs.refused, limits, cases.train, CONFIGS["llama"], mesh("221"), 1)
+    assert all("no_hier no_mesh" in answer for answer in answers), answers
+    for text in ("411", "141", "114"):
+        expected = four.run(cases.train, CONFIGS["llama"], mesh(text), 1)
+        assert neuron.run(runs.limited, limits, cases.train, CONFIGS["llama"], mesh(text), 1) == expected
+
+
+def test_attention_without_the_flash_kernel_is_close(solo: World, neuron_solo: World) -> None:
+    config, options = CONFIGS["llama"], mesh("111")
+    (expected,) = solo.run(cases.train, config, options, 4)
+    (ours,) = neuron_solo.run(runs.limited, Limits(flash=False), cases.train, config, options, 4)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("works", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_layer_that_the_compiler_refuses_runs_as_it_is(works: bool, four: World, neuron: World) -> None:
+    config, options = CONFIGS["llama"], mesh("411")
+    expected = four.run(cases.train, config, options, 2)
+    ours = neuron.run(compiled, Limits(compiler=works), config, replace(options, compile=True))
+    np.testing.assert_allclose([numbers for numbers, _, _ in ours], expected, rtol=1e-6)
+    assert all(bool(graphs) == works for _, graphs, _ in ours), ours
+    said = [line for _, _, lines in ours for line in lines]
+    assert bool(said) != works
+    assert all("runs uncompiled: backend='neuron' raised: RuntimeError: neuronx-cc" in line for line in said), said
+
+
+def compiled(rank: int, limits: Limits, config: dict[str, Any], options: Any) -> tuple[Any, int, list[str]]:
+    imitation.start(limits)
+    imitation.compiled.clear()
+    torch._dynamo.reset()
+    with runs.heard() as said:
+        return cases.train(rank, config, options, 2), imitation.compiled["graphs"], said
+
+
+JOIN = """
+import sys
+import torch
+import torch.distributed as dist
+from tests.worker.engine.neuron import imitation
+imitation.start(imitation.Limits(devices=2, visible=1, early_touch=False))
+from smtrain.worker.engine.native import comm, init_distributed
+device = init_distributed()
+assert comm.gather(dist.get_rank()) == [0, 1]
+assert imitation.patience == comm.COMPILATION, "a stage may compile while the others wait"
+print(device, torch.accelerator.current_device_index(), init_distributed() == device)
+"""
+
+
+def joined(extra: str = "", ranks: int = 2) -> list[tuple[int, str]]:
+    """Exit status and output of processes that join a job as under torchrun."""
+    from tests.ports import free_port
+
+    port = str(free_port())
+    processes = []
+    for rank in range(ranks):
+        job = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = os.environ | {key: str(value) for key, value in job.items()}
+        command = [sys.executable, "-W", "ignore", "-c", extra + JOIN]
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    answers = [p.communicate(timeout=120)[0] for p in processes]
+    return [(p.returncode, answer) for p, answer in zip(processes, answers, strict=True)]
+
+
+def test_a_process_joins_before_it_touches_its_device() -> None:
+    """Each process sees one core until it has joined, and the runtime must not run before."""
+    assert [(code, text.splitlines()[-1]) for code, text in joined()] == [
+        (0, "neuron:0 0 True"), (0, "neuron:1 1 True")
+    ]  # fmt: skip
