@@ -1,13 +1,13 @@
 """From `launch()` to CreateTrainingJob on the wire, compared with the bare SageMaker SDK doing the same upload.
 
-Both sides upload the same two objects (the source bundle and the stage's config) to the local control plane's S3,
-under a new prefix each time, and then send the same request, which is caught before it leaves: no job runs. `bare` is
-the hand-written equivalent with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an Estimator (v2), a
-start without waiting; its telemetry and its IAM lookup of the role are off, which favours it. `cold` is a fresh process
-from its first import on, `warm` the median of five further launches in that process, each with its own session. Each
-round has both sides in alternating order; a ratio is the median of the rounds', `over_sdk` the greater one of cold and
-warm. `api_calls` is the number of our HTTP requests, CreateTrainingJob included. `smtrain check`, which a launch on AWS
-runs first, is left out on our side, because the SDK has nothing like it.
+Both sides upload the same two objects (the source bundle and the stage's config) to the local control plane's S3, under
+a new prefix each time, and then send the same request, which is caught before it leaves: no job runs. `bare` is the
+hand-written equivalent with the installed SDK: a session, two uploads, a ModelTrainer (v3) or an Estimator (v2), a
+start without waiting; its telemetry and its check of the role in IAM are off, which favours it. `cold` is a fresh
+process from its first import on, `warm` the median of five further launches in that process, each with its own session.
+Each round has both sides in alternating order; a ratio is the median of the rounds', `over_sdk` the greater one of cold
+and warm. `api_calls` is the number of our HTTP requests, CreateTrainingJob included. `smtrain check`, which a launch on
+AWS runs first, is left out on our side, because the SDK has nothing like it.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ def main() -> None:
     environment = {
         **os.environ, **plane.environment(),
         "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "PYTHONWARNINGS": "ignore",
+        "SAGEMAKER_VALIDATE_ROLE": "false",  # the SDK's own switch: v3 would simulate the role's policies in IAM
     }  # fmt: skip
     seen: dict[str, list[dict[str, Any]]] = {"ours": [], "bare": []}
     with tempfile.TemporaryDirectory() as folder:
