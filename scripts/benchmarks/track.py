@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from smtrain.core.config.track import Track
-from smtrain.core.tracking.buffer import TrackedStep
-from smtrain.core.tracking.open import open_trackers
-from smtrain.core.tracking.settings import Tracked
+from smtrain.core.tracking.buffer import open_trackers
+from smtrain.core.tracking.settings import Tracked, TrackedStep
 
 
 def main() -> None:

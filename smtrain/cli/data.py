@@ -13,7 +13,7 @@ from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
 from smtrain.cli.data_report import report
-from smtrain.cli.typed import typed
+from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.model.hf_folder import folder_of

@@ -9,7 +9,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
-from smtrain.cli.typed import typed
+from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
 

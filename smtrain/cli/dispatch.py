@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from smtrain.cli.typed import forget, in_flags
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, SmtrainError
 from smtrain.core.public import sentence
@@ -18,6 +18,34 @@ from smtrain.core.text import plainly, say
 
 class UsageError(SmtrainError):
     """A command was called with words that it does not take."""
+
+
+# The library names keys in its errors; the command line shows the flags that the user typed.
+
+_flags: dict[str, str] = {}
+_ALWAYS = {" (overwrite=True)": ""}
+
+
+def forget() -> None:
+    """Forget the flags of an earlier command."""
+    _flags.clear()
+
+
+def typed(flags: dict[str, str]) -> None:
+    """Name these keys in later errors by their flags."""
+    _flags.update(flags)
+
+
+def in_flags(text: str) -> str:
+    """The sentence with flags in place of keys: dotted keys anywhere, plain words only at its beginning."""
+    for key, flag in _flags.items():
+        if re.search(r"[. ]", key):
+            text = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", flag, text)
+        elif text.startswith((f"{key}:", f"{key} ")):
+            text = flag + text[len(key) :]
+    for words, instead in _ALWAYS.items():
+        text = text.replace(words, instead)
+    return text
 
 
 def call(name: str, module: str, argv: list[str]) -> int:

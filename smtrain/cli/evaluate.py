@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.typed import typed
+from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import not_here
 from smtrain.core.text import say

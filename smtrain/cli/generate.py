@@ -8,7 +8,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.chat import FLAGS, Adapter, Model, Stop, System, Template, Where
-from smtrain.cli.typed import typed
+from smtrain.cli.dispatch import typed
 from smtrain.core.text import say
 
 app = options.app()

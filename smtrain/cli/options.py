@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from smtrain.cli.dispatch import typed
 from smtrain.cli.help import Helped, HelpedGroup
-from smtrain.cli.typed import typed
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.typed import typed
+from smtrain.cli.dispatch import typed
 from smtrain.core.text import say
 
 app = options.app()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smtrain.cli.typed import forget, in_flags, typed
+from smtrain.cli.dispatch import forget, in_flags, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from smtrain.cli.dispatch import forget, in_flags
 from smtrain.cli.options import keys_of
-from smtrain.cli.typed import forget, in_flags
 from smtrain.core.errors import LocalError
 from smtrain.plane import docker
 from smtrain.plane.client import server_environment

@@ -19,9 +19,8 @@ from smtrain.core.files import home
 from smtrain.core.git import commit_of, committed
 from smtrain.core.protocol.log_lines import STEP_PATTERN, Line, machine_record, step_record
 from smtrain.core.text import Say
-from smtrain.core.tracking.buffer import Buffered, TrackedStep
-from smtrain.core.tracking.open import open_trackers
-from smtrain.core.tracking.settings import VARIABLE, Tracked, id_of, parameters, parse
+from smtrain.core.tracking.buffer import Buffered, open_trackers
+from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
 
 if TYPE_CHECKING:
     from smtrain.client.jobs.job import Job

@@ -1,29 +1,26 @@
-"""Buffer between a training and its trackers: a queue that never blocks, and a thread that sends its records."""
+"""Open trackers, each behind a buffer: a queue that never blocks, and a thread that sends its records."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
+from smtrain.core.config.section import Secret
+from smtrain.core.config.track import Track
 from smtrain.core.errors import first_line
 from smtrain.core.text import Say
+from smtrain.core.tracking.mlflow import MlflowTracker
+from smtrain.core.tracking.settings import Tracked, TrackedStep
+from smtrain.core.tracking.wandb import WandbTracker
 
+EXPERIMENT = "smtrain"
 KEPT = 200_000
 """Limit of records while a tracker does not answer; the oldest are dropped first."""
 _BATCH, _PAUSE, _LONGEST = 200, 0.5, 60.0
-
-
-@dataclass(frozen=True)
-class TrackedStep:
-    """The numbers of one step, and its time (ms since 1970)."""
-
-    step: int
-    at: int
-    numbers: Mapping[str, float]
 
 
 class Tracker(Protocol):
@@ -120,6 +117,20 @@ class Buffered:
             self._seen |= sent
             for _ in batch:
                 self._queue.popleft()
+
+
+def open_trackers(
+    track: Track, tracked: Tracked, folder: Path, say: Say, secret: Callable[[Secret], str]
+) -> list[Buffered]:
+    """A buffered tracker for each one in the section; nothing blocks here. `secret` reads a secret by its name."""
+    trackers: list[Buffered] = []
+    if track.mlflow:
+        trackers.append(Buffered(MlflowTracker(track.mlflow, track.experiment or EXPERIMENT, tracked), say))
+    if track.wandb:
+        named = track.wandb.key
+        key = (lambda: secret(named)) if named is not None else None
+        trackers.append(Buffered(WandbTracker(track.wandb, tracked, folder / "wandb", key), say))
+    return trackers
 
 
 def _kind(key: str) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
-from smtrain.core.tracking.buffer import TrackedStep
-from smtrain.core.tracking.settings import Tracked
+from smtrain.core.tracking.settings import Tracked, TrackedStep
 
 _ID, _JOBS = "smtrain.id", "smtrain.jobs"
 _ENDS = {"Completed": "FINISHED", "Failed": "FAILED", "Stopped": "KILLED"}

@@ -28,6 +28,15 @@ class Tracked:
     tags: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class TrackedStep:
+    """The numbers of one step, and its time (ms since 1970)."""
+
+    step: int
+    at: int
+    numbers: Mapping[str, float]
+
+
 def variable(track: Track) -> str | None:
     """The variable's value; None without trackers. It has the names of secrets, as the config does."""
     section = track.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude={"machines"})

@@ -12,8 +12,7 @@ from smtrain.core.config.track import Wandb
 from smtrain.core.errors import SmtrainError
 from smtrain.core.extras import missing, present
 from smtrain.core.files import write_atomically
-from smtrain.core.tracking.buffer import TrackedStep
-from smtrain.core.tracking.settings import Tracked
+from smtrain.core.tracking.settings import Tracked, TrackedStep
 
 
 class WandbTracker:

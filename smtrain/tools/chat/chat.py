@@ -13,11 +13,10 @@ from smtrain.core.extras import collector_paused
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public
 from smtrain.core.text import Say
-from smtrain.tools.chat.conversation import Chat, EndpointChat, Speaker
+from smtrain.tools.chat.conversation import Chat, Conversation, EndpointChat, Speaker
 from smtrain.tools.chat.resolve_model import FoundModel, find
 from smtrain.worker.generation.memory_fit import refuse_too_large
 from smtrain.worker.generation.sampling import Sampling
-from smtrain.worker.generation.turns import Conversation
 
 Models = tuple[FoundModel, FoundModel | None, FoundModel | None]
 """A model, another one to compare it with, and the adapter on the first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smtrain.client.backends.sagemaker.calls import unnamed
@@ -14,7 +14,34 @@ from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.public import public_class
 from smtrain.core.text import clean
 from smtrain.worker.generation.sampling import Sampling
-from smtrain.worker.generation.turns import Conversation
+
+
+@dataclass
+class Conversation:
+    """Questions and answers in turn, and the system prompt before them."""
+
+    system: str | None = None
+    turns: int | None = None
+    """Earlier questions, with their answers, to send before a new one; None: as many as fit."""
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def asked(self, text: str) -> list[dict[str, str]]:
+        """The messages to send for a new question, including the earlier ones that are kept."""
+        kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return [*first, *kept, {"role": "user", "content": text}]
+
+    def add(self, question: str, answer: str) -> None:
+        """Remember a question and its answer."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def take_back(self) -> str | None:
+        """Forget the last question and its answer; returns the question, None if nothing was asked."""
+        if not self.messages:
+            return None
+        question = self.messages[-2]["content"]
+        del self.messages[-2:]
+        return question
 
 
 @dataclass

@@ -10,7 +10,9 @@ import torch
 from smtrain.core.errors import CheckpointError, first_line
 from smtrain.worker.generation.generating import encoded
 from smtrain.worker.generation.load import Loaded
-from smtrain.worker.generation.turns import Message
+
+Message = dict[str, str]
+"""The fields role and content."""
 
 
 def set_template(loaded: Loaded, file: Path | None) -> None:

@@ -20,9 +20,8 @@ from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import instance
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.log_lines import step_line
-from smtrain.core.tracking.buffer import Buffered, TrackedStep
-from smtrain.core.tracking.open import open_trackers
-from smtrain.core.tracking.settings import VARIABLE, Tracked, id_of, parameters, parse
+from smtrain.core.tracking.buffer import Buffered, open_trackers
+from smtrain.core.tracking.settings import VARIABLE, Tracked, TrackedStep, id_of, parameters, parse
 from smtrain.worker.engine.base import StepResult
 from smtrain.worker.train.entry import log_line
 from smtrain.worker.train.validation import ValidationResult

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from smtrain.core.config.track import Track
-from smtrain.core.tracking.buffer import Buffered, TrackedStep
-from smtrain.core.tracking.settings import id_of, parameters, parse, variable
+from smtrain.core.tracking.buffer import Buffered
+from smtrain.core.tracking.settings import TrackedStep, id_of, parameters, parse, variable
 
 
 class Server:

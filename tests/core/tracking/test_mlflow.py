@@ -12,9 +12,9 @@ import requests
 
 from smtrain.client.iam.statements import tracking
 from smtrain.core.config import JobConfig
-from smtrain.core.tracking.buffer import Buffered, TrackedStep
+from smtrain.core.tracking.buffer import Buffered
 from smtrain.core.tracking.mlflow import MlflowTracker
-from smtrain.core.tracking.settings import Tracked
+from smtrain.core.tracking.settings import Tracked, TrackedStep
 from tests.core.tracking.server import client_of, mlflow_server
 from tests.extras import need
 from tests.ports import free_port

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("wandb")
 
 from smtrain.core.config.track import Wandb
-from smtrain.core.tracking.buffer import Buffered, TrackedStep
-from smtrain.core.tracking.settings import Tracked
+from smtrain.core.tracking.buffer import Buffered
+from smtrain.core.tracking.settings import Tracked, TrackedStep
 from smtrain.core.tracking.wandb import WandbTracker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import smtrain
 from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError
+from smtrain.tools.chat.conversation import Conversation
 from smtrain.worker.checkpoint.adapter import BASE
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.open import open_weights
@@ -404,3 +405,13 @@ def test_killing_a_chat_leaves_nothing_behind(terminal: Callable[..., Terminal],
     at.prompt()
     at.process.send_signal(signal.SIGTERM)
     assert at.ended() in (-signal.SIGTERM, 143)
+
+
+def test_turns_limit_what_is_remembered() -> None:
+    talk = Conversation(turns=1)
+    for word in ("one", "two"):
+        talk.add(word, "yes")
+    assert [m["content"] for m in talk.asked("three")] == ["two", "yes", "three"]
+    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).asked("three")] == ["three"]
+    assert talk.take_back() == "two"
+    assert [m["content"] for m in talk.messages] == ["one", "yes"]

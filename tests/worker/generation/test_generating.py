@@ -18,7 +18,6 @@ from smtrain.worker.generation.generating import complete, encoded, generation_c
 from smtrain.worker.generation.load import Loaded, load
 from smtrain.worker.generation.memory_fit import need_of, refuse_too_large, weights_in
 from smtrain.worker.generation.sampling import Sampling, cut_at, held_back
-from smtrain.worker.generation.turns import Conversation
 from tests.core.model.test_generate import make
 
 TEMPLATE = (
@@ -125,26 +124,17 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
 
 
 def test_a_conversation_is_cut_to_the_positions_oldest_first(loaded: Loaded) -> None:
-    talk = Conversation(system="s")
+    earlier = [{"role": "system", "content": "s"}]
     for word in ("one", "two", "three"):
-        talk.add(word * 3, "yes")
-    prompt, left_out = spelled(loaded, talk.asked("four"), 6)
+        earlier += [{"role": "user", "content": word * 3}, {"role": "assistant", "content": "yes"}]
+    messages = [*earlier, {"role": "user", "content": "four"}]
+    prompt, left_out = spelled(loaded, messages, 6)
     text = loaded.tokenizer.decode(prompt[0])
     assert left_out == 4
     assert text == "<system>s<user>threethreethree<assistant>yes<user>four<a>"
-    assert spelled(loaded, talk.asked("four"), 60)[1] > 0, "an answer may be shorter than the longest one asked for"
+    assert spelled(loaded, messages, 60)[1] > 0, "an answer may be shorter than the longest one asked for"
     with pytest.raises(CheckpointError, match=r"with 32 for the answer that is more than the model.s 64 positions"):
-        spelled(loaded, talk.asked("four" * 10), 60)
-
-
-def test_turns_limit_what_is_remembered() -> None:
-    talk = Conversation(turns=1)
-    for word in ("one", "two"):
-        talk.add(word, "yes")
-    assert [m["content"] for m in talk.asked("three")] == ["two", "yes", "three"]
-    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).asked("three")] == ["three"]
-    assert talk.take_back() == "two"
-    assert [m["content"] for m in talk.messages] == ["one", "yes"]
+        spelled(loaded, [*earlier, {"role": "user", "content": "four" * 10}], 60)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers 5 by an older name
