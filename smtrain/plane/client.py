@@ -25,6 +25,7 @@ from smtrain.core.errors import LocalError
 from smtrain.core.extras import missing, present
 from smtrain.core.files import disk_sentence, probe
 from smtrain.core.files import home as default_home
+from smtrain.core.interrupts import poll
 from smtrain.core.text import say
 from smtrain.plane.files import endpoint_fields, make_way, pid_in
 
@@ -260,21 +261,21 @@ def shut_down(home: Path | None = None) -> None:
 
 def _released(lock: Path, seconds: float) -> bool:
     """Wait until the server has released the lock that it holds while it lives."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def free() -> bool:
         try:
             handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
             finally:
                 os.close(handle)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
+            return False
         except OSError:  # no lock file: no server
             return True
-        time.sleep(0.02)
+        return True
+
+    return poll(free, 0.02, seconds)
 
 
 @contextlib.contextmanager

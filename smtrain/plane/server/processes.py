@@ -10,8 +10,9 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
+
+from smtrain.core.interrupts import poll
 
 MARK = "SMTRAIN_LOCAL_HOST"
 """Its value is the host's folder."""
@@ -23,15 +24,15 @@ def end_all(folder: Path, *, below: bool = False, seconds: float = 10.0) -> bool
     Repeats until none is left, as a process may start others meanwhile. False if some are left after `seconds`, in a
     system call that cannot be interrupted.
     """
-    deadline = time.monotonic() + seconds
-    while running := marked(folder, below=below):
+
+    def none_left() -> bool:
+        running = marked(folder, below=below)
         for pid in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
+        return not running
+
+    return poll(none_left, 0.01, seconds)
 
 
 def marked(folder: Path, *, below: bool = False) -> set[int]:

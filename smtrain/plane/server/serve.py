@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.files import write_atomically
+from smtrain.core.interrupts import poll
 from smtrain.plane.client import ACCOUNT, BUCKET, REGION, ROLE, SDK_DEFAULTS, Endpoint, state_folder
 from smtrain.plane.files import ENDPOINT, endpoint_fields, make_way, port_of, set_aside
 from smtrain.plane.server import disk_reserve
@@ -50,20 +51,22 @@ def _lock(state: Path) -> Any:
     """Lock the state for the life of the process, as two servers must never write it; wait for one that is ending."""
     make_way(state / "serve.lock")
     handle = open(state / "serve.lock", "a+")  # noqa: SIM115
-    deadline = time.monotonic() + 10
-    while True:
+
+    def locked() -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # For `smtrain local stop`, if endpoint.json is damaged meanwhile.
-            with contextlib.suppress(OSError):  # a full disk
-                handle.truncate(0)
-                handle.write(str(os.getpid()))
-                handle.flush()
-            return handle
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                sys.exit(f"another control plane already uses {state}; end it first with `smtrain local stop`")
-            time.sleep(0.05)
+            return False
+        return True
+
+    if not poll(locked, 0.05, 10):
+        sys.exit(f"another control plane already uses {state}; end it first with `smtrain local stop`")
+    # For `smtrain local stop`, if endpoint.json is damaged meanwhile.
+    with contextlib.suppress(OSError):  # a full disk
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+    return handle
 
 
 def _bind(app: Any, port: int, previous_url: str) -> Any:
@@ -176,8 +179,10 @@ def _write_client_settings(state: Path, url: str) -> None:
 
 
 def _watch_idle(gate: Gate, executor: Any, seconds: float, leave: Any) -> None:
-    while executor.busy() or time.monotonic() - gate.last_request < seconds:
-        time.sleep(min(1.0, seconds / 4))
+    poll(
+        lambda: not executor.busy() and time.monotonic() - gate.last_request >= seconds,
+        every=min(1.0, seconds / 4),
+    )
     leave()
 
 
