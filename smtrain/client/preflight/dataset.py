@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.sagemaker.s3 import objects
 from smtrain.client.preflight.context import Context, Unread, described_in, json_of
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
@@ -18,7 +17,7 @@ from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
 from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
 from smtrain.core.protocol.container import PREPARED_FORMAT
-from smtrain.core.protocol.uris import is_mounted, split_uri
+from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
 
 
 def model(context: Context) -> Iterator[Finding]:
@@ -128,7 +127,7 @@ def tasks(context: Context) -> Iterator[Finding]:
 def _sizes_in(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects below a prefix by their names relative to it."""
     prefix = split_uri(uri.rstrip("/") + "/")[1]
-    listed = objects(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
+    listed = objects_at(partial(context.ask, "s3", "list_objects_v2"), uri.rstrip("/") + "/")
     return {item["Key"][len(prefix) :]: item["Size"] for item in listed}
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 
-from smtrain.client.backends.sagemaker.s3 import objects
 from smtrain.client.preflight.context import Absent, Context
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 
 GIB = 2**30
 # FastFile lists a channel when the job starts and opens one stream per file; both cost per object, not per byte
@@ -81,7 +80,7 @@ def _buckets(context: Context) -> set[str]:
 
 def sizes_by_name(context: Context, uri: str) -> dict[str, int]:
     """Bytes of the objects under a prefix by their keys, up to LISTED; empty if the bucket does not exist."""
-    listed = objects(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
+    listed = objects_at(partial(context.ask, "s3", "list_objects_v2", absent=["NoSuchBucket"]), uri)
     try:
         return {item["Key"]: item["Size"] for item in islice(listed, LISTED)}
     except Absent:

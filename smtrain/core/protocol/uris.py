@@ -1,8 +1,10 @@
-"""Parse URIs, and recognise other spellings of addresses."""
+"""Parse URIs, recognise other spellings of addresses, and list the objects at an S3 URI."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 HUBS = ("hf://", "modelscope://")
 """Schemes of models that stage fetch downloads: the Hugging Face hub, or a mirror of it, and ModelScope."""
@@ -43,6 +45,18 @@ def split_uri(uri: str) -> tuple[str, str]:
         return "", uri.removeprefix("file://")
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
+
+
+def objects_at(list_page: Callable[..., dict[str, Any]], uri: str) -> Iterator[dict[str, Any]]:
+    """The objects whose URIs begin with this one, as S3 describes them; `list_page` sends a ListObjectsV2."""
+    bucket, prefix = split_uri(uri)
+    token: dict[str, str] = {}
+    while True:
+        page = list_page(Bucket=bucket, Prefix=prefix, **token)
+        yield from page.get("Contents", [])
+        if not page.get("IsTruncated"):
+            return
+        token = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 def meant(text: str, *, data: bool = False) -> str | None:

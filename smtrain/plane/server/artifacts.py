@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,12 +24,6 @@ TRANSFER = TransferConfig(max_concurrency=4)
 """Server and transfers share this machine: more parts at once are no faster, and each is held in memory."""
 MODEL, OUTPUT = ("model", "model.tar.gz"), ("data", "output.tar.gz")
 """Folder of the files in S3, and the name of the archive that replaces it."""
-
-
-def list_objects(client: Any, bucket: str, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """The objects below a prefix, as ListObjectsV2 describes them."""
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        yield from page.get("Contents", [])
 
 
 def uri_of(request: dict[str, Any], names: tuple[str, str] = MODEL) -> str:

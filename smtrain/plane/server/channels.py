@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.plane.files import within
-from smtrain.plane.server.artifacts import TRANSFER, list_objects
+from smtrain.plane.server.artifacts import TRANSFER
 
 
 class InputError(Exception):
@@ -83,7 +83,7 @@ def list_prefix(client: Any, uri: str) -> list[Entry]:
     """
     bucket, prefix = split_uri(uri)
     try:
-        items = list(list_objects(client, bucket, prefix))
+        items = list(objects_at(client.list_objects_v2, uri))
     except client.exceptions.ClientError as error:
         raise refused(error, f"bucket {bucket} of {uri}") from None
     folder = prefix if not prefix or prefix.endswith("/") else prefix + "/"

@@ -16,7 +16,7 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.errors import JobError, LocalError
 from smtrain.core.facts.sagemaker import ENDED
 from smtrain.core.protocol.finished import Record, going
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.plane.client import Endpoint, running, state_folder
 from smtrain.plane.files import remove as remove_tree
 
@@ -157,12 +157,11 @@ def _records(endpoint: Endpoint) -> Iterable[Record]:
 
 
 def _objects(endpoint: Endpoint) -> Iterable[tuple[str, int]]:
-    from smtrain.plane.server.artifacts import list_objects  # imports boto3, which `local status` does not need
-
     client = endpoint.session().client("s3")
     for bucket in client.list_buckets()["Buckets"]:
-        for item in list_objects(client, bucket["Name"]):
-            yield f"s3://{bucket['Name']}/{item['Key']}", item["Size"]
+        uri = f"s3://{bucket['Name']}/"
+        for item in objects_at(client.list_objects_v2, uri):
+            yield uri + item["Key"], item["Size"]
 
 
 def _below(uri: str, prefixes: Iterable[str]) -> bool:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.plane.server import artifacts
 from smtrain.plane.server.artifacts import upload
 from smtrain.plane.server.channels import download_to
@@ -62,7 +62,7 @@ class CheckpointSync:
         Another job may delete old checkpoints meanwhile: objects that have disappeared are skipped.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for item in artifacts.list_objects(self.client, self.bucket, self.prefix):
+        for item in objects_at(self.client.list_objects_v2, f"s3://{self.bucket}/{self.prefix}"):
             name = item["Key"][len(self.prefix) :]
             if not name or name.endswith("/"):
                 continue

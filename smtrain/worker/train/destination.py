@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import SmtrainError
+from smtrain.core.interrupts import poll
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage, lines_in
 from smtrain.core.protocol.owner import EVERY, Fence, OwnerError, container_fence
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.engine.nxd import completeness
@@ -103,19 +103,16 @@ class Destination:
 
     def wait(self, seconds: float) -> None:
         """Wait until the newest checkpoint has arrived; not at all without access to S3."""
-        deadline = time.monotonic() + seconds
-        while self._s3 is not None and (checkpoints := self.line.checkpoints()):
-            if self.arrived(checkpoints[-1][1]) or time.monotonic() >= deadline:
-                return
-            time.sleep(0.5)
+        if self._s3 is not None:
+            poll(lambda: all(self.arrived(folder) for _, folder in self.line.checkpoints()[-1:]), 0.5, seconds)
 
     def close(self) -> None:
         self._closed.set()
 
     def _is_there(self, checkpoint: Path, name: str) -> bool:
-        bucket, prefix = split_uri(f"{self._uri.rstrip('/')}/{name}/")
-        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        sizes = {item["Key"][len(prefix) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
+        uri = f"{self._uri.rstrip('/')}/{name}/"
+        bucket, prefix = split_uri(uri)
+        sizes = {item["Key"][len(prefix) :]: item["Size"] for item in objects_at(self._s3.list_objects_v2, uri)}
         record = next(file for file in _RECORDS if (checkpoint / file).exists())
         if record not in sizes:
             return False

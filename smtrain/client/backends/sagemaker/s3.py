@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.core.errors import JobError
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import objects_at, split_uri
 
 PART = 32 << 20
 """Bytes of a part; smaller files are sent in one call. S3 requires at least 5 MiB, and at most 10,000 parts."""
@@ -211,16 +211,4 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
 
 def listed(target: Clients, uri: str) -> list[dict[str, Any]]:
     """The objects under a prefix. Raises botocore's `ClientError` if it may not be listed."""
-    return list(objects(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri))
-
-
-def objects(list_page: Callable[..., dict[str, Any]], uri: str) -> Iterator[dict[str, Any]]:
-    """The objects under a prefix, page by page; `list_page` sends ListObjectsV2."""
-    bucket, prefix = split_uri(uri)
-    token: dict[str, str] = {}
-    while True:
-        page = list_page(Bucket=bucket, Prefix=prefix, **token)
-        yield from page.get("Contents", [])
-        if not page.get("IsTruncated"):
-            return
-        token = {"ContinuationToken": page["NextContinuationToken"]}
+    return list(objects_at(partial(target.s3.list_objects_v2, **owner(target, split_uri(uri)[0])), uri))
