@@ -76,7 +76,10 @@ def chat(
 
     typed(FLAGS | {key: f"--{key}" for key in ("endpoint", "compare", "adapter", "template")})
     if model is None and endpoint is None:
-        raise ConfigError(["missing argument MODEL; name a folder, run, job or s3:// prefix, or give --endpoint NAME"])
+        raise ConfigError(
+            "missing argument MODEL; name a folder, run, job or s3:// prefix, or give --endpoint NAME",
+            code="config.missing_key",
+        )
     narrowed: dict[str, Any] = {
         name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
     }

@@ -53,7 +53,7 @@ def verify(path: Path, config: Config = None) -> None:
 
 def _named(*paths: str) -> None:
     if not all(path.strip() for path in paths):
-        raise ConfigError(["PATH is an empty name; name a folder or an s3:// URI"])
+        raise ConfigError("PATH is an empty name; name a folder or an s3:// URI", code="config.wrong_value")
 
 
 def _read(config: str | None) -> dict[str, Any] | None:

@@ -127,11 +127,11 @@ def _numbers(flag: str, value: str | None, what: str) -> list[int] | None:
     try:
         return None if value is None else [int(number) for number in value.split(",") if number]
     except ValueError:
-        raise ConfigError([f"{flag} {value}: must be {what}"]) from None
+        raise ConfigError(f"{flag} {value}: must be {what}", code="config.wrong_value") from None
 
 
 def _bytes(size: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", size.strip().lower())
     if match is None:
-        raise ConfigError([f"--max-shard-size {size}: must be a size like 5GB or 500MB"])
+        raise ConfigError(f"--max-shard-size {size}: must be a size like 5GB or 500MB", code="config.wrong_value")
     return int(float(match[1]) * _UNITS[match[2]])

@@ -87,13 +87,17 @@ def prepare(
     choices = (("--objective", objective, ("pretrain", "sft")), ("--overlong", overlong, ("truncate", "drop")))
     if wrong := [(option, given, known) for option, given, known in choices if given not in known]:
         values = table("word_names")["values"]
-        raise ConfigError([f"{option}: got {given!r}; {hint(given, known, values)}" for option, given, known in wrong])
+        raise ConfigError(
+            [f"{option}: got {given!r}; {hint(given, known, values)}" for option, given, known in wrong],
+            code="config.wrong_value",
+        )
     if encoding is not None:
         try:
             codecs.lookup(encoding)
         except LookupError:
             raise ConfigError(
-                [f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252"]
+                f"--encoding {encoding}: Python knows no such encoding; name one such as cp1252",
+                code="config.wrong_value",
             ) from None
     typed(FLAGS)
     text_column = one_key(json_keys, text_column)
@@ -107,7 +111,10 @@ def prepare(
     validation_path = options.materialised(validation_path) if validation_path else validation_path
     sft = objective == "sft"
     if sft and cleaned.refines:
-        raise ConfigError(["--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out"])
+        raise ConfigError(
+            "--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out",
+            code="config.combination",
+        )
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft
@@ -184,7 +191,10 @@ def split(
     folder = Path(folder_of(dataset))
     found = exchange.prefixes(folder)
     if len(found) != 1:
-        raise ConfigError([f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes"])
+        raise ConfigError(
+            f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes",
+            code="config.wrong_value",
+        )
     for made in exchange.split(found[0], Path(output), shares, overwrite=overwrite):
         say(made)
     if note := exchange.held_out_note(folder):

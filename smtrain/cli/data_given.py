@@ -40,15 +40,19 @@ def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
     flags = {"--validation-fraction": fraction, "--validation-path": path, "--validation-split": split}
     used = [flag for flag, value in flags.items() if value is not None]
     if len(used) > 1:
-        raise ConfigError([f"{used[0]}, {used[1]}: both say what is held out; leave one of them out"])
+        raise ConfigError(
+            f"{used[0]}, {used[1]}: both say what is held out; leave one of them out", code="config.combination"
+        )
     if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError([f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01"])
+        raise ConfigError(
+            f"--validation-fraction {fraction}: must be above 0 and below 1, such as 0.01", code="config.wrong_value"
+        )
     if path is not None:
         named("--validation-path", path)
     try:
         shares = parts(split) if split is not None else None
     except ValueError as error:
-        raise ConfigError([f"--validation-split {split}: {error}"]) from None
+        raise ConfigError(f"--validation-split {split}: {error}", code="config.wrong_value") from None
     from smtrain.worker.data.clean.holdout import HoldOut
 
     return HoldOut(fraction, shares, path) if used else None
@@ -72,7 +76,7 @@ def cleaning(
     except ValidationError as error:
         raise ConfigError([sentence_of(Data, key_of(fault)[1], fault) for fault in error.errors()]) from None
     if phone_region and not pii:
-        raise ConfigError(["--phone-region has no effect without --pii; give it too"])
+        raise ConfigError("--phone-region has no effect without --pii; give it too", code="config.combination")
     near = data.near_duplicates
     return Cleaning(
         data.unicode, strip_control, min_characters, deduplicate, data.filters, data.pii, data.phone_region,
@@ -86,17 +90,22 @@ def unescaped(separator: str | None) -> str | None:
         return separator.encode().decode("unicode_escape") if separator else None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            [f"--separator {separator}: {error.reason}; write such as \\n\\n for an empty line"]
+            f"--separator {separator}: {error.reason}; write such as \\n\\n for an empty line",
+            code="config.wrong_value",
         ) from None
 
 
 def named(word: str, text: str) -> None:
     """Raise `ConfigError` for an empty name, which would mean the working directory, and for tokens elsewhere."""
     if not text.strip():
-        raise ConfigError([f"{word} is an empty name; name a file or a folder"])
+        raise ConfigError(f"{word} is an empty name; name a file or a folder", code="config.wrong_value")
     if text.startswith("demo://") and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
-        raise ConfigError([f"{word}: {text} is no tokens; `smtrain data prepare {text} OUT --model FOLDER` makes some"])
+        raise ConfigError(
+            f"{word}: {text} is no tokens; `smtrain data prepare {text} OUT --model FOLDER` makes some",
+            code="config.wrong_value",
+        )
     if "://" in text and word.split()[0] in ("DATASET", "PREFIX", "SOURCE"):
         raise ConfigError(
-            [f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first"]
+            f"{word}: {text} is not a folder of this machine; copy the tokens here (`aws s3 sync`) first",
+            code="config.wrong_value",
         )

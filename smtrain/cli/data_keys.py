@@ -33,11 +33,13 @@ def one_key(keys: list[str] | None, text_column: str) -> str:
         return text_column
     if len(keys) > 1:
         raise ConfigError(
-            [f"--json-keys {' '.join(keys)}: Megatron makes a data set of each; prepare them one by one, or put them "
-             "into one text with --text-column '{title} {text}'"]
-        )  # fmt: skip
+            f"--json-keys {' '.join(keys)}: Megatron makes a data set of each; prepare them one by one, or put them "
+             "into one text with --text-column '{title} {text}'", code="config.wrong_value")  # fmt: skip
     if text_column != "text":
-        raise ConfigError([f"--json-keys {keys[0]}, --text-column {text_column}: both name the text; leave one out"])
+        raise ConfigError(
+            f"--json-keys {keys[0]}, --text-column {text_column}: both name the text; leave one out",
+            code="config.combination",
+        )
     return keys[0]
 
 
@@ -46,7 +48,10 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
     if map_keys is None:
         return {}
     if objective != "sft":
-        raise ConfigError(["--map-keys: is for --objective sft; name the field of the text with --text-column"])
+        raise ConfigError(
+            "--map-keys: is for --objective sft; name the field of the text with --text-column",
+            code="config.combination",
+        )
     try:
         mapping = json.loads(map_keys)
     except (ValueError, RecursionError):
@@ -55,9 +60,8 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
     _refuse_tags(tags)
     if not isinstance(mapping, dict) or not all(isinstance(value, str) for value in mapping.values()):
         raise ConfigError(
-            [f"--map-keys {map_keys}: is no JSON object of names; write such as "
-             '\'{"prompt": "question", "response": "answer"}\'']
-        )  # fmt: skip
+            f"--map-keys {map_keys}: is no JSON object of names; write such as "
+             '\'{"prompt": "question", "response": "answer"}\'', code="config.wrong_value")  # fmt: skip
     from smtrain.core.config.data import Column
 
     ours_all: tuple[str, ...] = get_args(Column)
@@ -65,9 +69,15 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
     for name, theirs in mapping.items():
         ours = _THEIRS.get(name, name)
         if ours not in ours_all:
-            raise ConfigError([f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *ours_all))}"])
+            raise ConfigError(
+                f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *ours_all))}",
+                code="config.wrong_value",
+            )
         if ours in columns:
-            raise ConfigError([f"--map-keys: {name!r} is {ours}, which is named twice; leave one of them out"])
+            raise ConfigError(
+                f"--map-keys: {name!r} is {ours}, which is named twice; leave one of them out",
+                code="config.wrong_value",
+            )
         columns[ours] = theirs
     return {ours: theirs for ours, theirs in columns.items() if theirs}
 
@@ -77,4 +87,7 @@ def _refuse_tags(tags: object) -> None:
     for name, value in tags.items() if isinstance(tags, dict) else [("tags", tags)]:
         if value not in _TAGS.get(name, ()):
             known = f"write {' or '.join(_TAGS[name])}" if name in _TAGS else f"use {', '.join(_TAGS)}"
-            raise ConfigError([f"--map-keys: tags: {name} {value!r} is not read; {known} in the records, and here"])
+            raise ConfigError(
+                f"--map-keys: tags: {name} {value!r} is not read; {known} in the records, and here",
+                code="config.wrong_value",
+            )

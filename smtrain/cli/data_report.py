@@ -51,7 +51,9 @@ def report(
     if not overwrite:
         refuse_others(Path(out))
     if Path(out).is_dir() or not Path(out).parent.is_dir():
-        raise ConfigError([f"--out {out}: its folder is not there; name a file in a folder that is"])
+        raise ConfigError(
+            f"--out {out}: its folder is not there; name a file in a folder that is", code="config.wrong_value"
+        )
     made = reports.report(
         inputs, Path(model) if model else None, against, text_column=text_column, format=cast(Any, form),
         most_bytes=round(limit_mb * 1e6) if limit_mb else None, cleaning=cleaned,

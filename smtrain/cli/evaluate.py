@@ -57,12 +57,17 @@ def evaluate(
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
-        raise ConfigError([f"--tasks {tasks!r}: names no task; give some, such as mmlu,hellaswag"])
+        raise ConfigError(
+            f"--tasks {tasks!r}: names no task; give some, such as mmlu,hellaswag", code="config.missing_key"
+        )
     if data is not None and not data.strip():
-        raise ConfigError(["--data is an empty name; name a folder"])
+        raise ConfigError("--data is an empty name; name a folder", code="config.wrong_value")
     options.folder_of("--out", out)
     if out is not None and not overwrite and (Path(out) / "evaluation.json").exists():
-        raise ConfigError([f"{Path(out) / 'evaluation.json'} would be replaced; give another --out, or --overwrite"])
+        raise ConfigError(
+            f"{Path(out) / 'evaluation.json'} would be replaced; give another --out, or --overwrite",
+            code="config.wrong_value",
+        )
 
     def progress(text: str) -> None:
         say(text, error=True)

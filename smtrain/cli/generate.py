@@ -56,9 +56,12 @@ def generate(
     typed({**FLAGS, "batch": "--batch"})
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, beams, length_penalty, tuple(stop or ()), seed)
     if stream and (batch != 1 or beams != 1 or out is not None or json):
-        raise ConfigError(["--stream: shows one text at a time; leave out --batch, --beams, --out and --json"])
+        raise ConfigError(
+            "--stream: shows one text at a time; leave out --batch, --beams, --out and --json",
+            code="config.combination",
+        )
     if system is not None and not chat:
-        raise ConfigError(["--system: has an effect only with --chat"])
+        raise ConfigError("--system: has an effect only with --chat", code="config.combination")
 
     def tell(text: str) -> None:
         say(text, error=True)

@@ -152,7 +152,8 @@ def pull(
     )
     if not yes and not sys.stdin.isatty():
         raise ConfigError(
-            [f"{image}: {size_text}; it was not fetched, as there is no terminal to ask on; confirm with --yes"]
+            f"{image}: {size_text}; it was not fetched, as there is no terminal to ask on; confirm with --yes",
+            code="config.missing_key",
         )
     if yes or typer.confirm(f"{image}: {size_text}. Fetch it?"):
         registry.pull(client, ecr, image, say)

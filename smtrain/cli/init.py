@@ -43,9 +43,11 @@ def init(
     from smtrain.core.errors import ConfigError
 
     if file.exists() and not force:
-        raise ConfigError([f"{file} is there already; name another file, or --force replaces it"])
+        raise ConfigError(
+            f"{file} is there already; name another file, or --force replaces it", code="config.wrong_value"
+        )
     if file.parent != Path() and not file.parent.is_dir():
-        raise ConfigError([f"{file.parent}: no such folder; make it first"])
+        raise ConfigError(f"{file.parent}: no such folder; make it first", code="config.wrong_value")
     if sys.stdin.isatty() and None in (model, data, machines):
         say("Three questions; Enter takes what is in brackets.")
     model, data = _option_or_answer("--model", model), _option_or_answer("--data", data)
@@ -58,7 +60,7 @@ def init(
     config, text = _written(content, file, open_keys=where.instance_type is not None)
     adapted = content["train"].get("adapter") is not None
     if faults := type_faults(config):
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.combination")
     file.write_text(text, encoding="utf-8")
     _say_size(config, known)
     if adapted:
@@ -173,8 +175,8 @@ def _option_or_answer(option: str, value: str | None) -> str:
         return value
     question, default = _QUESTIONS[option]
     if not sys.stdin.isatty():
-        raise ConfigError([f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "
-                           "--machines"])  # fmt: skip
+        raise ConfigError(f"{option}: is missing, and there is no terminal to ask on; give --model, --data and "
+                           "--machines", code="config.missing_key")  # fmt: skip
     answer: str = typer.prompt(question, default=default)
     return answer.strip()
 

@@ -124,7 +124,10 @@ class ConfigOptions:
 
         unasked = self.target is None and os.environ.get("SMTRAIN_TARGET") != "local"
         if unasked and load_config(self.config, set_=self.keys()).target == "local":
-            raise ConfigError([f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws"])
+            raise ConfigError(
+                f"target: is local, and jobs here need no {what}; add --target aws, or set target: aws",
+                code="config.combination",
+            )
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,13 @@ class StartOptions(ConfigOptions):
         from smtrain.core.errors import ConfigError
 
         if self.upload and not self.dry_run:
-            raise ConfigError(["--upload goes with --dry-run; without it leave it out, as everything is uploaded"])
+            raise ConfigError(
+                "--upload goes with --dry-run; without it leave it out, as everything is uploaded",
+                code="config.combination",
+            )
         config = super().load()
         if self.docker and (self.target_name or config.target) == "aws":  # every host is a container there
-            raise ConfigError(["--docker is for jobs on this machine; on AWS leave it out"])
+            raise ConfigError("--docker is for jobs on this machine; on AWS leave it out", code="config.combination")
         return config
 
     def planned(self, config: JobConfig) -> JobConfig:
@@ -277,7 +283,7 @@ def age_of(text: str | None) -> float | None:
     try:
         return None if text is None else float(seconds(text))
     except ValueError as error:
-        raise ConfigError([f"--older-than: {error}"]) from None
+        raise ConfigError(f"--older-than: {error}", code="config.wrong_value") from None
 
 
 def is_named(*selections: object) -> bool:

@@ -85,7 +85,10 @@ def plan(
 
     if probe is not None:
         if configs:
-            raise ConfigError(["--probe measures this machine and takes no config; leave one of the two out"])
+            raise ConfigError(
+                "--probe measures this machine and takes no config; leave one of the two out",
+                code="config.combination",
+            )
         say(_probed(probe, as_json), whole=True)
         return
     _refuse(configs or [], model, tokens, measured)
@@ -112,23 +115,32 @@ def _refuse(configs: list[str], model: str | None, tokens: float | None, measure
         known = table("models")["models"]
         names = "" if nearest(model, known, cutoff=1) else f"; --model: {hint(model, known)}"
         raise ConfigError(
-            [
-                "missing argument CONFIG, whose sizes and machines a plan needs: "
-                f"`smtrain plan CONFIG --model {model}`; `smtrain init` writes one{names}"
-            ]
+            "missing argument CONFIG, whose sizes and machines a plan needs: "
+            f"`smtrain plan CONFIG --model {model}`; `smtrain init` writes one{names}",
+            code="config.missing_key",
         )
     if not configs:
         raise ConfigError(
-            ["missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure this machine"]
+            "missing argument CONFIG; name the YAML file of a run, or give --probe NAME to measure this machine",
+            code="config.missing_key",
         )
     if model is not None and not model.strip():
-        raise ConfigError(["--model is an empty name; name a known model, or a folder with its config.json"])
+        raise ConfigError(
+            "--model is an empty name; name a known model, or a folder with its config.json",
+            code="config.wrong_value",
+        )
     if tokens is not None and not 0 < tokens < inf:
-        raise ConfigError([f"--tokens: got {tokens}; a number above 0 is needed"])
+        raise ConfigError(f"--tokens: got {tokens}; a number above 0 is needed", code="config.wrong_value")
     if measured is not None and len(configs) > 1:
-        raise ConfigError([f"--measured is a run of one config, and {len(configs)} are given; plan them one by one"])
+        raise ConfigError(
+            f"--measured is a run of one config, and {len(configs)} are given; plan them one by one",
+            code="config.combination",
+        )
     if tokens is not None and len(configs) == 1:
-        raise ConfigError(["--tokens compares several configs, and one is given; name another, or leave it out"])
+        raise ConfigError(
+            "--tokens compares several configs, and one is given; name another, or leave it out",
+            code="config.combination",
+        )
 
 
 def _side_by_side(configs: list[str], made: list[Plan], tokens: float | None, set_: list[str]) -> Sides:
@@ -155,7 +167,7 @@ def _probed(name: str, as_json: bool) -> str:
     try:
         from smtrain.worker.train.probe import measure
     except ImportError:
-        raise ConfigError([f"--probe: {missing('torch')}"]) from None
+        raise ConfigError(f"--probe: {missing('torch')}", code="package.missing") from None
     say("measuring this machine: matrix multiplication and all-reduce, some seconds", error=True)
     entry = named(name, measure())
     plain = {name: entry.model_dump(exclude_none=True)}
@@ -172,7 +184,8 @@ def _rate(run: str) -> float:
     rate = read(run).tokens_per_s()
     if rate is None:
         raise ConfigError(
-            [f"--measured {run}: nothing in it says how many tokens a second it trained; give the number itself"]
+            f"--measured {run}: nothing in it says how many tokens a second it trained; give the number itself",
+            code="config.wrong_value",
         )
     return rate
 
@@ -180,5 +193,5 @@ def _rate(run: str) -> float:
 def _machine(text: str) -> tuple[str, int]:
     type_, _, count = text.rpartition(":")
     if not type_ or not count.isdecimal() or not 1 <= int(count) <= 10_000:
-        raise ConfigError([f"--machines {text}: must look like ml.trn1.32xlarge:4"])
+        raise ConfigError(f"--machines {text}: must look like ml.trn1.32xlarge:4", code="config.wrong_value")
     return type_, int(count)

@@ -43,7 +43,7 @@ def serve(
     for text in option or ():
         key, _, value = text.partition("=")
         if not key.strip("-"):
-            raise ConfigError([f"--option {text}: must look like max-model-len=4096"])
+            raise ConfigError(f"--option {text}: must look like max-model-len=4096", code="config.wrong_value")
         more += [f"--{key.lstrip('-')}", *([value] if value else [])]
     status = served(
         model, port=port, host=host, server=server.value if server else None, more=tuple(more),

@@ -52,8 +52,8 @@ def tune(
     if dry_run:
         loaded = load_config(chosen.config, set_=chosen.keys(), target=where)
         if loaded.target != "aws":
-            raise ConfigError(["--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
-                               "--target aws"])  # fmt: skip
+            raise ConfigError("--dry-run prints a request to AWS, and nothing else has one for a tuning; give "
+                               "--target aws", code="config.combination")  # fmt: skip
         say_unpatched(loaded, where)
         request = tune.tuning_job(loaded, **search, early_stop=early_stop, target=where)  # type: ignore[arg-type]
         say(json.dumps(request, indent=2), whole=True)

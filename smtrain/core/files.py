@@ -41,7 +41,8 @@ def home() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise SmtrainError(
-            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can write"
+            f"{folder} cannot be made ({error.strerror}); set SMTRAIN_HOME to a folder you can write",
+            code="disk.unwritable",
         ) from None
     return folder
 

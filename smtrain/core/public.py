@@ -22,6 +22,7 @@ from smtrain.core.errors import JobError, Sentence, SmtrainError
 from smtrain.core.extras import missing
 from smtrain.core.files import disk_sentence
 from smtrain.core.near import nearest
+from smtrain.core.text import with_article
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -210,4 +211,4 @@ def _words(wanted: Any) -> str:
         return "a mapping"
     if issubclass(kind, Collection) or kind is Iterable:
         return f"a list of {_words(inner[0])}" if inner else "a list"
-    return f"a {kind.__name__}"
+    return with_article(kind.__name__)

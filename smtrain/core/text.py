@@ -37,6 +37,18 @@ _NEXT_COLUMN = re.compile(r"\S+(?: \S+)*  +")
 _TYPED = re.compile(r" *(?:[a-z ]+: +)?(?:\$ |aws |smtrain (?![a-z ]+: )|pip |export )")
 
 
+# Names of types, models and packages that are pronounced with a vowel first: `Nxd` and `SFT` letter by letter.
+_VOWEL = re.compile(
+    r"(?i:(?!eu|one\b|once)[aeio]|u(?=[bdfgklmnprst]{2})|hf|h(?=our)|[mn](?=[bcdfghjklmnpqrstvwxz])|x(?![aeiouy]))"
+    r"|[FHLMNRSX](?=[A-Z0-9])"
+)
+
+
+def with_article(word: str) -> str:
+    """The word after `a` or `an`."""
+    return f"{'an' if _VOWEL.match(word) else 'a'} {word}"
+
+
 def clean(text: str) -> str:
     """Remove terminal sequences, control characters and changes of the writing direction; tabs and line ends stay.
 

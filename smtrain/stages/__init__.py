@@ -33,7 +33,9 @@ STAGES: tuple[str, ...] = tuple(_STAGES)
 def stage_named(name: str) -> JobStage:
     """The stage of this name. Raises `ConfigError` for another word."""
     if name not in _STAGES:
-        raise ConfigError([f"stage: got {name!r}; {hint(name, STAGES, table('word_names')['values'])}"])
+        raise ConfigError(
+            f"stage: got {name!r}; {hint(name, STAGES, table('word_names')['values'])}", code="config.wrong_value"
+        )
     return _STAGES[name]
 
 

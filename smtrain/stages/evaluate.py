@@ -29,7 +29,10 @@ class EvaluateStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, base = chain.config, chain.model(self.name)
         if not config.evaluate.tasks:
-            raise ConfigError(["evaluate.tasks: names no task; give some, such as [mmlu], for the stage evaluate"])
+            raise ConfigError(
+                "evaluate.tasks: names no task; give some, such as [mmlu], for the stage evaluate",
+                code="config.missing_key",
+            )
         channels = {"model": chain.need(self.name, "export")}
         if (config.evaluate.base or keeps_adapter(config)) and config.model.init == "weights":
             channels["base"] = base

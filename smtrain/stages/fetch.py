@@ -26,7 +26,9 @@ class FetchStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         path = chain.config.model.path
         if not path.startswith(HUBS):
-            raise ConfigError([f"model.path: {path} is not on a hub; there is nothing to fetch"])
+            raise ConfigError(
+                f"model.path: {path} is not on a hub; there is nothing to fetch", code="config.wrong_value"
+            )
         return {}
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:

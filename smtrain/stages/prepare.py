@@ -42,7 +42,7 @@ class PrepareStage(JobStage):
         config, model = chain.config, chain.model(self.name)
         sources = config.data.all_sources
         if not sources:
-            raise ConfigError(["data.path: is missing; the prepare stage needs text"])
+            raise ConfigError("data.path: is missing; the prepare stage needs text", code="config.missing_key")
         channels = {name: source.path for name, source in zip(text_channels(config), sources, strict=True)}
         if config.train.validation and config.train.validation.path:
             channels[VALIDATION_CHANNEL] = config.train.validation.path

@@ -140,7 +140,7 @@ NEAREST: dict[str, tuple[Callable[[], object], str]] = {
     "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[arg-type]
     "a stage of request": (lambda: smtrain.request("run.yaml", stage="exprt"), "did you mean export?"),  # type: ignore[arg-type]
     "a format": (lambda: make_target("nxdd"), "did you mean nxd?"),
-    "a target of convert": (lambda: smtrain.convert("model", "to", to="nxd"), "takes a HuggingFace, a Nxd,"),  # type: ignore[arg-type]
+    "a target of convert": (lambda: smtrain.convert("model", "to", to="nxd"), "takes a HuggingFace, an Nxd,"),  # type: ignore[arg-type]
     "an option of convert": (lambda: smtrain.convert("model", "to", too="nxd"), "did you mean to?"),  # type: ignore[call-arg]
     "an option of a target": (lambda: smtrain.Nxd(tpp=2), "did you mean tp?"),  # type: ignore[call-arg]
     "a key": (lambda: smtrain.load_config("run.yaml", train={"learning_rate": 1}), "did you mean train.lr?"),

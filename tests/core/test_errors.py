@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -83,3 +85,48 @@ def test_errors_of_the_machine_and_wrong_calls() -> None:
     wrong = translated(ModuleNotFoundError("no", name="pandas"))
     assert wrong is not None
     assert wrong.code == "package.missing"
+
+
+# What a sentence says decides its code. Patterns of sentences of any class, then of one.
+SAYS = {
+    "package.missing": r"pip install [a-z]|\bmissing\(|needs the package",
+    "CheckpointError checkpoint.damaged": r"copy (this file|it) again|is not what the manifest|take another checkpoint",
+    "CheckpointError checkpoint.other_model": r"take this model's|saved with these weights|from the same model",
+    "CheckpointError checkpoint.missing": r"has no config\.json|holds no (adapter|checkpoint)|does not exist",
+    "JobError aws.refused": r"was refused|error\.response",
+    "JobError job.not_found": r"no run or job is called|cannot be (the name of a run|a run's name|a job's name)",
+    "DataError data.not_found": r"does not exist|is not a prepared dataset|holds no (file|document)",
+}
+
+
+def _raised() -> Iterator[tuple[str, str, ast.Call]]:
+    """The calls that make a public error, with their place and class."""
+    public = {"SmtrainError", *(cls.__name__ for cls in SmtrainError.__subclasses__())}
+    for file in sorted((ROOT / "smtrain").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in public:
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", ast.unparse(node.func), node
+
+
+def _has_code(call: ast.Call) -> bool:
+    """Whether a call names a code, or passes on a sentence that may have one."""
+    first = call.args[0]
+    written = [first, *(first.elts if isinstance(first, ast.List) else [])]
+    written += [first.elt] if isinstance(first, ast.ListComp | ast.GeneratorExp) else []
+    literal = any(isinstance(one, ast.JoinedStr | ast.Constant) for one in written)
+    return not literal or any(keyword.arg == "code" for keyword in call.keywords)
+
+
+def test_every_fault_of_a_config_or_an_option_has_a_code_of_its_own() -> None:
+    assert [place for place, name, call in _raised() if name == "ConfigError" and not _has_code(call)] == []
+
+
+@pytest.mark.parametrize("which", SAYS)
+def test_a_sentence_of_a_known_kind_has_its_code(which: str) -> None:
+    only = which.rpartition(" ")[0]
+    without = [
+        place
+        for place, name, call in _raised()
+        if only in ("", name) and not _has_code(call) and re.search(SAYS[which], ast.unparse(call.args[0]))
+    ]
+    assert without == []

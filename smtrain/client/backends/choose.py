@@ -39,7 +39,8 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
         raise ConfigError(
-            [f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}"]
+            f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}",
+            code="config.wrong_value",
         )
     if word == "slurm" or (word is None and job_registry.knows(job)):
         return job, _slurm(job_registry.cluster_of(job))
@@ -49,7 +50,10 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
 def sagemaker(place: JobPlace) -> Target:
     """The backend, if it has the SageMaker API. Raises `ConfigError` for a Slurm cluster."""
     if not isinstance(place, Target):
-        raise ConfigError([f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`"])
+        raise ConfigError(
+            f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`",
+            code="config.combination",
+        )
     return place
 
 
@@ -85,7 +89,8 @@ def sagemaker_place_of(name: str, target: TargetName | None = None) -> tuple[str
     word = target or os.environ.get("SMTRAIN_TARGET")
     if word not in (None, "", "local", "aws"):
         raise ConfigError(
-            [f"SMTRAIN_TARGET is {word!r}; {hint(word, ('local', 'aws'), table('word_names')['values'])}"]
+            f"SMTRAIN_TARGET is {word!r}; {hint(word, ('local', 'aws'), table('word_names')['values'])}",
+            code="config.wrong_value",
         )
     if not word:
         word = "local" if _kept_here(name) or (present("moto") and not _has_credentials()) else "aws"

@@ -107,7 +107,9 @@ def follow(job: Job, view: View, say: Say = text.say) -> bool:
         except (ClientError, BotoCoreError) as error:
             if not expired(error):
                 raise
-            raise JobError(f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}") from None
+            raise JobError(
+                f"{EXPIRED}; the job is still running; {REFRESH}, then\n{_ways(job)}", code="aws.no_credentials"
+            ) from None
     now = datetime.datetime.now(datetime.timezone.utc)
     if not (panel and view.keep):
         say(f"-- {job.name}: {progress.summary(now)}")

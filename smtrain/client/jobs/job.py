@@ -56,7 +56,9 @@ class Job:
         """A name or an ARN. Without `target` the job is looked up as `client.backends.choose.place_of` describes."""
         self.name, self.target = place_of(name, target) if target is None or isinstance(target, str) else (name, target)
         if not _NAME.fullmatch(self.name):
-            raise JobError(f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones")
+            raise JobError(
+                f"{name!r} cannot be a job's name; `smtrain list` lists the existing ones", code="job.not_found"
+            )
         self.known_status: str | None = None
         """Its status when last described; None before that."""
         self.summary: dict[str, Any] = {}

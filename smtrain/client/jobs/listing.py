@@ -57,7 +57,9 @@ def train_jobs(name: str, target: TargetName | None = None) -> tuple[str, list[J
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _RUN.fullmatch(run):
-        raise JobError(f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are")
+        raise JobError(
+            f"{name!r} cannot be the name of a run or job; `smtrain list` shows those there are", code="job.not_found"
+        )
     attempts = jobs_of(place, run, "train")[::-1]
     if not attempts:
         alone = Job(job, place)

@@ -61,7 +61,7 @@ def fetch(job: Job, folder: str | Path, what: What, *, overwrite: bool = False) 
     if not str(folder):
         raise JobError("the folder to download into is an empty name; name one (`.` is the working directory)")
     if what not in get_args(What):
-        raise ConfigError([f"what: got {what!r}; {hint(str(what), get_args(What))}"])
+        raise ConfigError(f"what: got {what!r}; {hint(str(what), get_args(What))}", code="config.wrong_value")
     description = job.describe()
     results = parts(job, what, description)
     if not results:

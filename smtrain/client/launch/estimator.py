@@ -54,7 +54,8 @@ def estimator(
     generation = installed()
     if generation is None:
         raise ConfigError(
-            [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"]
+            [f"no SageMaker SDK is installed; run `{install('aws')}` for v3 or `{install('sdk-v2')}` for v2"],
+            code="package.missing",
         )
     config = load_config(source, set_=set_, target=target, **sections)
     place = sagemaker(target_of(config, target))

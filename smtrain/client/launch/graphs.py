@@ -83,7 +83,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
         )
     else:
         return uri
-    raise ConfigError([fault])
+    raise ConfigError([fault], code="config.combination")
 
 
 def held(target: JobPlace, uri: str) -> dict[str, Any] | None:

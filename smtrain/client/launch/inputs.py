@@ -99,7 +99,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     if target.name == "aws":
         config = with_defaults(config, sagemaker_defaults(sagemaker(target)))
     if faults := type_faults(config):
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.combination")
     _refuse_unmounted(config, target)
     role = target.role(config.compute.role)
     region = config.compute.region or target.region_name()
@@ -121,7 +121,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
     described = _described(model_path) if isinstance(model_path, Path) else None
     faults = [] if described is None else [text for _, text in shape_faults(config, described)]
     if faults := [*faults, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.combination")
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(
@@ -164,10 +164,10 @@ def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
     if mounted and target.name != "aws":
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "
-                           "an s3:// URI"])  # fmt: skip
+                           "an s3:// URI"], code="config.combination")  # fmt: skip
     if mounted and not config.network.subnets:
         raise ConfigError([f"network.subnets: {mounted} can only be reached from within its VPC; set "
-                           "network.subnets and network.security_group_ids"])  # fmt: skip
+                           "network.subnets and network.security_group_ids"], code="config.combination")  # fmt: skip
 
 
 def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
@@ -191,10 +191,11 @@ def upload_all(target: Target, uploads: list[Upload], say: Say) -> None:
                 _upload(target, upload, say)
         except ClientError as error:
             if error.response["Error"].get("Code") == FULL:
-                raise JobError(error.response["Error"]["Message"]) from None
+                raise JobError(error.response["Error"]["Message"], code="aws.refused") from None
             raise JobError(
                 f"bucket {bucket} cannot be used ({error.response['Error'].get('Code')}); check its name, that it "
-                "belongs to this account, and your permissions s3:ListBucket and s3:PutObject, or set output.s3_uri"
+                "belongs to this account, and your permissions s3:ListBucket and s3:PutObject, or set output.s3_uri",
+                code="aws.refused",
             ) from None
 
 
@@ -260,7 +261,7 @@ def _content_addressed(path: Path | str, base: str, part: Callable[[str], bool] 
     left_out = tuple(named[0] for named in files if part is not None and not part(named[0]))
     files = [named for named in files if named[0] not in left_out]
     if not files:
-        raise ConfigError([f"{path}: holds no files; give a folder that has some"])
+        raise ConfigError([f"{path}: holds no files; give a folder that has some"], code="config.wrong_value")
     hashes = tuple(file_sha256(file) for _, file in files)
     whole = hashlib.sha256()
     for (name, _), digest in zip(files, hashes, strict=True):
@@ -280,7 +281,7 @@ def file_sha256(path: Path) -> str:
 
 def _make_bucket(target: Target, bucket: str) -> None:
     if target.name == "aws" and bucket != target.default_bucket():
-        raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri")
+        raise JobError(f"bucket {bucket} does not exist; create it or set output.s3_uri", code="aws.refused")
     place = {} if target.region_name() == "us-east-1" else {"LocationConstraint": target.region_name()}
     target.s3.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
 

@@ -177,7 +177,10 @@ def run(
             notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
         return done
     if not wait:
-        raise ConfigError(["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"])
+        raise ConfigError(
+            ["wait: only a Slurm cluster runs a chain by itself; leave it out for another target"],
+            code="config.combination",
+        )
     notify.ready(chain, stages, say)
     for number, stage in enumerate(stages, 1):
         plan = standing(chain, chain.plan(stage))
@@ -220,14 +223,16 @@ def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:
     if first == "export" and not held:
         raise JobError(
             f"stage export reads the checkpoints of stage train, and {chain.checkpoints} has none; launch stage train "
-            "first, or `smtrain run` the whole chain"
+            "first, or `smtrain run` the whole chain",
+            code="checkpoint.missing",
         )
     if first == "train" and step not in held:
         raise ConfigError(
             [
                 f"checkpoint.step: {step} is not a whole checkpoint of this run (those are: "
                 f"{', '.join(map(str, held)) or 'none'}); name one of them, or leave it out to resume from the newest"
-            ]
+            ],
+            code="checkpoint.missing",
         )
 
 

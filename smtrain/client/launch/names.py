@@ -28,7 +28,7 @@ def checked(kind: str, given: str, key: str = "") -> str:
     what, longest = _KINDS[kind]
     if not _NAME.fullmatch(given) or len(given) > longest:
         sentence = f"{given!r} cannot be the name of {what}; use letters, digits and hyphens, at most {longest}"
-        raise ConfigError([f"{key or kind}: {sentence}"])
+        raise ConfigError([f"{key or kind}: {sentence}"], code="config.wrong_value")
     return given
 
 

@@ -112,7 +112,10 @@ def _url(variable: str) -> str:
     url = os.environ.get(variable, "")
     if not url.startswith(("https://", "http://")):
         lacks = "holds no http URL" if url else "is not set"
-        raise ConfigError([f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the key out"])
+        raise ConfigError(
+            [f"notify.webhook_env: the variable {variable} {lacks}; export it, or take the key out"],
+            code="config.missing_key",
+        )
     return url
 
 
@@ -134,7 +137,8 @@ def arrange(config: JobConfig, place: Target, stages: Sequence[Stage], say: Say)
     except (ClientError, BotoCoreError) as error:
         raise JobError(
             f"notify.sns: the rule {rule_name(config)} could not be made ({first_line(error)}); allow yourself "
-            "events:PutRule, events:PutTargets and events:TagResource, or take the key out"
+            "events:PutRule, events:PutTargets and events:TagResource, or take the key out",
+            code="aws.refused",
         ) from None
 
 

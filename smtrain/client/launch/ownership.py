@@ -24,10 +24,13 @@ def claim(target: Target, config: JobConfig, request: dict[str, Any]) -> Fence:
     except ClientError as error:
         raise JobError(
             f"{owner_uri(uri)} cannot be used ({error.response['Error'].get('Code')}), so two jobs could write the "
-            "run's checkpoints at once; allow yourself s3:GetObject and s3:PutObject on it (`smtrain iam policy`)"
+            "run's checkpoints at once; allow yourself s3:GetObject and s3:PutObject on it (`smtrain iam policy`)",
+            code="aws.refused",
         ) from None
     except BotoCoreError as error:
-        raise JobError(f"{owner_uri(uri)} cannot be reached ({error}); the same command tries again") from None
+        raise JobError(
+            f"{owner_uri(uri)} cannot be reached ({error}); the same command tries again", code="aws.unreachable"
+        ) from None
     return fence
 
 

@@ -74,9 +74,15 @@ def pipeline(
     config = load_config(source, set_=set_, target=target, **sections)
     place = target_of(config, target)
     if place.queues:
-        raise ConfigError(["target: a Slurm cluster has no SageMaker pipelines; `smtrain run` queues the whole chain"])
+        raise ConfigError(
+            ["target: a Slurm cluster has no SageMaker pipelines; `smtrain run` queues the whole chain"],
+            code="config.combination",
+        )
     if start and place.name == "local":
-        raise ConfigError(["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"])
+        raise ConfigError(
+            ["start: the control plane keeps pipelines and runs none; `smtrain run` does the stages"],
+            code="config.combination",
+        )
     name = config.name if name is None else name
     checked("pipeline", name, "name")
     chain = Chain(config, place, look=False)
@@ -149,7 +155,10 @@ def _sent(place: Target, config: JobConfig, name: str, definition: dict[str, Any
 
     body = json.dumps(definition, sort_keys=True)
     if len(body) > _LARGEST:
-        raise ConfigError([f"the pipeline's definition has {len(body)} characters, and SageMaker takes {_LARGEST}"])
+        raise ConfigError(
+            [f"the pipeline's definition has {len(body)} characters, and SageMaker takes {_LARGEST}"],
+            code="config.wrong_value",
+        )
     role = place.role(config.compute.role)
     asked = {"PipelineName": name, "PipelineDefinition": body, "RoleArn": role}
     client = place.sagemaker

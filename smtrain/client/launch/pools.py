@@ -77,7 +77,9 @@ def release(target: Target, job: str) -> None:
     try:
         target.sagemaker.update_training_job(TrainingJobName=job, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
     except ClientError as error:
-        raise JobError(f"{job}: its warm pool was not released: {error.response['Error']['Message']}") from None
+        raise JobError(
+            f"{job}: its warm pool was not released: {error.response['Error']['Message']}", code="aws.refused"
+        ) from None
 
 
 def before(target: Target, request: Mapping[str, Any], say: Say, *, wait: float = 0) -> None:

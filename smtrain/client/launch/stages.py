@@ -59,7 +59,9 @@ class Chain:
         self.resolved: Resolved = resolve(config, target)
         self.config = self.resolved.config
         if not (self.config.data.all_sources or self.config.data.prepared):
-            raise ConfigError(["data.path: is missing; give text to prepare, or data.prepared"])
+            raise ConfigError(
+                ["data.path: is missing; give text to prepare, or data.prepared"], code="config.missing_key"
+            )
 
     def base_name(self, stage: Stage) -> str:
         """Name of the stage's first job: it changes if the stage would do something else."""

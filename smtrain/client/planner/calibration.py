@@ -306,12 +306,16 @@ def correction(work: Work, machine: Machine, mesh: Mesh, measured: float | None)
         return Correction()
     mesh = replace(mesh, dp=max(1, machine.world // (mesh.tp * mesh.pp)))
     if faults := [fault for fault in refusals(work, machine, mesh) if not fault.startswith("memory:")]:
-        raise ConfigError(f"measured: this config's own mesh cannot have run ({faults[0]}); give the run's config")
+        raise ConfigError(
+            f"measured: this config's own mesh cannot have run ({faults[0]}); give the run's config",
+            code="config.combination",
+        )
     most = machine.core_flops * machine.world / work.shape.flops_per_token(work.seq_len)
     if measured > most:
         raise ConfigError(
             f"measured: {measured:,.0f} tokens a second are more than the {most:,.0f} that {machine.count} x "
-            f"{machine.type} can reach at its peak; give those of the whole run of this config"
+            f"{machine.type} can reach at its peak; give those of the whole run of this config",
+            code="config.wrong_value",
         )
     planned = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
     return Correction(measured / planned, machine.core_flops)

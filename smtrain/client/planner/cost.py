@@ -83,7 +83,9 @@ def _own(file: Path) -> dict[str, Any]:
     else:
         faults += [f"a row of prices is wrong ({fault})" for row in rows if (fault := _row_fault(row))]
     if faults:
-        raise ConfigError([f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults])
+        raise ConfigError(
+            [f"{file}: {fault}; core/facts/prices.toml shows the format" for fault in faults], code="config.wrong_value"
+        )
     return found
 
 

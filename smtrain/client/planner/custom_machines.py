@@ -38,11 +38,13 @@ def read(path: Path) -> dict[str, MachineEntry]:
     if isinstance(found, Mapping):
         found = found.get("machines", {} if found.keys() & JobConfig.model_fields.keys() else found)
     if not found:
-        raise ConfigError(f"{path}: describes no machine; {_HINT}")
+        raise ConfigError(f"{path}: describes no machine; {_HINT}", code="config.unreadable")
     try:
         return _FORM.validate_python(found)
     except ValidationError as error:
-        raise ConfigError([f"{path}: {_sentence(detail)}" for detail in error.errors()]) from None
+        raise ConfigError(
+            [f"{path}: {_sentence(detail)}" for detail in error.errors()], code="config.wrong_value"
+        ) from None
 
 
 def _sentence(detail: Any) -> str:
@@ -59,10 +61,11 @@ def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Mac
     if type_.startswith("ml."):
         return Machine.of(type_, count)
     if near := instance_meant(type_):
-        raise ConfigError(f"machines: {type_} is no instance type; did you mean {near}?")
+        raise ConfigError(f"machines: {type_} is no instance type; did you mean {near}?", code="config.wrong_value")
     names = f"known: {', '.join(sorted(known))}" if known else "none is described"
     raise ConfigError(
-        f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names}); {_HINT}"
+        f"machines: {type_} is not an instance type (ml.p5.48xlarge) or one of your own ({names}); {_HINT}",
+        code="config.wrong_value",
     )
 
 
@@ -82,7 +85,8 @@ def checked(name: str) -> None:
         TypeAdapter(MachineName).validate_python(name)
     except ValidationError:
         raise ConfigError(
-            f"--probe {name}: a name begins with a small letter, and has small letters, digits and hyphens only"
+            f"--probe {name}: a name begins with a small letter, and has small letters, digits and hyphens only",
+            code="config.wrong_value",
         ) from None
 
 

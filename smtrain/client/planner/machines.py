@@ -53,7 +53,8 @@ class Machine:
             raise ConfigError(
                 f"compute.instance_type: {type_} has no accelerator, and only machines with one are planned for; "
                 "try another with `smtrain plan CONFIG --machines ml.trn1.32xlarge:1`, or measure this machine "
-                "with `smtrain plan --probe NAME`"
+                "with `smtrain plan --probe NAME`",
+                code="config.wrong_value",
             )
         if row is None:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
@@ -62,7 +63,8 @@ class Machine:
             kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
             raise ConfigError(
                 f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
-                "other machine can be described under machines (docs/gpus.md)"
+                "other machine can be described under machines (docs/gpus.md)",
+                code="config.wrong_value",
             )
         return cls(
             type=type_,
@@ -82,7 +84,8 @@ class Machine:
         """A machine that the user describes. Raises `ConfigError` for several hosts without a network."""
         if count > 1 and own.network_gbs is None:
             raise ConfigError(
-                f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them"
+                f"machines.{name}.network_gbs: is needed to plan with {count} hosts; give GB/s between them",
+                code="config.missing_key",
             )
         return cls(
             type=name,

@@ -96,7 +96,7 @@ def plan(
         for key, limit in limits.items()
         if limit is not None and not 0 < limit < inf
     ]:
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.wrong_value")
     of_instances = bool(machines or best or budget is not None or deadline_hours is not None)
     config, shape = subject(source, model, set_, sections, target, for_machines=of_instances)
     if is_here(config) and not of_instances:
@@ -135,11 +135,15 @@ def plan(
         if not choices:
             if unpriced and len(unpriced) == len({c.machine.type for c in kept}):
                 what = _no_price(" and ".join(unpriced), "spot" if config.compute.spot else "on_demand")
-                raise ConfigError(f"budget: {what}, so whether it is kept cannot be known; give one with --prices")
+                raise ConfigError(
+                    f"budget: {what}, so whether it is kept cannot be known; give one with --prices",
+                    code="config.combination",
+                )
             within = f" within {' and '.join(held.given)}" if held.given and kept else ""
             ways = "".join(f", or {way}" for way in beyond)
             raise ConfigError(
-                f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}"
+                f"compute: no mesh of these machines trains the model{within}; take more or larger ones{ways}",
+                code="config.combination",
             )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
         work, _ = work_of(config, shape, _engine(config, own))

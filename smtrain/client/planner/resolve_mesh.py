@@ -52,14 +52,17 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     on this machine, the mesh is data parallel. Raises `ConfigError` if nothing fits.
     """
     if config.train.tokens is not None and "steps" in config.train.model_fields_set:
-        raise ConfigError("train.tokens: stands in place of train.steps; leave one of the two out")
+        raise ConfigError(
+            "train.tokens: stands in place of train.steps; leave one of the two out", code="config.combination"
+        )
     config = _sizes(config, auto=auto)
     if config.train.tokens is None:
         return config
     steps = -(-config.train.tokens // (config.train.global_batch_size * config.train.seq_len))
     if steps > MOST_STEPS:
         raise ConfigError(
-            f"train.tokens: {config.train.tokens} take {steps:,} steps; at most {MOST_STEPS:,} are possible"
+            f"train.tokens: {config.train.tokens} take {steps:,} steps; at most {MOST_STEPS:,} are possible",
+            code="config.wrong_value",
         )
     return _with(config, train={"steps": steps})
 
@@ -174,7 +177,8 @@ def _batch_of(config: JobConfig) -> int:
     if most < each:
         raise ConfigError(
             f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at least (dp x "
-            "micro_batch_size); raise it, or take fewer machines or more tp or pp"
+            "micro_batch_size); raise it, or take fewer machines or more tp or pp",
+            code="config.combination",
         )
     return int(most // each * each)
 
@@ -193,7 +197,7 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
         remedy += f", or {LORA_FITS}" if found else ""
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
-    return ConfigError(f"{start} fits the model{length}{batch}; {remedy}")
+    return ConfigError(f"{start} fits the model{length}{batch}; {remedy}", code="config.combination")
 
 
 def _sized(config: JobConfig, batch: int) -> JobConfig:

@@ -47,7 +47,8 @@ def shape_of(config: JobConfig) -> ModelShape:
             return ModelShape.from_config(json.loads(file.read_text("utf-8")))
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy this file again"
+                f"model.path: {file} cannot be read ({first_line(error)}); mend it there, or copy this file again",
+                code="config.unreadable",
             ) from None
     if config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
@@ -59,7 +60,8 @@ def shape_of(config: JobConfig) -> ModelShape:
         name = config.model.path.partition("@")[0].rstrip("/").rpartition("/")[2]
         raise ConfigError(
             f"model.path: nothing is known about the model in {config.model.path}; give --model a folder "
-            f"that holds its config.json, or the name of a known model; {hint(name, table('models')['models'])}"
+            f"that holds its config.json, or the name of a known model; {hint(name, table('models')['models'])}",
+            code="model.not_found",
         )
     return shape
 

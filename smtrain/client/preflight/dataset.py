@@ -18,6 +18,7 @@ from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabula
 from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
+from smtrain.core.text import with_article
 
 
 def model(context: Context) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ def model(context: Context) -> Iterator[Finding]:
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:
-        yield Finding("model", "ok", f"{uri} is a {described.get('model_type')} model")
+        yield Finding("model", "ok", f"{uri} is {with_article(str(described.get('model_type')))} model")
 
 
 def data(context: Context) -> Iterator[Finding]:

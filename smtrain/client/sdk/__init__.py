@@ -46,7 +46,8 @@ def chosen(target: Target, config: JobConfig) -> Generation | None:
     if (present := installed()) != wanted:
         extra = {"v3": "aws", "v2": "sdk-v2"}[wanted]
         raise ConfigError(
-            [f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run `{install(extra)}`"]
+            f"compute.sdk: is {wanted}, and {present or 'no SageMaker SDK'} is installed; run `{install(extra)}`",
+            code="package.missing",
         )
     return wanted
 

@@ -81,7 +81,7 @@ def refuse_secrets(request: dict[str, Any]) -> None:
     ]
     if faults:
         remedy = "which anyone who may describe the job could read; keep it in Secrets Manager (model.token)"
-        raise ConfigError([f"{fault}, {remedy}" for fault in faults])
+        raise ConfigError([f"{fault}, {remedy}" for fault in faults], code="config.secret")
 
 
 def send(target: Target, name: str, call: Callable[[], Any]) -> None:

@@ -21,6 +21,7 @@ from smtrain.core.config.section import kinds
 from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
+from smtrain.core.text import with_article
 from smtrain.core.yaml_text import MOST_DEPTH, YamlError, parse, unfilled
 
 Source = JobConfig | Mapping[str, Any] | str | Path
@@ -89,7 +90,8 @@ def _read(source: Source | None) -> dict[str, Any]:
         raise ConfigError(f"{path}: is empty; a config needs at least model.path", code="config.unreadable")
     if not isinstance(loaded, dict):
         raise ConfigError(
-            f"{path}: must hold keys and values at the top, not a {type(loaded).__name__}", code="config.unreadable"
+            f"{path}: must hold keys and values at the top, not {with_article(type(loaded).__name__)}",
+            code="config.unreadable",
         )
     if loaded and not loaded.keys() & JobConfig.model_fields.keys():
         known = ", ".join(JobConfig.model_fields)
@@ -118,7 +120,7 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
-                    f"{where}the key {shown(repr(name))} is a {type(name).__name__}; a key is text",
+                    f"{where}the key {shown(repr(name))} is {with_article(type(name).__name__)}; a key is text",
                     code="config.wrong_value",
                 )
             found[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)

@@ -40,7 +40,7 @@ class Machines:
         match = _MACHINES.fullmatch(text.strip())
         if not match or match[2] == "0":
             raise ConfigError(f"machines: got {text!r}; say {HERE}, or an instance type and how many: "
-                               "ml.trn1.32xlarge:2")  # fmt: skip
+                               "ml.trn1.32xlarge:2", code="config.wrong_value")  # fmt: skip
         return cls(match[1], int(match[2] or 1))
 
 

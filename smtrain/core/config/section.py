@@ -35,7 +35,9 @@ class _Called(ModelMetaclass):
         section = cast("type[BaseModel]", self)
         if args:
             words = f"takes its keys by name, as in {section.__name__}({next(iter(section.model_fields))}=...)"
-            raise ConfigError(f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping")
+            raise ConfigError(
+                f"{section.__name__}: {words}; smtrain.load_config takes a file or a mapping", code="call.invalid"
+            )
         if not values and not any(field.is_required() for field in section.model_fields.values()):
             # Defaults need no validation. Else the default sections of JobConfig would build the validator of every
             # section at import.
@@ -54,7 +56,8 @@ class Section(BaseModel, metaclass=_Called):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError(
-            f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another"
+            f"{name}: a config is not changed in place; smtrain.load_config(config, set_=[...]) makes another",
+            code="call.invalid",
         )
 
     @classmethod

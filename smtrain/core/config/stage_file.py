@@ -36,7 +36,9 @@ def stage_config(container: Container) -> JobConfig:
         if not values:
             raise
         faults = [sentence_of(JobConfig, key_of(detail)[1], detail) for detail in error.errors()]
-    raise ConfigError([f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults])
+    raise ConfigError(
+        [f"a hyperparameter of the tuning job cannot be used: {fault}" for fault in faults], code="config.wrong_value"
+    )
 
 
 def tuned_values(container: Container) -> dict[str, str]:

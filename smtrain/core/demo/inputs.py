@@ -61,7 +61,7 @@ def materialise(uri: str, say: Say = lambda _: None) -> Path:
         SMOLLM2: lambda folder: smollm2.write(folder, say),
     }
     if uri not in makers:
-        raise ConfigError(f"{uri}: no such demo input; there are {', '.join(makers)}")
+        raise ConfigError(f"{uri}: no such demo input; there are {', '.join(makers)}", code="config.wrong_value")
     folder = home() / "demo" / uri.removeprefix("demo://")
     if not folder.is_dir():
         part = folder.with_name(f".{folder.name}.{os.getpid()}")

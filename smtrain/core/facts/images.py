@@ -99,7 +99,8 @@ def _registry(region: str) -> str:
     if region not in images["accounts"] and region not in images["default_regions"]:
         raise ConfigError(
             f"compute.region: no registry of training images is known for {region!r}; {_near_region(region)}set "
-            "compute.image"
+            "compute.image",
+            code="config.wrong_value",
         )
     suffix = next((s for prefix, s in images["suffixes"].items() if region.startswith(prefix)), "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{suffix}"
@@ -126,7 +127,8 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
         return image_uri(region, engine)
     raise ConfigError(
         f"compute.image: no image is known for train.engine {engine} on {instance_type}; set compute.image to one "
-        f"{lacking}"
+        f"{lacking}",
+        code="config.combination",
     )
 
 

@@ -16,6 +16,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role as Role
 from smtrain.core.model.blocks import Spec as Spec
 from smtrain.core.model.blocks import block, norm
+from smtrain.core.text import with_article
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ class ModelShape:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
         """Read the contents of a `config.json`. Raises `CheckpointError` for a family or a config we cannot train."""
-        kind = config.get("model_type")
-        family = FAMILIES.get(str(kind))
+        kind = str(config.get("model_type"))
+        family = FAMILIES.get(kind)
         if family is None:
             raise CheckpointError(_no_family(config))
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
@@ -160,17 +161,18 @@ class ModelShape:
             value = got.get(key)
             if value is None:
                 raise CheckpointError(
-                    f"config.json has no {key}, which a {kind} model needs (a whole number of at least 1): add it, or "
-                    "take the whole config.json of the model"
+                    f"config.json has no {key}, which {with_article(kind)} model needs (a whole number of at least "
+                    "1): add it, or take the whole config.json of the model"
                 )
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CheckpointError(
-                    f"config.json has {key} = {value!r} for a {kind} model: it must be a whole number of at least 1"
+                    f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole number of "
+                    "at least 1"
                 )
             if value > (most := _MOST.get(name, 1 << 40)):
                 raise CheckpointError(
-                    f"config.json has {key} = {value:.4g} for a {kind} model, and more than {most:,} are in no model: "
-                    "take the config.json of a model that exists"
+                    f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than {most:,} are "
+                    "in no model: take the config.json of a model that exists"
                 )
             return value
 

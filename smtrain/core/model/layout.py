@@ -77,14 +77,15 @@ class Layout:
     ) -> None:
         faults = shape.mesh_faults(tp, pp)
         if faults:
-            raise ConfigError(faults)
+            raise ConfigError(faults, code="config.combination")
         self.shape, self.tp, self.pp, self.kv_order = shape, tp, pp, kv_order
         self.kv_multiplier = kv_multiplier or max(1, tp // shape.kv_heads)
         group = shape.heads // shape.kv_heads
         if shape.kv_heads * self.kv_multiplier % tp or group % self.kv_multiplier:
             raise ConfigError(
                 f"kv_multiplier = {self.kv_multiplier} does not fit: {shape.kv_heads} key/value heads times it "
-                f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head"
+                f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head",
+                code="config.combination",
             )
         self._starts = _stage_starts(shape.layers, pp, cuts)
 
@@ -186,7 +187,8 @@ def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int
     starts = (0, *(c + 1 for c in cuts), layers)
     if len(starts) != pp + 1 or any(a >= b for a, b in pairwise(starts)):
         raise ConfigError(
-            f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}"
+            f"pipeline cuts {list(cuts)} must be {pp - 1} rising layer numbers below {layers - 1} for pp = {pp}",
+            code="config.combination",
         )
     return starts
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+from smtrain.core.text import with_article
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
@@ -50,8 +51,9 @@ def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
     known = linears(shape)
     if not known:
         raise ConfigError(
-            f"train.adapter: the linears of a {shape.family} model are stored with their inputs first (Conv1D), "
-            "for which smtrain has no adapters; leave train.adapter out"
+            f"train.adapter: the linears of {with_article(shape.family)} model are stored with their inputs first "
+            "(Conv1D), for which smtrain has no adapters; leave train.adapter out",
+            code="config.combination",
         )
     if tuple(asked) == (ALL_LINEAR,):
         return known
@@ -59,7 +61,9 @@ def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
     if lost or not asked:
         shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
         raise ConfigError(
-            f"train.adapter.targets: {shown} of a {shape.family} model; take {ALL_LINEAR} or some of {', '.join(known)}"
+            f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take {ALL_LINEAR} or some of "
+            f"{', '.join(known)}",
+            code="config.combination",
         )
     return tuple(name for name in known if name in asked)
 

@@ -66,7 +66,8 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
     except urllib.error.HTTPError as error:
         raise SmtrainError(
             f"{site()} refuses {name} at {revision or BRANCH} ({error.code} {error.reason}); check its name and "
-            "revision, and for a private model its token (model.token)"
+            "revision, and for a private model its token (model.token)",
+            code="model.not_found",
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise SmtrainError(
@@ -74,7 +75,8 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
         ) from None
     except (KeyError, TypeError, ValueError, AttributeError):  # ValueError: no JSON, or no files at all
         raise SmtrainError(
-            f"{site()} lists no files of {name} at {revision or BRANCH}; check its name and revision"
+            f"{site()} lists no files of {name} at {revision or BRANCH}; check its name and revision",
+            code="model.not_found",
         ) from None
     return commit, files
 

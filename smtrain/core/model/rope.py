@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.text import with_article
 
 # Required and optional settings of each type.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -128,7 +129,8 @@ def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positio
     share = _number(key, whole if share is None else share)
     if model_type not in _OLD_NAMES and share != 1:
         raise CheckpointError(
-            f"config.json has partial_rotary_factor = {share:g}, but a {model_type} model turns whole heads: remove it"
+            f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)} model turns whole "
+            "heads: remove it"
         )
     if share > 1:
         raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")

@@ -68,12 +68,14 @@ def chat(
     usual = replace(DRAWN, temperature=0.0, top_k=0, top_p=1.0) if settings.get("temperature") == 0 else DRAWN
     drawn = known_settings(sampling or usual, settings)
     if turns is not None and turns < 0:
-        raise ConfigError([f"turns: got {turns}; at least 0 is needed"])
+        raise ConfigError(f"turns: got {turns}; at least 0 is needed", code="config.wrong_value")
     if endpoint is not None:
         _refuse_with_endpoint(endpoint, {"model": model, "compare": compare, "adapter": adapter, "template": template})
         return EndpointChat(endpoint, drawn, system, turns, target)
     if model is None:
-        raise ConfigError(["model: is missing; name a folder, run, job or s3:// prefix, or an endpoint"])
+        raise ConfigError(
+            "model: is missing; name a folder, run, job or s3:// prefix, or an endpoint", code="config.missing_key"
+        )
     source, other, on_top = models = chosen(model, compare, adapter, target)
     refuse_too_large([one.need for one in (source, on_top, other) if one is not None])
     file = None if template is None else Path(template)
@@ -86,7 +88,10 @@ def chat(
 def _refuse_with_endpoint(endpoint: str, options: dict[str, Any]) -> None:
     """Raise `ConfigError` for an option that the endpoint has fixed, and for an invalid name."""
     if option := next((key for key, value in options.items() if value is not None), None):
-        raise ConfigError([f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the two out"])
+        raise ConfigError(
+            f"{option}: endpoint {endpoint} serves one model in its own way; leave one of the two out",
+            code="config.combination",
+        )
     checked("endpoint", endpoint)
 
 
@@ -94,7 +99,9 @@ def known_settings(sampling: Sampling, settings: dict[str, Any]) -> Sampling:
     """`sampling` with some settings replaced. Raises `ConfigError` for an unknown one."""
     if unknown := sorted(settings.keys() - Sampling.__dataclass_fields__.keys()):
         names = ", ".join(Sampling.__dataclass_fields__)
-        raise ConfigError([f"{unknown[0]}: is not a generation setting; the settings are {names}"])
+        raise ConfigError(
+            f"{unknown[0]}: is not a generation setting; the settings are {names}", code="config.unknown_key"
+        )
     if isinstance(settings.get("stop"), str):
         settings = {**settings, "stop": (settings["stop"],)}
     return replace(sampling, **{**settings, **({"stop": tuple(settings["stop"])} if "stop" in settings else {})})

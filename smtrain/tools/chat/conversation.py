@@ -168,7 +168,7 @@ class EndpointChat(Chat):
         Raises `JobError` if the endpoint cannot be reached, or its model does not answer.
         """
         if not text.strip():
-            raise ConfigError(["the question is empty; ask something"])
+            raise ConfigError("the question is empty; ask something", code="config.wrong_value")
         (speaker,) = self._speakers
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
         body = chat_request(self.endpoint, speaker.conversation.asked(text), sampling)

@@ -150,7 +150,7 @@ def generate(
     texts = [prompts] if isinstance(prompts, (str, Path)) else list(prompts)
     queue = read_prompts(files, map(str, texts))
     if batch < 1:
-        raise ConfigError([f"batch: got {batch}; at least 1 is needed"])
+        raise ConfigError(f"batch: got {batch}; at least 1 is needed", code="config.wrong_value")
     file = None if out is None else Path(out)
     key = [str(model), str(adapter), chat, system, str(template), asdict(sampling), [asdict(one) for one in queue]]
     part, done = (None, []) if file is None else _begun(file, overwrite, batch, key)

@@ -59,7 +59,8 @@ class FoundModel:
         if self.size - held > free:
             raise JobError(
                 f"{self.far[1]} holds {self.size / 1e9:,.1f} GB and {home()} has {free / 1e9:,.1f} GB free; free "
-                "space there, or set SMTRAIN_HOME to a folder on another disk"
+                "space there, or set SMTRAIN_HOME to a folder on another disk",
+                code="disk.full",
             )
         if held < self.size:
             say(f"fetching {self.size / 1e9:,.2f} GB from {self.far[1]} into {self.folder}")
@@ -122,7 +123,8 @@ def _here(path: Path, name: str) -> FoundModel:
         why = " (MODEL is the folder of the model that training started from, for its tokenizer)" if config else ""
         raise CheckpointError(
             f"{name} is not a Hugging Face folder; `smtrain convert {name} FOLDER --to hf{config}` makes one of a "
-            f"checkpoint{why}"
+            f"checkpoint{why}",
+            code="model.not_found",
         )
     names = [file.relative_to(path).as_posix() for some in ("*", "*/*") for file in path.glob(some)]
     if (path / "config.json").is_file() and (fault := file_misfit(path / "config.json")):
@@ -146,7 +148,7 @@ def _json(file: Path) -> dict[str, Any]:
         why = file_misfit(file) or f"{file} cannot be read as JSON; mend it there, or copy this file again"
         raise CheckpointError(why) from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file} is not a JSON object; copy it again")
+        raise CheckpointError(f"{file} is not a JSON object; copy it again", code="checkpoint.damaged")
     return content
 
 
@@ -166,7 +168,9 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
         if done is not None:
             return _of_job(done, name)
         if exports or jobs_of(place, job, "train"):
-            raise JobError(f"{name} has not exported a model yet; `smtrain run CONFIG` exports one")
+            raise JobError(
+                f"{name} has not exported a model yet; `smtrain run CONFIG` exports one", code="model.not_found"
+            )
         named = Job(job, place)
         named.describe()
     except (ClientError, JobError) as error:
@@ -175,7 +179,8 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
         near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
             f"{name}: there is no such folder, and no run or job of this name {side}; {near}`smtrain list` lists "
-            "the existing ones"
+            "the existing ones",
+            code="model.not_found",
         ) from None
     return _of_job(named, name)
 
@@ -189,12 +194,17 @@ def _of_job(job: Any, name: str) -> FoundModel:
     if ours is not None and ours[1] == "train":
         done = exported(job, job.describe())
         if done is None:
-            raise JobError(f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it")
+            raise JobError(
+                f"what {job.name} trained has not been exported yet; `smtrain run CONFIG` exports it",
+                code="model.not_found",
+            )
         job = Job(done, job.target)
     try:
         return _in_s3(job.target, job.output, name)
     except CheckpointError:
-        raise JobError(f"{job.name} left no Hugging Face model; name the run, or its export job") from None
+        raise JobError(
+            f"{job.name} left no Hugging Face model; name the run, or its export job", code="model.not_found"
+        ) from None
 
 
 def _in_s3(target: JobPlace, uri: str, name: str) -> FoundModel:

@@ -170,11 +170,16 @@ def compare(
         True
     """
     if len(trainings) < 2:
-        raise ConfigError(["compare: give two or more trainings; the first is what the others are compared with"])
+        raise ConfigError(
+            "compare: give two or more trainings; the first is what the others are compared with",
+            code="config.missing_key",
+        )
     if by not in get_args(By):
-        raise ConfigError([f"by: got {by!r}; {hint(str(by), get_args(By))}"])
+        raise ConfigError(f"by: got {by!r}; {hint(str(by), get_args(By))}", code="config.wrong_value")
     if window < 1 or (tolerance is not None and not 0 < tolerance < float("inf")):
-        raise ConfigError([f"window and tolerance must be above 0; they are {window} and {tolerance}"])
+        raise ConfigError(
+            f"window and tolerance must be above 0; they are {window} and {tolerance}", code="config.wrong_value"
+        )
     every = tuple(with_tokens(read(what, target), tokens_per_step) for what in trainings)
     limit = USUAL if tolerance is None else tolerance
     return Comparison(by, window, limit, every, tuple(_pair(every[0], one, by, window, limit) for one in every[1:]))

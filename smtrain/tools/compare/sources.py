@@ -50,7 +50,7 @@ def read(what: Any, target: TargetName | None = None) -> Series:
         return _of_attempts([*[result.job for result in what.results if result.stage == "train"]], what.config.name)
     if hasattr(what, "records") and hasattr(what, "describe"):
         return _of_attempts([what], what.name)
-    raise DataError(f"{what!r} is not a run, job, table or file of a training")
+    raise DataError(f"{what!r} is not a run, job, table or file of a training", code="data.not_found")
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -69,7 +69,10 @@ def _of_path(path: Path, name: str) -> Series:
             return _of_path(metrics, name)
         if any(path.rglob(f"{_EVENTS}*")):
             return series(name, str(path), _events(path))
-        raise DataError(f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that does")
+        raise DataError(
+            f"{path} holds no metrics.jsonl and no TensorBoard event files; name a folder that does",
+            code="data.not_found",
+        )
     if path.name.startswith(_EVENTS):
         return series(name, str(path), _events(path))
     try:
@@ -145,7 +148,8 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
         near = near_path(name) or (near_run(name) if place.name == "local" else "")
         raise JobError(
             f"{name}: there is no such file, and no run or job of this name {side}; {near}`smtrain list` lists "
-            "the existing ones"
+            "the existing ones",
+            code="job.not_found",
         ) from None
     return _of_attempts(attempts, label)
 

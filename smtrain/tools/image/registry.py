@@ -84,7 +84,8 @@ def pull(client: Any, ecr: Any, name: str, say: Say) -> None:
     if size and free is not None and size * (1 + UNPACKED) > free:
         raise LocalError(
             f"{name} is {spell_bytes(size)}, some {spell_bytes(size * UNPACKED)} unpacked, and Docker's disk has "
-            f"{spell_bytes(free)} free; free some with `{program().lower()} system prune`"
+            f"{spell_bytes(free)} free; free some with `{program().lower()} system prune`",
+            code="disk.full",
         )
     repository, tag = _split(name)
     with plainly(f"pulling {name}"):

@@ -61,7 +61,10 @@ def push(
         smtrain.core.errors.CheckpointError: ./no-such-folder: there is no such folder
     """
     if not _REPO.fullmatch(repository):
-        raise ConfigError([f"repository: got {repository!r}; it is organization/name, as in my-org/llama-medical"])
+        raise ConfigError(
+            f"repository: got {repository!r}; it is organization/name, as in my-org/llama-medical",
+            code="config.wrong_value",
+        )
     source = find(model, target)
     try:
         from huggingface_hub import HfApi

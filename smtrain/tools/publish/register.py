@@ -61,7 +61,7 @@ def register(
     names.checked("group", group)
     model = find(account.name, account.target.name)
     if model.far is None:
-        raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one")
+        raise JobError(f"{account.name} has no model in S3; `smtrain run CONFIG` exports one", code="model.not_found")
     spec = spec_of(model, account.name, instance_type, role=role, image=image)
     request = create_model_package(account, spec, group, approve=approve)
     client = account.target.sagemaker

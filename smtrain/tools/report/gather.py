@@ -114,7 +114,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     ours = stage_of(job)
     run = ours[0] if ours else job
     if not _NAME.fullmatch(run):
-        raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones")
+        raise JobError(f"{name!r} cannot be a run's name; `smtrain list` lists the existing ones", code="job.not_found")
     stages = {(run, stage) for stage in STAGES}
     rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if stage_of(row.name) in stages]
     if not rows:

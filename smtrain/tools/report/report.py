@@ -59,7 +59,9 @@ def report(
         'llama.html'
     """
     if out is not None and (not str(out).strip() or Path(out).is_dir()):
-        raise ConfigError([f"out: {str(out)!r} is not a file name; give one such as report.html"])
+        raise ConfigError(
+            f"out: {str(out)!r} is not a file name; give one such as report.html", code="config.wrong_value"
+        )
     account = gather(run, target)
     file = Path(out) if out is not None else Path(f"{account.name}.html")
     refuse_other(file, overwrite)
@@ -76,7 +78,9 @@ def refuse_other(file: Path, overwrite: bool) -> None:
     with file.open("rb") as content:
         head = content.read(4096)
     if _MARK.encode() not in head:
-        raise ConfigError([f"{file}: exists and is not a report; name another file, or use --overwrite"])
+        raise ConfigError(
+            f"{file}: exists and is not a report; name another file, or use --overwrite", code="config.wrong_value"
+        )
 
 
 def page(run: RunAccount, failures: Sequence[str] = ()) -> str:

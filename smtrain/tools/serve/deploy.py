@@ -87,12 +87,17 @@ def deploy(
         >>> smtrain.undeploy("llama", say=lambda line: None)
     """
     if seconds is not None and seconds < _SHORTEST_S:
-        raise ConfigError([f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m"])
+        raise ConfigError(
+            f"for: {spell(seconds)} is less than an endpoint takes to start; give at least 15m",
+            code="config.wrong_value",
+        )
     if instance_count < 1 or (max_length is not None and max_length < 1):
-        raise ConfigError(["instance_count and max_length must be at least 1"])
+        raise ConfigError("instance_count and max_length must be at least 1", code="config.wrong_value")
     refuse_unknown_type(instance_type)
     if not model.isprintable():
-        raise JobError(f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are")
+        raise JobError(
+            f"{model!r} cannot be the name of a run or job; `smtrain list` shows those there are", code="job.not_found"
+        )
     source = find(model, target)
     if source.far is None:
         raise JobError(f"{model} lies on this machine; name its run, or copy it to an s3:// prefix and name that")
@@ -117,7 +122,9 @@ def refuse_unknown_type(instance_type: str) -> None:
     if instance_type not in known:
         near = instance_meant(instance_type) or nearest(instance_type, known)
         meant = f"did you mean {near}?" if near else "take one such as ml.g6e.xlarge"
-        raise ConfigError([f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}"])
+        raise ConfigError(
+            f"instance_type: {instance_type} is no instance type that boto3 knows; {meant}", code="config.wrong_value"
+        )
 
 
 @public
@@ -230,7 +237,8 @@ def _schedule(place: Target, name: str, until: datetime.datetime, role: str) -> 
     except (ClientError, BotoCoreError) as error:
         raise JobError(
             f"the schedule that would delete {name} could not be made ({error}), so the endpoint was not either; allow "
-            f"yourself scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}"
+            f"yourself scheduler:CreateSchedule and iam:PassRole, and let scheduler.amazonaws.com assume {role}",
+            code="aws.refused",
         ) from None
 
 
@@ -248,7 +256,7 @@ def _create(place: Target, spec: EndpointSpec, scheduled: bool) -> None:
     except ClientError as error:
         if scheduled:
             place.client("scheduler").delete_schedule(Name=schedule_name(spec.name))
-        raise JobError(f"endpoint {spec.name} was refused: {error}") from None
+        raise JobError(f"endpoint {spec.name} was refused: {error}", code="aws.refused") from None
 
 
 def _once(call: Any, request: dict[str, Any]) -> None:

@@ -55,10 +55,11 @@ def serve(
     source = find(model, target)  # first: a wrong name is corrected sooner than a package is installed
     chosen = _chosen(server)
     if source.is_adapter and chosen != "vllm":
-        raise ConfigError([
+        raise ConfigError(
             f"{model} is a LoRA adapter, which transformers' server does not load; install vllm, or merge it with "
-            "`smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`"
-        ])  # fmt: skip
+            "`smtrain convert BASE FOLDER --to hf --merge-adapter ADAPTER`",
+            code="config.combination",
+        )
     if chosen == "transformers":
         refuse_too_large([source.need])
     _refuse_taken(host, port)
@@ -93,10 +94,11 @@ def command_of(server: Server, model: FoundModel, folder: Path, host: str, port:
         return [str(_program("vllm")), "serve", str(folder), *at, *name]
     base = str(model.described.get("base_model_name_or_path") or "")
     if not base or base.startswith("s3://"):
-        raise ConfigError([
+        raise ConfigError(
             f"{model.name} names {base or 'no base model'}, which vLLM cannot load; download the base model and write "
-            "its folder into base_model_name_or_path of adapter_config.json"
-        ])  # fmt: skip
+            "its folder into base_model_name_or_path of adapter_config.json",
+            code="config.wrong_value",
+        )
     rank = max(8, int(model.described.get("r", 16)))
     lora = ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name[1]}={folder}"]
     return [str(_program("vllm")), "serve", base, *at, *lora]
@@ -120,7 +122,7 @@ def name_of(server: Server, model: FoundModel, folder: Path) -> str:
 
 def _chosen(server: Server | None) -> Server:
     if server is not None and server not in get_args(Server):
-        raise ConfigError([f"server: got {server!r}; {hint(str(server), get_args(Server))}"])
+        raise ConfigError(f"server: got {server!r}; {hint(str(server), get_args(Server))}", code="config.wrong_value")
     installed = servers()
     if server is None and installed:
         return installed[0]
@@ -128,7 +130,7 @@ def _chosen(server: Server | None) -> Server:
         return server
     lacking = server or "vllm, nor a server of transformers"
     remedy = "pip install vllm" if server == "vllm" else "pip install 'transformers[serving]'"
-    raise ConfigError([f"this Python has no {lacking}; `{remedy}` installs one"])
+    raise ConfigError(f"this Python has no {lacking}; `{remedy}` installs one", code="package.missing")
 
 
 def _program(name: str) -> str | None:

@@ -20,7 +20,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import ENDED
-from smtrain.core.text import Say
+from smtrain.core.text import Say, with_article
 from smtrain.tools.tune.search import Search
 from smtrain.tools.tune.space import Values, with_values
 from smtrain.tools.tune.trials import FINISHED_FIRST, Trial, TuningRecord, hopeless
@@ -146,7 +146,10 @@ class TrialLoop:
         if job.known_status == "Completed":
             trial.status = "finished"
             if trial.value is None or not isfinite(trial.value):
-                trial.status, trial.reason = "failed", f"it ended without a {self.objective} that is a number"
+                trial.status, trial.reason = (
+                    "failed",
+                    f"it ended without {with_article(self.objective)} that is a number",
+                )
         elif job.known_status == "Stopped":
             trial.status = "stopped early" if trial.number in self._stopping else "stopped"
         else:

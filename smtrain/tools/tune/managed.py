@@ -52,7 +52,9 @@ def tuning_request(
     `seconds` ends the whole tuning. Raises `ConfigError` for options that a tuning job does not support.
     """
     if "SessionChainingConfig" in request:
-        raise ConfigError(["compute.session_tag_chaining: a tuning job cannot have it; leave it out"])
+        raise ConfigError(
+            "compute.session_tag_chaining: a tuning job cannot have it; leave it out", code="config.combination"
+        )
     algorithm = request["AlgorithmSpecification"]
     ranged = any(axis.ranged for axis in axes)
     keys = [axis.key for axis in axes]
@@ -113,10 +115,10 @@ def create(place: Target, request: dict[str, Any], say: Say) -> str:
         place.sagemaker.create_hyper_parameter_tuning_job(**request)
     except ClientError as error:
         if error.response["Error"].get("Code") != "ResourceInUse":
-            raise JobError(f"{name} was refused: {error}") from None
+            raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
         say(f"tuning job {name} is there already; joining it")
     except ParamValidationError as error:
-        raise JobError(f"{name} was refused: {error}") from None
+        raise JobError(f"{name} was refused: {error}", code="aws.refused") from None
     else:
         say(f"tuning job {name}; `aws sagemaker stop-hyper-parameter-tuning-job` with this name ends it early")
     return name

@@ -64,7 +64,10 @@ class Axis:
 def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
     """The keys of `--over` texts; raises `ConfigError` with every fault in them."""
     if not over:
-        raise ConfigError(["--over: names no key; give one or more, such as --over train.lr=log:1e-5..1e-3"])
+        raise ConfigError(
+            "--over: names no key; give one or more, such as --over train.lr=log:1e-5..1e-3",
+            code="config.missing_key",
+        )
     faults: list[str] = []
     axes: dict[str, Axis] = {}
     for text in over:
@@ -77,7 +80,7 @@ def axes_of(over: Sequence[str]) -> tuple[Axis, ...]:
             faults.append(f"--over {text}: {axis.key} is given twice; give all its values in one")
         axes[axis.key] = axis
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.wrong_value")
     return tuple(axes.values())
 
 
@@ -161,19 +164,19 @@ def try_ends(config: JobConfig, axes: Sequence[Axis]) -> None:
         try:
             other = with_values(config, values)
         except ConfigError as error:
-            raise ConfigError([f"--over: with {shown}: {fault}" for fault in error.faults]) from None
+            raise ConfigError(
+                [f"--over: with {shown}: {fault}" for fault in error.faults], code="config.wrong_value"
+            ) from None
         for stage in stages_before("train"):
             if stage_named(stage).shared and keys_of(other, stage) != keys_of(config, stage):
                 raise ConfigError(
-                    [f"--over: {shown} changes what stage {stage} makes, which all trials share; "
-                     "tune other keys, and give these a value in the config"]
-                )  # fmt: skip
+                    f"--over: {shown} changes what stage {stage} makes, which all trials share; "
+                     "tune other keys, and give these a value in the config", code="config.combination")  # fmt: skip
         changed = set(_differences(keys_of(config, "train"), keys_of(other, "train")))
         if others := sorted(changed - set(values)):
             raise ConfigError(
-                [f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these a value "
-                 "in the config"]
-            )  # fmt: skip
+                f"--over: {shown} also changes {', '.join(others)}; tune other keys, and give these a value "
+                 "in the config", code="config.combination")  # fmt: skip
 
 
 def _corners(axes: Sequence[Axis]) -> Iterator[Values]:

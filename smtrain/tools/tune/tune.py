@@ -82,7 +82,7 @@ def tune(
     limits = _limits(config, axes, max_jobs, parallel, budget, early_stop)
     search = search_of(axes, limits.max_jobs, config.train.seed) if place.name != "aws" else None
     if out is not None and Path(out).is_file():
-        raise ConfigError([f"out: {out} is a file; name a folder"])
+        raise ConfigError(f"out: {out} is a file; name a folder", code="config.wrong_value")
     earlier = [stage for stage in stages_of(config, place.name) if stage in stages_before("train")]
     if check:
         before(Chain(config, place), [*earlier, "train"], say)
@@ -123,17 +123,18 @@ def _settled(
     if budget is not None and not 0 < budget < float("inf"):
         faults.append(f"budget: got {budget}; a number of dollars above 0 is needed")
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.wrong_value")
     axes = axes_of([over] if isinstance(over, str) else over)
     config = load_config(source, set_=set_, target=target, **sections)
     if config.target == "slurm" and (ranged := [str(axis) for axis in axes if axis.ranged]):
         raise ConfigError(
-            [f"--over {ranged[0]}: a Slurm cluster tries combinations alone; name the values, with commas between"]
+            f"--over {ranged[0]}: a Slurm cluster tries combinations alone; name the values, with commas between",
+            code="config.combination",
         )
     try_ends(config, axes)
     if not any(axis.ranged for axis in axes) and (count := len(grid(axes))) > max_jobs:
-        raise ConfigError([f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
-                           f"{count}, or leave out values"])  # fmt: skip
+        raise ConfigError(f"max_jobs: {count} combinations are asked for, and {max_jobs} trials allowed; allow "
+                           f"{count}, or leave out values", code="config.combination")  # fmt: skip
     return config, axes
 
 

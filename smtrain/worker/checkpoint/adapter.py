@@ -112,14 +112,18 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
     """
     path = folder_of(str(path))
     if not is_uri(path) and not Path(path).is_dir():
-        raise CheckpointError(f"{path} is not a folder; give the one that holds {CONFIG}, or a run's checkpoints.")
+        raise CheckpointError(
+            f"{path} is not a folder; give the one that holds {CONFIG}, or a run's checkpoints.",
+            code="checkpoint.missing",
+        )
     location = place(path)
     if CONFIG in location.files():
         return _of_peft(location, shape)
     source = native_adapter(location)
     if source is None:
         raise CheckpointError(
-            f"{path} holds no adapter; give a folder with {CONFIG}, or the checkpoints of a run with train.adapter."
+            f"{path} holds no adapter; give a folder with {CONFIG}, or the checkpoints of a run with train.adapter.",
+            code="checkpoint.missing",
         )
     lora = source.manifest.lora
     assert lora is not None
@@ -156,7 +160,8 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
         if both[A].shape[0] != rank or both[B].shape[1] != rank:
             raise CheckpointError(
                 f"{location}: the factors of {module[:200]} have rank {both[A].shape[0]} and {both[B].shape[1]}, and "
-                f"{CONFIG} says {rank}; copy both files from the same adapter."
+                f"{CONFIG} says {rank}; copy both files from the same adapter.",
+                code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
         factors[shape.file_name(f"{module}.weight")] = Factor(
@@ -221,7 +226,7 @@ def _slabs(location: Place) -> dict[str, Slab]:
         if not tensors:
             raise not_tensors(loaded, f"{location}/{_OLDER}")
     else:
-        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.")
+        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged")
     return {without_wrappers(name): slab for name, slab in tensors.items()}
 
 

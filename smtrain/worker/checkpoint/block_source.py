@@ -122,7 +122,8 @@ class PieceSource(WeightSource):
         if twins and not np.array_equal(bits, self._assemble(twins, bounds, None)):
             raise CheckpointError(
                 f"{self._place}: the output layer differs from {name}, to which config.json ties it; set "
-                "tie_word_embeddings: false there if they were trained apart."
+                "tie_word_embeddings: false there if they were trained apart.",
+                code="checkpoint.other_model",
             )
         return bits
 
@@ -173,7 +174,10 @@ def _tiled(location: Place, key: str, blocks: list[TensorBlock], shape: tuple[in
     wide = sorted(spans[0] for spans in columns if spans) if len(shape) > 1 else []
     covered = all(_covers(sorted(rows), shape[0]) for rows in columns.values()) and bool(columns)
     if not covered or (len(shape) > 1 and not _covers(wide, shape[1])):
-        raise CheckpointError(f"{location}: parts of {key} are missing; copy the .distcp files that were left behind.")
+        raise CheckpointError(
+            f"{location}: parts of {key} are missing; copy the .distcp files that were left behind.",
+            code="checkpoint.damaged",
+        )
     return [columns[spans][rows] for spans in sorted(columns) for rows in sorted(columns[spans])]
 
 

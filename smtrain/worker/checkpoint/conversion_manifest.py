@@ -21,7 +21,10 @@ def read_manifest(location: Place) -> dict[str, Any]:
     folder = location.path()
     unfinished = folder is not None and is_unfinished(folder, MANIFEST)
     if unfinished or (MANIFEST not in location.files() and JOURNAL in location.files()):
-        raise CheckpointError(f"{location} is left over from a conversion that was interrupted; run that again.")
+        raise CheckpointError(
+            f"{location} is left over from a conversion that was interrupted; run that again.",
+            code="checkpoint.damaged",
+        )
     if MANIFEST not in location.files():
         return {}
     manifest = read_json(location, MANIFEST, ", or convert the model again")
@@ -29,7 +32,8 @@ def read_manifest(location: Place) -> dict[str, Any]:
         return {}
     if manifest["format"] != FORMAT:
         raise CheckpointError(
-            f"{location}/{MANIFEST} is not the manifest of converted weights; convert the model again."
+            f"{location}/{MANIFEST} is not the manifest of converted weights; convert the model again.",
+            code="checkpoint.damaged",
         )
     if manifest.get("version") != VERSION:
         raise CheckpointError(
@@ -37,7 +41,9 @@ def read_manifest(location: Place) -> dict[str, Any]:
         )
     files = manifest.get("files")
     if not isinstance(files, dict) or not all(isinstance(about, dict) and "size" in about for about in files.values()):
-        raise CheckpointError(f"{location}/{MANIFEST} lists no files; convert the model again.")
+        raise CheckpointError(
+            f"{location}/{MANIFEST} lists no files; convert the model again.", code="checkpoint.damaged"
+        )
     present = location.files()
     for file, about in files.items():
         if "crc32" in about and present.get(file) != about["size"]:  # the small files may be edited
@@ -48,7 +54,8 @@ def read_manifest(location: Place) -> dict[str, Any]:
                 )
             raise strange(location, file) or CheckpointError(
                 f"{location}/{file} has {present[file]} bytes instead of {about['size']}; copy this file again, or "
-                "convert the model again."
+                "convert the model again.",
+                code="checkpoint.damaged",
             )
     return manifest
 
@@ -66,7 +73,8 @@ def mesh_of(ranks: Collection[tuple[int, int]], location: object, noun: str = "f
     for t, p in product(range(min(tp, most)), range(min(pp, most))):
         if (t, p) not in ranks:
             raise CheckpointError(
-                f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file into it."
+                f"{location} lacks the {noun} of tp rank {t}, pp rank {p}; copy that rank's file into it.",
+                code="checkpoint.damaged",
             )
     return tp, pp
 
@@ -77,4 +85,6 @@ def checksums(manifest: dict[str, Any], file: str) -> dict[str, int]:
     try:
         return {name: int(crc, 16) for name, crc in about.items()}
     except (AttributeError, TypeError, ValueError):
-        raise CheckpointError(f"the manifest has no valid crc32 of {file}; convert the model again.") from None
+        raise CheckpointError(
+            f"the manifest has no valid crc32 of {file}; convert the model again.", code="checkpoint.damaged"
+        ) from None

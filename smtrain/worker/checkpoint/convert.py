@@ -47,7 +47,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         if self.kv_order not in get_args(KvOrder):
-            raise ConfigError([unknown("kv_order", self.kv_order, get_args(KvOrder))])
+            raise ConfigError([unknown("kv_order", self.kv_order, get_args(KvOrder))], code="config.wrong_value")
 
 
 @public
@@ -104,7 +104,7 @@ def convert(
     if isinstance(to, Peft) and merge_adapter is not None:
         faults.append("merge_adapter: makes a model, and to: peft writes an adapter; take one of the two")
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.wrong_value")
     source, config = folder_of(str(source)), None if config is None else folder_of(str(config))
     refuse_overlap(source, output)
     if merge_adapter is not None:
@@ -146,7 +146,10 @@ def _refuse_another_kind(output: Path | str, to: Target) -> None:
 def _convert_adapter(source: str, output: Path | str, config: str | None, overwrite: bool, say: Say) -> None:
     adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
     if adapter is None:
-        raise CheckpointError(f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.")
+        raise CheckpointError(
+            f"{source} holds no checkpoint of a run with train.adapter; name its checkpoints.",
+            code="checkpoint.missing",
+        )
     carried = Carried() if config is None else companions_of(place(config), OF_A_WHOLE_MODEL)
     write_peft(adapter, output, config, overwrite, carried=carried)
     carried.tell(say)

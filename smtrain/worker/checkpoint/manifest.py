@@ -116,7 +116,8 @@ class Manifest:
             text = path.read_text()
         except FileNotFoundError:
             raise CheckpointError(
-                f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another"
+                f"{checkpoint} has no {NAME}: the checkpoint was never completed, take another",
+                code="checkpoint.missing",
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
@@ -135,7 +136,10 @@ class Manifest:
                 f"{path} cannot be read ({first_line(error)}): take another checkpoint", code="checkpoint.damaged"
             ) from None
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise CheckpointError(f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder")
+            raise CheckpointError(
+                f"{path} is not the manifest of an smtrain checkpoint: name a step_... folder",
+                code="checkpoint.missing",
+            )
         written = data.pop(DIGEST, None)  # older versions wrote none
         if written is not None and written != digest_of({"format": FORMAT, **data}):
             raise CheckpointError(

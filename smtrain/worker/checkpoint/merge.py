@@ -42,7 +42,7 @@ def refuse_other_base(adapter: Path, folder: Path) -> None:
     location = place(adapter)
     files = location.files()
     if WEIGHTS not in files and "adapter_model.bin" not in files:
-        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.")
+        raise CheckpointError(f"{location} has {CONFIG} and no {WEIGHTS}; copy that too.", code="checkpoint.damaged")
     digest = safetensors.metadata(location, WEIGHTS).get(BASE) if WEIGHTS in files else None
     if digest is not None:
         _refuse_other_base(location, digest, open_weights(folder))
@@ -52,7 +52,8 @@ def _refuse_other_base(location: Place, digest: str | None, base: WeightSource) 
     if digest is not None and digest != weights_digest(base):
         raise CheckpointError(
             f"{location} was trained on other weights than those in {base.location}; name the model that it was "
-            "trained on, in the same precision."
+            "trained on, in the same precision.",
+            code="checkpoint.other_model",
         )
 
 

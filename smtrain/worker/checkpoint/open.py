@@ -119,7 +119,8 @@ def best_checkpoint(location: Place) -> Place:
     if best is None:
         raise CheckpointError(
             f"{location} names no best checkpoint; train with train.validation.keep_best: true, or export the newest "
-            "one."
+            "one.",
+            code="checkpoint.missing",
         )
     if fault := native_manifest.fault_at(location.below(best)):
         raise CheckpointError(f"the best checkpoint cannot be read ({fault}); export the newest one.")
@@ -207,7 +208,8 @@ def _megatron_config(location: Place, at: Place) -> dict[str, Any]:
         return _vouched_config(above)
     raise CheckpointError(
         f"{location} has no config.json, as Megatron writes none; copy the model's into it, or name its folder with "
-        "--config (config=)."
+        "--config (config=).",
+        code="checkpoint.missing",
     )
 
 

@@ -111,7 +111,8 @@ class LocalPlace:
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{self._root / file} cannot be read ({first_line(error)}); copy this file again."
+                f"{self._root / file} cannot be read ({first_line(error)}); copy this file again.",
+                code="checkpoint.damaged",
             ) from None
         if len(view) != stop - start:
             raise CheckpointError(
@@ -211,12 +212,15 @@ def read_text(location: Place, file: str, limit: int = 64 << 20) -> str:
         raise CheckpointError(f"{location} has no {file}.", code="checkpoint.missing")
     if size > limit:
         raise CheckpointError(
-            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file again."
+            f"{location}/{file} has {size} bytes, too many for what it should be; copy this file again.",
+            code="checkpoint.damaged",
         )
     try:
         return bytes(location.read(file, 0, size)).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{location}/{file} is not text ({first_line(error)}); copy this file again.") from None
+        raise CheckpointError(
+            f"{location}/{file} is not text ({first_line(error)}); copy this file again.", code="checkpoint.damaged"
+        ) from None
 
 
 def strange(location: Place, file: str) -> CheckpointError | None:
@@ -239,10 +243,13 @@ def read_json(location: Place, file: str, else_: str = "") -> dict[str, Any]:
         content = json.loads(read_text(location, file))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}."
+            f"{location}/{file} is not JSON ({first_line(error)}); mend it there, or copy this file again{else_}.",
+            code="checkpoint.damaged",
         ) from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{location}/{file} is not a JSON object; copy this file again{else_}.")
+        raise CheckpointError(
+            f"{location}/{file} is not a JSON object; copy this file again{else_}.", code="checkpoint.damaged"
+        )
     return content
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, LAYER, ModelShape
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.tensor_ranges import Slab
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "_flat_param"}
@@ -103,7 +104,7 @@ def not_tensors(content: Any, shown: str) -> CheckpointError:
         )
     kind = "single tensor" if isinstance(content, Slab) else type(content).__name__
     return CheckpointError(
-        f"{shown} holds a {kind} instead of named tensors; save the tensors by themselves: "
+        f"{shown} holds {with_article(kind)} instead of named tensors; save the tensors by themselves: "
         "torch.save(model.state_dict(), FILE)."
     )
 
@@ -124,7 +125,8 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
         return CheckpointError(
             f"{location} has no {name}, and its config.json does not tie the output layer to the embedding: if the "
             "model ties them, as small models do, set tie_word_embeddings: true in config.json, else copy the file "
-            "that holds it."
+            "that holds it.",
+            code="checkpoint.other_model",
         )
     match = LAYER.search(f".{name}")
     layers = _layers(names)
@@ -133,24 +135,29 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
             return CheckpointError(
                 f"{location} has {len(layers)} layers, and its config.json says num_hidden_layers "
                 f"{shape.layers}: set {family.keys.get('num_hidden_layers', 'num_hidden_layers')}: {len(layers)} in "
-                "config.json if that is the whole model, else copy the files of the other layers."
+                "config.json if that is the whole model, else copy the files of the other layers.",
+                code="checkpoint.other_model",
             )
         return CheckpointError(
-            f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds them."
+            f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds them.",
+            code="checkpoint.damaged",
         )
     if shape.qkv_bias and name.endswith(".bias") and shape.family in ("llama", "qwen3") and "self_attn" in name:
         return CheckpointError(
             f"{location} lacks the parameter {name}; set attention_bias: false in config.json if the model has none, "
-            "else copy the file that holds it."
+            "else copy the file that holds it.",
+            code="checkpoint.other_model",
         )
     if shape.mlp_bias and name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
         return CheckpointError(
             f"{location} lacks the parameter {name}; set mlp_bias: false in config.json if the model has none, else "
-            "copy the file that holds it."
+            "copy the file that holds it.",
+            code="checkpoint.other_model",
         )
     return CheckpointError(
         f"{location} lacks the parameter {name}: take the config.json that was saved with these weights, or copy the "
-        "file that holds it."
+        "file that holds it.",
+        code="checkpoint.other_model",
     )
 
 
@@ -167,20 +174,25 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
         key = family.keys.get("num_hidden_layers", "num_hidden_layers")
         return CheckpointError(
             f"{location} has {layers} layers, and its config.json says {shape.layers}: set {key}: {layers} in "
-            "config.json."
+            "config.json.",
+            code="checkpoint.other_model",
         )
     if name.endswith(".bias") and shape.family in ("llama", "qwen3") and ".self_attn." in name and not shape.qkv_bias:
         if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in names):
             return CheckpointError(
                 f"{location} holds {shown}, and llama models have biases in all of attention or none: these are a "
-                "qwen2 model's; set model_type: qwen2 in config.json."
+                "qwen2 model's; set model_type: qwen2 in config.json.",
+                code="checkpoint.other_model",
             )
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says attention_bias: false; set attention_bias: true there."
+            f"{location} holds {shown}, and its config.json says attention_bias: false; set attention_bias: true "
+            "there.",
+            code="checkpoint.other_model",
         )
     if name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
         return CheckpointError(
-            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there."
+            f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there.",
+            code="checkpoint.other_model",
         )
     if re.search(r"(?:^|\.)(?:score|classifier|v_head|value_head|reward_head|qa_outputs)\.", name):
         return CheckpointError(
@@ -188,8 +200,9 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
             "save the model without it (AutoModelForCausalLM, save_pretrained)."
         )
     return CheckpointError(
-        f"{location} holds {shown}, which is no parameter of a {shape.family} model as its config.json describes it; "
-        "take the config.json that was saved with these weights, or save the model without this tensor."
+        f"{location} holds {shown}, which is no parameter of {with_article(shape.family)} model as its config.json "
+        "describes it; take the config.json that was saved with these weights, or save the model without this tensor.",
+        code="checkpoint.other_model",
     )
 
 
@@ -200,18 +213,22 @@ def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShap
     if name in tables and len(slab.shape) == 2 and slab.shape[1] == wanted[1]:
         return CheckpointError(
             f"{text}: set vocab_size: {slab.shape[0]} in config.json if the model's vocabulary was changed, else take "
-            "weights and config.json from the same model."
+            "weights and config.json from the same model.",
+            code="checkpoint.other_model",
         )
     if ".mlp." in name and name.endswith(("gate_proj.weight", "up_proj.weight")) and slab.shape[1:] == wanted[1:]:
-        return CheckpointError(f"{text}: set intermediate_size: {slab.shape[0]} in config.json.")
-    return CheckpointError(f"{text}; take weights and config.json from the same model.")
+        return CheckpointError(
+            f"{text}: set intermediate_size: {slab.shape[0]} in config.json.", code="checkpoint.other_model"
+        )
+    return CheckpointError(f"{text}; take weights and config.json from the same model.", code="checkpoint.other_model")
 
 
 def untied(location: object, head: str, embed: str) -> CheckpointError:
     """The error for a model that config.json calls tied and that has its own output layer."""
     return CheckpointError(
         f"{location}: {head} differs from {embed}, to which config.json ties it: the model has an output layer of its "
-        "own; set tie_word_embeddings: false in config.json."
+        "own; set tie_word_embeddings: false in config.json.",
+        code="checkpoint.other_model",
     )
 
 

@@ -35,7 +35,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         if faults := self._faults(vars(self)):
-            raise ConfigError(faults)
+            raise ConfigError(faults, code="config.wrong_value")
 
     @classmethod
     def _faults(cls, options: Mapping[str, Any]) -> list[str]:
@@ -185,7 +185,7 @@ def make_target(to: str, **options: Any) -> Target:
         faults += [_without_effect(key, to) for key in extra]
         if not faults:
             return kind(**{key: value for key, value in values.items() if key in accepted})
-    raise ConfigError(faults)
+    raise ConfigError(faults, code="config.wrong_value")
 
 
 def unknown(key: str, value: object, known: Sequence[str]) -> str:

@@ -117,7 +117,8 @@ class DatasetManifest:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(
-                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output."
+                f"{folder} is not a prepared dataset (it has no {NAME}); run the prepare stage and give its output.",
+                code="data.not_found",
             ) from None
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read ({first_line(error)}); prepare the data again.") from error

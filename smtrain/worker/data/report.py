@@ -127,7 +127,7 @@ def report(
     if not any(about.documents for about in reports):
         why = next(iter(examples["bad records"]), "")
         why = f": {why}" if why else "; give files with text"
-        raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.")
+        raise DataError(f"{', '.join(map(str, inputs))} holds no document{why}.", code="data.not_found")
     repeated = [(line, count) for line, count in lines.most_common(20) if count > 1]
     about_tests = (tested.texts, len(hit), tested.short) if tested is not None else None
     return TextReport(

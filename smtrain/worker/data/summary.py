@@ -92,7 +92,7 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("a picture needs matplotlib; run `pip install matplotlib`.") from None
+        raise DataError("a picture needs matplotlib; run `pip install matplotlib`.", code="package.missing") from None
     ordered = np.sort(about.counts[about.counts > 0])[::-1]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -37,7 +37,8 @@ def evaluate(
     for folder in (*([under] if under and adapter else [model]), *([base] if base else [])):
         if not (folder / "config.json").is_file():
             raise DataError(
-                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it."
+                f"{folder} holds no config.json; give a Hugging Face folder, as the export stage writes it.",
+                code="checkpoint.missing",
             )
         _refuse_unknown_ids(folder)
         refuse_renamed(folder)

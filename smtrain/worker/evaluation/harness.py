@@ -121,7 +121,7 @@ def _own_tasks() -> Path | None:
 def _no_task(name: str, known: Iterable[str]) -> ConfigError:
     near = nearest(name, known)
     hint = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists those of the harness"
-    return ConfigError([f"tasks: there is no task {name!r}; {hint}"])
+    return ConfigError(f"tasks: there is no task {name!r}; {hint}", code="config.wrong_value")
 
 
 def refuse_unreachable(request: EvaluationRequest) -> None:
@@ -163,7 +163,10 @@ class Tasks:
         local = False
         if request.data is not None:
             if not request.data.is_dir():
-                raise DataError(f"{request.data} is not a folder; give one of task YAMLs, or of MMLU's files.")
+                raise DataError(
+                    f"{request.data} is not a folder; give one of task YAMLs, or of MMLU's files.",
+                    code="data.not_found",
+                )
             unread = UnreadText()
             made = write_tasks(request.data, work, unread)
             self.not_read = unread_sentence(unread)
@@ -171,7 +174,8 @@ class Tasks:
             if not made and not yamls:
                 raise DataError(
                     f"{request.data} holds no task's .yaml and no MMLU (SUBJECT/test-*.parquet, or "
-                    "test/SUBJECT_test.csv); give the folder that does."
+                    "test/SUBJECT_test.csv); give the folder that does.",
+                    code="data.not_found",
                 )
             folders = [*([str(work / "mmlu")] if made else []), *([str(request.data.resolve())] if yamls else [])]
             local = set(request.tasks) <= {*made, *_names(yamls)}
@@ -225,7 +229,8 @@ class Tasks:
                 raise DataError(not_loaded(folder, error)) from error
             if request.chat_template and not model.tokenizer.chat_template:
                 raise ConfigError(
-                    [f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there"]
+                    f"chat_template: the tokenizer of {folder} has none; put the model's chat_template.jinja there",
+                    code="config.wrong_value",
                 )
             if progress is not None:
                 progress.watch(model)

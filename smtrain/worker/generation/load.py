@@ -168,7 +168,9 @@ def _adapted(model: Any, folder: Path, adapter: Path) -> Any:
     except ImportError:
         raise SmtrainError(missing("peft")) from None
     if not (adapter / ADAPTER).is_file():
-        raise CheckpointError(f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it")
+        raise CheckpointError(
+            f"{adapter} has no {ADAPTER}; an adapter is a folder as PEFT writes it", code="checkpoint.missing"
+        )
     refuse_other_base(adapter, folder)
     try:
         with warnings.catch_warnings():

@@ -32,7 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
-            raise ConfigError(faults)
+            raise ConfigError(faults, code="config.wrong_value")
 
     def _faults(self) -> Iterator[str]:
         if self.max_new_tokens < 1:

@@ -69,7 +69,8 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
     device = comm.init_distributed()
     if device.type == "cpu" and config.train.precision == "fp16":
         raise ConfigError(
-            ["train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32"]
+            "train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32",
+            code="config.combination",
         )
     return comm.gather, _own_records(native_engine=True)
 

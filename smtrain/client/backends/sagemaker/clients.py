@@ -31,7 +31,7 @@ class Clients:
 
     def __post_init__(self) -> None:
         if self.name not in get_args(TargetName) or self.name == "slurm":
-            raise ConfigError([f"target: got {self.name!r}; it is local, aws or slurm"])
+            raise ConfigError(f"target: got {self.name!r}; it is local, aws or slurm", code="config.wrong_value")
 
     @cached_property
     def session(self) -> boto3.Session:
@@ -51,7 +51,7 @@ class Clients:
             with collector_paused():
                 return session.client(service, config=retrying(service))
         except NoRegionError:
-            raise ConfigError([NO_REGION]) from None
+            raise ConfigError([NO_REGION], code="config.missing_key") from None
 
     @cached_property
     def sagemaker(self) -> Any:
@@ -77,7 +77,7 @@ class Clients:
             return str(_plane().REGION)
         region = self.region or self.session.region_name
         if not region:
-            raise ConfigError([NO_REGION])
+            raise ConfigError([NO_REGION], code="config.missing_key")
         return region
 
     def default_bucket(self) -> str:
@@ -97,7 +97,10 @@ class Clients:
         """
         role = role or self.default_role() or _studio_role()
         if not role:
-            raise ConfigError(["compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution role"])
+            raise ConfigError(
+                "compute.role: is needed on AWS; set the ARN or the name of SageMaker's execution role",
+                code="config.missing_key",
+            )
         if role.startswith("arn:"):
             return role
         if self.name == "local":
@@ -109,15 +112,15 @@ class Clients:
         except ClientError as error:
             code = error.response["Error"]["Code"]
             raise ConfigError(
-                [f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN"]
+                f"compute.role: IAM did not find the role {role!r} ({code}); correct the name, or give the role's ARN",
+                code="config.wrong_value",
             ) from None
         except BotoCoreError as error:
             why = str(error).rstrip(".")
             raise ConfigError(
-                [
-                    f"compute.role: IAM did not return the ARN of the role {role!r} ({why}); log in (`aws "
-                    "configure` or `aws sso login`), or give the role's ARN"
-                ]
+                f"compute.role: IAM did not return the ARN of the role {role!r} ({why}); log in (`aws "
+                "configure` or `aws sso login`), or give the role's ARN",
+                code="aws.refused",
             ) from None
 
     def account(self, otherwise: str = "set output.s3_uri in the config") -> str:

@@ -16,6 +16,7 @@ from smtrain.core.config.checks import secret_faults
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.uris import split_uri
+from smtrain.core.text import with_article
 from smtrain.core.yaml_text import YamlError, parse
 
 # The keys that are read; each mapping comes before its own keys.
@@ -55,7 +56,8 @@ def sagemaker_defaults(target: Target) -> dict[str, Any]:
         except (YamlError, AttributeError, TypeError) as error:
             reason = f" ({error})" if isinstance(error, (YamlError, TypeError)) else ""
             raise ConfigError(
-                [hide(f"{path}: is not a SageMaker defaults file{reason}; correct it or unset {variable}")]
+                [hide(f"{path}: is not a SageMaker defaults file{reason}; correct it or unset {variable}")],
+                code="config.unreadable",
             ) from None
     return merged
 
@@ -67,7 +69,7 @@ def _checked(section: dict[str, Any]) -> dict[str, Any]:
         for key in way.split("."):
             value = value.get(key) if value is not None else None
         if value is not None and not isinstance(value, kind):
-            raise TypeError(f"{way} is a {type(value).__name__}, not a {kind.__name__}")
+            raise TypeError(f"{way} is {with_article(type(value).__name__)}, not {with_article(kind.__name__)}")
     job = section.get("TrainingJob") or {}
     if not all(isinstance(tag, dict) and isinstance(tag.get("Key"), str) for tag in job.get("Tags") or []):
         raise TypeError("TrainingJob.Tags is not a list of Key and Value")
@@ -117,7 +119,7 @@ def with_defaults(config: JobConfig, defaults: dict[str, Any]) -> JobConfig:
         }
     )
     if faults := [text for _, text in secret_faults(merged)]:
-        raise ConfigError([hide(f"SageMaker's defaults file, {text}") for text in faults])
+        raise ConfigError([hide(f"SageMaker's defaults file, {text}") for text in faults], code="config.secret")
     return merged
 
 
@@ -134,7 +136,9 @@ def _read(target: Target, path: str, *, required: bool) -> str | None:
         file = file / "config.yaml" if file.is_dir() or not required else file
         return file.read_text("utf-8") if required or file.is_file() else None
     except (OSError, UnicodeDecodeError, BotoCoreError, ClientError) as error:
-        raise ConfigError([f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path"]) from None
+        raise ConfigError(
+            f"{path}: SageMaker's defaults file cannot be read ({error}); correct the path", code="config.unreadable"
+        ) from None
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def list_objects(target: Clients, uri: str) -> list[dict[str, Any]]:
         return listed(target, uri)
     except ClientError as error:
         raise JobError(f"{uri} cannot be listed ({error.response['Error'].get('Code')}); check the URI and the "
-                       "permissions s3:ListBucket and s3:GetObject") from None  # fmt: skip
+                       "permissions s3:ListBucket and s3:GetObject", code="aws.refused") from None  # fmt: skip
 
 
 def listed(target: Clients, uri: str) -> list[dict[str, Any]]:

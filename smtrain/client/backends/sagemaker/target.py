@@ -148,7 +148,8 @@ class Target(Clients):
             body: bytes = self.s3.get_object(Bucket=bucket, Key=key)["Body"].read()
         except ClientError as error:
             raise JobError(
-                f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it"
+                f"{uri} cannot be read ({error.response['Error'].get('Code')}); allow s3:GetObject on it",
+                code="aws.refused",
             ) from None
         return body
 

@@ -47,12 +47,14 @@ def cluster_of(job: str | None = None) -> Cluster:
             return Cluster(host=host or None, shared=shared)
         except ConfigError:
             raise ConfigError(
-                [f"{VARIABLE} is {named!r}; it must look like me@head:/fsx/smtrain, or /fsx/smtrain on the head node"]
+                f"{VARIABLE} is {named!r}; it must look like me@head:/fsx/smtrain, or /fsx/smtrain on the head node",
+                code="config.wrong_value",
             ) from None
     if _file(_LATEST).is_file():
         return _read(_file(_LATEST))
     raise ConfigError(
-        [f"no Slurm cluster is known here; start a run with --target slurm, or set {VARIABLE}=me@head:/fsx/smtrain"]
+        f"no Slurm cluster is known here; start a run with --target slurm, or set {VARIABLE}=me@head:/fsx/smtrain",
+        code="config.missing_key",
     )
 
 
@@ -74,4 +76,6 @@ def _read(path: Path) -> Cluster:
     try:
         return Cluster.model_validate(json.loads(path.read_text("utf-8")))
     except ValueError as error:
-        raise ConfigError([f"{path} cannot be read ({str(error).splitlines()[0]}); delete it"]) from None
+        raise ConfigError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); delete it", code="config.unreadable"
+        ) from None

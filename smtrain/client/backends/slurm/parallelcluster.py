@@ -60,7 +60,7 @@ class Site:
 def template(config: JobConfig, site: Site) -> dict[str, Any]:
     """The file as plain values. Raises `ConfigError` with every fault."""
     if faults := _faults(config, site):
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.combination")
     cluster, kind = config.cluster, config.compute.instance_type.removeprefix("ml.")
     mount = "/" + PurePosixPath(str(cluster.shared)).parts[1]
     training, cpus = queues(config)

@@ -109,7 +109,8 @@ class SlurmPlace:
     def __post_init__(self) -> None:
         if self.section.shared is None:
             raise ConfigError(
-                ["cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)"]
+                "cluster.shared: is missing; name a folder that all nodes see, such as /fsx/smtrain (target slurm)",
+                code="config.missing_key",
             )
 
     @cached_property

@@ -26,6 +26,7 @@ from smtrain.core.model.remedies import (
 )
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import HUB, HUBS, readable_schemes, respelled
+from smtrain.core.text import with_article
 
 _SCHEMES = ("s3://", "demo://", *HUBS)
 
@@ -162,7 +163,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError) as error:
         return {}, f"{file} cannot be read ({first_line(error)}); mend it there, or copy this one file again"
     if not isinstance(described, dict):
-        return {}, f"{file} is a {type(described).__name__}, not a mapping"
+        return {}, f"{file} is {with_article(type(described).__name__)}, not a mapping"
     return described, ""
 
 

@@ -53,12 +53,15 @@ def read_config(location: Place | Path | str) -> dict[str, Any]:
     root = location.path()
     if root is not None and not root.is_dir():
         why = "is a file" if root.exists() else "does not exist"
-        raise CheckpointError(f"{root} {why}; name the model's folder, or the config.json in it.")
+        raise CheckpointError(
+            f"{root} {why}; name the model's folder, or the config.json in it.", code="checkpoint.missing"
+        )
     if CONFIG not in location.files():
         if root is not None and (lost := broken_link(root)):
             raise CheckpointError(f"{lost}.")
         raise CheckpointError(
-            f"{location} has no config.json; copy the model's into it, or name its folder with --config (config=)."
+            f"{location} has no config.json; copy the model's into it, or name its folder with --config (config=).",
+            code="checkpoint.missing",
         )
     return read_json(location, CONFIG)
 
@@ -198,7 +201,8 @@ class HFSource(WeightSource):
         if not isinstance(weight_map, dict):
             raise CheckpointError(
                 f"{path} is not an index of weights (it has no weight_map); copy this file again, or delete it: "
-                "numbered shards are read without it."
+                "numbered shards are read without it.",
+                code="checkpoint.damaged",
             )
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file or "\0" in file or file in ("", "..", "."):
@@ -250,7 +254,8 @@ def no_weights(location: Place) -> CheckpointError:
     if fault := folder_misfit(location.files(), location):
         return CheckpointError(f"{fault}.")
     return CheckpointError(
-        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors."
+        f"{location} has neither {SINGLE} nor pytorch_model.bin, nor an index of them; save the model as safetensors.",
+        code="checkpoint.missing",
     )
 
 
@@ -259,7 +264,8 @@ def lacking(location: Place, absent: list[str], of: int, index: str | None) -> C
     shown = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
     named = f", which {index} names" if index else ""
     return CheckpointError(
-        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those files into it."
+        f"{location} lacks {len(absent)} of its {of} files of weights ({shown}){named}; copy those files into it.",
+        code="checkpoint.damaged",
     )
 
 

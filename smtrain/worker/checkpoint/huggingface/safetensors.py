@@ -33,7 +33,8 @@ def slabs(location: Place, file: str) -> dict[str, Slab]:
 
     def broken(reason: str) -> CheckpointError:
         return strange(location, file) or CheckpointError(
-            f"{location}/{file} is not a complete safetensors file ({reason}); copy this file again."
+            f"{location}/{file} is not a complete safetensors file ({reason}); copy this file again.",
+            code="checkpoint.damaged",
         )
 
     total = location.files().get(file)

@@ -14,6 +14,7 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Shard
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.megatron import names
@@ -52,7 +53,8 @@ def iteration(location: Place) -> str | None:
         named = tracked if tracked == "release" else f"iter_{int(tracked):07d}" if tracked.isdecimal() else None
         if named not in folders:
             raise CheckpointError(
-                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it again."
+                f"{location}/{TRACKER} says {tracked[:50]!r}, and there is no such folder; copy it again.",
+                code="checkpoint.damaged",
             )
         return named
     return folders[-1] if folders else None
@@ -122,7 +124,9 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
             if names.ignored(key):
                 continue
             if not isinstance(value, Slab):
-                raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
+                raise CheckpointError(
+                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.", code="checkpoint.damaged"
+                )
             name = names.canonical(key)
             if name in tensors:
                 raise CheckpointError(
@@ -132,7 +136,9 @@ def _chunks(location: Place, file: str, crcs: dict[str, int]) -> list[dict[str, 
         out.append(tensors)
     known = {slab.crc32 for tensors in out for slab in tensors.values()}
     if crcs and not known <= {*crcs.values(), None}:
-        raise CheckpointError(f"{location}/{file} is not what the manifest lists; convert the model again.")
+        raise CheckpointError(
+            f"{location}/{file} is not what the manifest lists; convert the model again.", code="checkpoint.damaged"
+        )
     return out
 
 
@@ -162,7 +168,10 @@ def _global_blocks(
     counts = [[_layers(shards.get((0, p, v), {})) for v in range(vpp)] for p in range(pp)]
     starts = list(accumulate((counts[p][v] for v in range(vpp) for p in range(pp)), initial=0))
     if starts[-1] != shape.layers:
-        raise CheckpointError(f"{location} has {starts[-1]} layers, config.json {shape.layers}; take this model's.")
+        raise CheckpointError(
+            f"{location} has {starts[-1]} layers, config.json {shape.layers}; take this model's.",
+            code="checkpoint.other_model",
+        )
     fused = {f.key: f for f in (*names.table(shape), names.head(shape))}
     out: dict[str, list[TensorBlock]] = {}
     for (t, p, v), tensors in sorted(shards.items()):
@@ -176,7 +185,8 @@ def _global_blocks(
                 continue
             if key not in fused:
                 kind = (
-                    f"no parameter of a {shape.family} model as config.json describes it; take this model's config.json"
+                    f"no parameter of {with_article(shape.family)} model as config.json describes it; take this "
+                    "model's config.json"
                 )
                 if "expert" in name:
                     kind = "a mixture of experts, which smtrain does not read yet; take a dense model"

@@ -38,10 +38,11 @@ REPLACES = (ITERATION, TRACKER)
 def stage_layers(shape: ModelShape, to: Megatron) -> Chunks:
     """Deal the layers to stages; raises ConfigError with every reason why Megatron cannot cut the model so."""
     if faults := mesh_faults(shape, to.tp, to.pp):
-        raise ConfigError(faults)
+        raise ConfigError(faults, code="config.combination")
     if to.layers_per_stage is not None and (to.first_stage_layers or to.last_stage_layers):
         raise ConfigError(
-            ["layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other"]
+            "layers_per_stage already includes first_stage_layers and last_stage_layers; give one or the other",
+            code="config.combination",
         )
     return chunks(shape.layers, to.pp, to.vpp, to.first_stage_layers, to.last_stage_layers, to.layers_per_stage)
 

@@ -174,19 +174,21 @@ def chunks(
         middle, rest = pp - len(ends), layers - sum(n for n in ends if n is not None)
         if middle < 0 or rest < 0 or (rest % middle if middle else rest):
             raise ConfigError(
-                [f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with --layers-per-stage"]
+                f"{layers} layers cannot be dealt evenly to pp = {pp} stages; name them with --layers-per-stage",
+                code="config.combination",
             )
         even = rest // middle if middle else 0
         each = [*([first] if first is not None else []), *[even] * middle, *([last] if last is not None else [])]
     if len(each) != pp or sum(each) != layers or any(n < 1 for n in each):
         raise ConfigError(
-            [
-                f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the model's {layers} "
-                "layers together; correct them"
-            ]
+            f"the stages {list(each)} must be {pp} (pp), of at least one layer each, and have the model's {layers} "
+            "layers together; correct them",
+            code="config.combination",
         )
     if any(n % vpp for n in each):
-        raise ConfigError([f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage"])
+        raise ConfigError(
+            f"vpp = {vpp} does not divide the {max(each)} layers of a pipeline stage", code="config.combination"
+        )
     starts = list(accumulate((each[p] // vpp for _ in range(vpp) for p in range(pp)), initial=0))
     return tuple(tuple(range(starts[v * pp + p], starts[v * pp + p + 1]) for v in range(vpp)) for p in range(pp))
 

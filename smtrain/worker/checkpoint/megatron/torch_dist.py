@@ -15,6 +15,7 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
 from smtrain.worker.checkpoint.dtypes import DType
@@ -66,11 +67,10 @@ class TorchDistSource(PieceSource):
                 continue
             for name, layer, shift in _names(canonical(key), size, shape):
                 if name not in fused:
-                    raise CheckpointError(
-                        f"{at} holds {key[:200]}, which is "
-                        + ("of a mixture of experts, which smtrain does not read yet." if "expert" in key else
-                           f"no parameter of a {shape.family} model as its config.json describes it.")
-                    )  # fmt: skip
+                    kind = f"no parameter of {with_article(shape.family)} model as its config.json describes it"
+                    if "expert" in key:
+                        kind = "of a mixture of experts, which smtrain does not read yet"
+                    raise CheckpointError(f"{at} holds {key[:200]}, which is {kind}.", code="checkpoint.other_model")
                 _check(at, fused[name], key, size if layer is None else size[1:], shift)
                 blocks.setdefault(name, []).extend(_blocks(fused[name], chunks, layer, shift))
         twins = blocks.pop(HEAD, None) if shape.tied else None
@@ -91,7 +91,8 @@ def _names(key: str, size: tuple[int, ...], shape: ModelShape) -> Iterator[tuple
     if (match := _STACKED.fullmatch(key)) and size:
         if size[0] != shape.layers:
             raise CheckpointError(
-                f"{key[:200]} is of {size[0]} layers, config.json of {shape.layers}; take this model's."
+                f"{key[:200]} is of {size[0]} layers, config.json of {shape.layers}; take this model's.",
+                code="checkpoint.other_model",
             )
         yield from ((f"decoder.layers.{layer}.{match[1]}", layer, shift) for layer in range(size[0]))
     else:
@@ -104,7 +105,8 @@ def _check(location: Place, fused: Fused, key: str, size: tuple[int, ...], shift
     if size != wanted and not vocabulary:
         raise CheckpointError(
             f"{location}: {key[:200]} has shape {list(size)}, and config.json asks for {list(wanted)}; the two are "
-            "not of one model."
+            "not of one model.",
+            code="checkpoint.other_model",
         )
 
 
@@ -136,14 +138,15 @@ def _tensors(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chun
     except Exception as error:  # a damaged pickle leads to whatever it likes
         reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{location}/{METADATA} is not what torch writes ({reason}); copy this file again."
+            f"{location}/{METADATA} is not what torch writes ({reason}); copy this file again.",
+            code="checkpoint.damaged",
         ) from None
 
 
 def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]]:
     size = location.files().get(METADATA)
     if size is None or size > _LIMIT:
-        raise CheckpointError(f"{location} has no {METADATA}; copy this file into it.")
+        raise CheckpointError(f"{location} has no {METADATA}; copy this file into it.", code="checkpoint.damaged")
 
     def stored(key: str, dtype: DType, numel: int) -> Slab:
         raise ValueError("it holds tensors itself")
@@ -173,7 +176,7 @@ def _read(location: Place) -> Iterator[tuple[str, tuple[int, ...], list[_Chunk]]
 
 def _state(value: Any, kind: str) -> dict[str, Any]:
     if not isinstance(value, Opaque) or not value.name.endswith(f".{kind}") or not isinstance(value.state, dict):
-        raise ValueError(f"it lacks a {kind}")
+        raise ValueError(f"it lacks {with_article(kind)}")
     return value.state
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
 from smtrain.worker.checkpoint.dtypes import FP32, Bits
@@ -87,14 +88,19 @@ def _chunks(
             else:
                 slab = referred(location, file, key, value) if isinstance(value, Reference) else value
             if not isinstance(slab, Slab):
-                raise CheckpointError(f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.")
+                raise CheckpointError(
+                    f"{location}/{file}: {key[:200]} is not a tensor; copy this file again.", code="checkpoint.damaged"
+                )
             if crcs and slab.crc32 is not None and slab.crc32 not in crcs:
                 raise CheckpointError(
-                    f"{location}/{file}: {key} is not what the manifest lists; convert the model again."
+                    f"{location}/{file}: {key} is not what the manifest lists; convert the model again.",
+                    code="checkpoint.damaged",
                 )
             name = canonical(key)
             if name in tensors and name != HEAD:  # the head may be stored under both of its names
-                raise CheckpointError(f"{location}/{file} has {name[:200]} twice; copy this file again.")
+                raise CheckpointError(
+                    f"{location}/{file} has {name[:200]} twice; copy this file again.", code="checkpoint.damaged"
+                )
             tensors.setdefault(name, slab)
         out.append(tensors)
     return out
@@ -148,7 +154,8 @@ def masters_of(location: Place, file: str, state: Mapping[str, Any]) -> dict[str
         if not shape or {p.shape for p in parts} != {parts[0].shape} or rest != shape[1:] or not shape[0] <= rows:
             raise CheckpointError(
                 f"{location}/{paths[0]}: parts of master weight {number} do not make up {key[:200]}; copy this file "
-                "again."
+                "again.",
+                code="checkpoint.damaged",
             )
         out[key] = Master(Slab(location, f"{paths[0]}#", number, FP32, shape, contiguous(shape)), parts)
     if any(len(optimizer["sharded_master_weights"]) != len(names) for optimizer in states):
@@ -175,7 +182,8 @@ def _part(location: Place, file: str, key: str, optimizer: dict[str, Any], numbe
     slab = referred(location, file, key, value) if isinstance(value, Reference) else value
     if not isinstance(slab, Slab) or not slab.shape:
         raise CheckpointError(
-            f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file again."
+            f"{location}/{file} has no master weight {number}, which is {key[:200]}; copy this file again.",
+            code="checkpoint.damaged",
         )
     return slab
 
@@ -205,8 +213,8 @@ class Reordered(Wrapped):
         self._shape = ModelShape.from_config(source.config)
         if self._shape.family != "gpt_neox":
             raise CheckpointError(
-                f"{source.location} is a {self._shape.family} model, and convert_HF_to_nemo_neox.py makes only "
-                "GPT-NeoX; leave out --reordered-qkv (reordered_qkv=True)."
+                f"{source.location} is {with_article(self._shape.family)} model, and convert_HF_to_nemo_neox.py makes "
+                "only GPT-NeoX; leave out --reordered-qkv (reordered_qkv=True)."
             )
         self._names = {spec.name for spec in self._shape.specs if spec.role is Role.QKV}
 

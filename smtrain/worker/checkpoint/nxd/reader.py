@@ -17,6 +17,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
@@ -55,7 +56,8 @@ class NxDSource(WeightSource):
         self.tp, self.pp = mesh_of(paths, folder, "shard")
         if manifest and manifest.get("topology") != {"tp": self.tp, "pp": self.pp}:
             raise CheckpointError(
-                f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again."
+                f"{folder} has shards of tp {self.tp} x pp {self.pp}, its manifest says otherwise; convert again.",
+                code="checkpoint.damaged",
             )
         self._shards: Shards = {rank: _load(self._place, file, manifest) for rank, file in paths.items()}
         stages = {name: p for p in range(self.pp) for name in self._shards[0, p]}
@@ -122,7 +124,10 @@ class NxDSource(WeightSource):
         if self._tied is not None and name == self._shape.embed_name:
             head = Stored(f"{FAMILIES[self._shape.family].head}.weight", (name,))
             if not np.array_equal(bits, self._assemble(name, self._tied, head, bounds)):
-                raise CheckpointError(f"{self._place}: {head.name} differs from {name}, to which config.json ties it.")
+                raise CheckpointError(
+                    f"{self._place}: {head.name} differs from {name}, to which config.json ties it.",
+                    code="checkpoint.other_model",
+                )
         return bits
 
     def _assemble(self, name: str, pp: int, tensor: Stored, bounds: Bounds, tally: Tally | None = None) -> Bits:
@@ -146,7 +151,8 @@ class NxDSource(WeightSource):
             elif not np.array_equal(pieces[low, high], piece):
                 raise CheckpointError(
                     f"{slab.place}/{slab.file}: {tensor.name} differs from the copy that another tp rank "
-                    "holds; the checkpoint is damaged, or was laid out for another chip (kv_order)."
+                    "holds; the checkpoint is damaged, or was laid out for another chip (kv_order).",
+                    code="checkpoint.damaged",
                 )
         if len(pieces) == 1:
             return next(iter(pieces.values()))
@@ -201,8 +207,8 @@ class NxDSource(WeightSource):
         for name in stages.keys() - {tensor.name for tensor in table}:
             if not COMPUTED.search(str(name)):
                 raise CheckpointError(
-                    f"{self._place} holds {name}, which is no parameter of a {self._shape.family} model in NxD's "
-                    "layout; check that config.json is this model's.",
+                    f"{self._place} holds {name}, which is no parameter of {with_article(self._shape.family)} model "
+                    "in NxD's layout; check that config.json is this model's.",
                     code="checkpoint.other_model",
                 )
         for tensor in table:
@@ -240,7 +246,10 @@ def _load(location: Place, file: str, manifest: dict[str, Any]) -> dict[str, Sla
     crcs = checksums(manifest, file)
     for name, slab in shard.items():
         if name in crcs and slab.crc32 not in (None, crcs[name]):
-            raise CheckpointError(f"{location}/{file}: {name} is not what the manifest lists; convert the model again.")
+            raise CheckpointError(
+                f"{location}/{file}: {name} is not what the manifest lists; convert the model again.",
+                code="checkpoint.damaged",
+            )
     return shard
 
 
@@ -252,14 +261,18 @@ def referred(location: Place, file: str, name: str, value: Any) -> Any:
     folder = f"{file}.tensors"
     if type(tid) is not int or tid < 0:
         raise CheckpointError(
-            f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again."
+            f"{location}/{file}: {str(name)[:200]} refers to tensor {str(tid)[:50]!r}; copy this file again.",
+            code="checkpoint.damaged",
         )
     if not any(path.startswith(f"{folder}/") for path in location.files()):
         raise CheckpointError(
             f"{location}/{folder} is empty: the checkpoint has no weights but those in the optimizer's files "
-            "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option."
+            "(avoid_saving_lower_precision_weights), or they were left behind in a copy; save it without that option.",
+            code="checkpoint.missing",
         )
     tensor = torchzip.load(location, f"{folder}/tensor_{tid}.pt")
     if not isinstance(tensor, Slab):
-        raise CheckpointError(f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.")
+        raise CheckpointError(
+            f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.", code="checkpoint.damaged"
+        )
     return tensor

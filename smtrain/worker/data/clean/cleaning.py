@@ -26,7 +26,7 @@ _FOUND = 0.9  # of the pairs with exactly the similarity in the options
 def require(key: str, *modules: str) -> None:
     """Raise DataError for the first module that is missing; `key` is the option that needs it."""
     if module := next((name for name in modules if not present(name)), None):
-        raise DataError(f"{key}: {missing(module)}.")
+        raise DataError(f"{key}: {missing(module)}.", code="package.missing")
 
 
 @dataclass(frozen=True)

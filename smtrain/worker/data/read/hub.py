@@ -151,7 +151,9 @@ def _datasets(uri: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{uri} needs the package datasets; run `pip install datasets`, or give files.") from None
+        raise DataError(
+            f"{uri} needs the package datasets; run `pip install datasets`, or give files.", code="package.missing"
+        ) from None
     return datasets
 
 

@@ -148,7 +148,8 @@ def _chosen(
         also = "".join(f"; {sentence}" for sentence in choice.sentences()[:3])
         raise DataError(
             f"{source} holds no file {of} and can be read{also}; "
-            "point to one that does, or set data.format to text to read every file as one document."
+            "point to one that does, or set data.format to text to read every file as one document.",
+            code="data.not_found",
         )
     return [replace(by_name[name], kind=kind) for name, kind in choice.read]
 

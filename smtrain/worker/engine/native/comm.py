@@ -38,7 +38,10 @@ def init_distributed(device_type: str | None = None) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     kind = device_type or (accelerator.type if accelerator is not None else "cpu")
     if kind not in BACKENDS:
-        raise ConfigError([f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"])
+        raise ConfigError(
+            [f"the native engine has no backend for device {kind!r}: take one of {', '.join(BACKENDS)}"],
+            code="config.wrong_value",
+        )
     if not dist.is_initialized():
         options: dict[str, Any] = {"timeout": COMPILATION} if kind == "neuron" else {}
         if "RANK" not in os.environ:
@@ -52,7 +55,8 @@ def init_distributed(device_type: str | None = None) -> torch.device:
     local, count = local_rank(), torch.accelerator.device_count()
     if local >= count:
         raise ConfigError(
-            [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"]
+            [f"this host has {count} {kind} devices and more processes: run at most {count} processes on a host"],
+            code="config.combination",
         )
     torch.accelerator.set_device_index(local)
     return torch.device(kind, local)
@@ -110,7 +114,8 @@ class ProcessMesh:
                 [
                     f"parallel.tp x pp x dp = {self.tp} x {self.pp} x {self.dp} must be the number of processes, "
                     f"{self.world_size}"
-                ]
+                ],
+                code="config.combination",
             )
         self._grid: DeviceMesh = init_device_mesh(
             device.type, (self.pp, self.dp, self.tp), mesh_dim_names=("pp", "dp", "tp")

@@ -199,14 +199,16 @@ class NativeEngine:
         length = input_ids.shape[1]
         if self.shape.positions is not None and length > self.shape.positions:
             raise ConfigError(
-                [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"]
+                [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"],
+                code="config.combination",
             )
         if self.stage.sequence_parallel and length % self.mesh.tp:
             raise ConfigError(
                 [
                     f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.mesh.tp} parts "
                     "(parallel.tp): make train.seq_len a multiple of parallel.tp"
-                ]
+                ],
+                code="config.combination",
             )
 
 

@@ -37,7 +37,7 @@ class Layers:
                 module.forward = self._again(module.forward)
         if options.compile:
             if fault := compiler_fault(device):
-                raise ConfigError([f"train.compile: {fault}; set it to false"])
+                raise ConfigError([f"train.compile: {fault}; set it to false"], code="config.combination")
             # One graph for each kind of layer and length: a limit below that leaves the later ones uncompiled.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(blocks))
             for i, block in enumerate(blocks):

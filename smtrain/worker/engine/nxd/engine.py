@@ -66,7 +66,7 @@ class NxdEngine:
         self.micro_batches = micro_batches
         self.everyone = Everyone()
         if faults := refusals(self.shape, options, self.everyone.size, lora):
-            raise ConfigError(faults)
+            raise ConfigError(faults, code="config.combination")
         order: Any = "tiled" if get_platform_target() in ("trn1", "trn1n", "inf2") else "grouped"
         self.layout = Layout(self.shape, options.tp, options.pp, order)
         self.adapters: Layout | None = None
@@ -251,24 +251,21 @@ class NxdEngine:
         rows, length = input_ids.shape
         if segments is not None:
             raise ConfigError(
-                [
-                    "train.engine: nxd attends over whole rows only, and this data keeps samples of a row apart; set "
-                    "train.engine: native, or pack without boundaries"
-                ]
+                "train.engine: nxd attends over whole rows only, and this data keeps samples of a row apart; set "
+                "train.engine: native, or pack without boundaries",
+                code="config.combination",
             )
         if rows != self.micro_batches * self.options.micro_batch_size:
             raise ConfigError(
-                [
-                    f"train.global_batch_size: {rows} samples came to a data-parallel rank, the pipeline was built for "
-                    f"{self.micro_batches} micro-batches of {self.options.micro_batch_size}; they must agree"
-                ]
+                f"train.global_batch_size: {rows} samples came to a data-parallel rank, the pipeline was built for "
+                f"{self.micro_batches} micro-batches of {self.options.micro_batch_size}; they must agree",
+                code="config.combination",
             )
         if self.sequence_parallel and length % self.options.tp:
             raise ConfigError(
-                [
-                    f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.options.tp} parts "
-                    "(parallel.tp): make train.seq_len a multiple of parallel.tp"
-                ]
+                f"parallel.sequence_parallel cuts {length} tokens (train.seq_len) into {self.options.tp} parts "
+                "(parallel.tp): make train.seq_len a multiple of parallel.tp",
+                code="config.combination",
             )
 
     def _batch(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -20,18 +20,16 @@ def require() -> None:
     lacking = [name for name in ("torch_xla", "neuronx_distributed") if importlib.util.find_spec(name) is None]
     if lacking:
         raise ConfigError(
-            [
-                f"train.engine: nxd needs {' and '.join(lacking)}, which this container lacks; "
-                f"the image {image} has it (compute.image), or set train.engine: native"
-            ]
+            f"train.engine: nxd needs {' and '.join(lacking)}, which this container lacks; "
+            f"the image {image} has it (compute.image), or set train.engine: native",
+            code="package.missing",
         )
     version = metadata.version("transformers")
     if int(version.split(".")[0]) >= 5:  # transformers 5 removed its tracer
         raise ConfigError(
-            [
-                f"train.engine: nxd needs transformers 4, and this container has {version}; take the image {image} "
-                "as it is, or set train.engine: native"
-            ]
+            f"train.engine: nxd needs transformers 4, and this container has {version}; take the image {image} "
+            "as it is, or set train.engine: native",
+            code="package.missing",
         )
 
 

@@ -46,7 +46,8 @@ def dump_documents(file: SourceFile, stream: Any, _text_column: str) -> Iterator
     except ImportError:
         raise DataError(
             f"{file.path} is a MediaWiki dump, which needs the package mwparserfromhell; run `pip install "
-            "smtrain[wiki]`, or give WikiExtractor's output."
+            "smtrain[wiki]`, or give WikiExtractor's output.",
+            code="package.missing",
         ) from None
     dropped = {"file", "image", "category"}
     number = 0
