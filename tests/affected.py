@@ -225,11 +225,11 @@ def types_commands(module: Module) -> bool:
 
 def imported(node: ast.AST, package: str) -> dict[str, Symbol]:
     """Local names that the imports inside a part of a source make."""
-    found: dict[str, Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     for inner in walk(node):
         if isinstance(inner, (ast.Import, ast.ImportFrom)):
-            found |= bindings(inner, package)
-    return found
+            symbols |= bindings(inner, package)
+    return symbols
 
 
 def conftests(path: str) -> Iterator[Module]:
@@ -251,8 +251,8 @@ def fixtures(module: Module, statement: ast.stmt) -> Iterator[Symbol]:
         home = next((home for home in homes if name in home.symbols), None)
         if home:
             yield home.name, name
-        elif name in module.bound and (found := resolved(*module.bound[name])):
-            yield found
+        elif name in module.bound and (symbol := resolved(*module.bound[name])):
+            yield symbol
     for home in homes:
         yield from ((home.name, name) for name in autouse(home.name))
 
@@ -260,12 +260,12 @@ def fixtures(module: Module, statement: ast.stmt) -> Iterator[Symbol]:
 @cache
 def autouse(name: str) -> list[str]:
     """Symbols of a test module or conftest that apply to all its tests: marks, and fixtures with `autouse`."""
-    found = []
+    names = []
     for symbol, statements in modules()[name].symbols.items():
         texts = [ast.unparse(decorator) for statement in statements for decorator in _decorators(statement)]
         if symbol == "pytestmark" or any("autouse=True" in text for text in texts):
-            found.append(symbol)
-    return found
+            names.append(symbol)
+    return names
 
 
 def _decorators(statement: ast.stmt) -> list[ast.expr]:
@@ -277,7 +277,7 @@ Graph = dict[Symbol, set[Symbol]]
 
 def graph() -> Graph:
     """The symbols that depend on each symbol."""
-    found: Graph = collections.defaultdict(set)
+    edges: Graph = collections.defaultdict(set)
     for module in modules().values():
         of_tests = module.name.startswith("tests.")
         types = of_tests and types_commands(module)
@@ -285,7 +285,7 @@ def graph() -> Graph:
         tables = module.name in ("smtrain", "smtrain.cli")
         for name, statements in module.symbols.items():
             this = module.name, name
-            found[this].add((module.name, "*"))
+            edges[this].add((module.name, "*"))
             needs = {("entrypoints." + script, "*") for script in STARTS.get(module.name, ())}
             if name and "" in module.symbols:
                 needs.add((module.name, ""))
@@ -298,18 +298,18 @@ def graph() -> Graph:
                     # What registers a function gives it to those that use the registry: `@app.command()`.
                     for registry in used(module, decorator):
                         if registry[0] == module.name:
-                            found[this].add(registry)
+                            edges[this].add(registry)
             if not tables:
                 needs |= set(named_in(texts))
             if types:
                 needs |= commands_typed(texts)
             for symbol in needs - {this}:
-                found[symbol].add(this)
-    for home, name in list(found):
+                edges[symbol].add(this)
+    for home, name in list(edges):
         # A name that the module has no more, or one that it makes in another way, comes with the whole module.
         if home in modules() and name != "*" and name not in modules()[home].symbols:
-            found[home, "*"].add((home, name)) if name else None
-    return found
+            edges[home, "*"].add((home, name)) if name else None
+    return edges
 
 
 def changed_symbols(path: str, base: str) -> Iterator[Symbol]:
@@ -347,7 +347,7 @@ def naming(path: str) -> Iterator[Symbol]:
                     yield module.name, name
 
 
-def distances(changed: Iterable[Symbol], found: Graph) -> dict[Symbol, int]:
+def distances(changed: Iterable[Symbol], edges: Graph) -> dict[Symbol, int]:
     """Symbols that depend on the changed ones, and how many steps away they are."""
     far: dict[Symbol, int] = dict.fromkeys(changed, 0)
     for home, name in list(far):
@@ -356,7 +356,7 @@ def distances(changed: Iterable[Symbol], found: Graph) -> dict[Symbol, int]:
     queue = collections.deque(far)
     while queue:
         symbol = queue.popleft()
-        for other in sorted(found.get(symbol, ())):
+        for other in sorted(edges.get(symbol, ())):
             if other not in far:
                 far[other] = far[symbol] + 1
                 queue.append(other)
@@ -377,8 +377,8 @@ def affected(changed: Iterable[str], base: str = "HEAD") -> list[str]:
     for path in changed:
         python = path.endswith(".py") and path.split("/")[0] in FOLDERS
         starts |= set(changed_symbols(path, base) if python else naming(path))
-    found = graph()
-    far = {symbol: n for symbol, n in distances(starts, found).items() if is_test(*symbol) and symbol[0] in modules()}
+    edges = graph()
+    far = {symbol: n for symbol, n in distances(starts, edges).items() if is_test(*symbol) and symbol[0] in modules()}
     tests: dict[str, list[str]] = collections.defaultdict(list)
     nearest: dict[str, int] = {}
     for (home, name), steps in far.items():

@@ -32,8 +32,8 @@ def environment(endpoint: Endpoint | None = None) -> dict[str, str]:
 
 def tell(monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint | None = None) -> None:
     """Give this process the environment, for clients in it."""
-    told = environment(endpoint)
-    for name in [name for name in os.environ if name not in told]:
+    set_here = environment(endpoint)
+    for name in [name for name in os.environ if name not in set_here]:
         monkeypatch.delenv(name)
     for name, value in variables(endpoint).items():
         monkeypatch.setenv(name, value)

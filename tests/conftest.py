@@ -110,16 +110,16 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
     from smtrain.client.planner import probing
     from smtrain.core.config.compute import MachineEntry
 
-    asked: list[tuple[int, str]] = []
+    probes: list[tuple[int, str]] = []
 
-    def found(processes: int, number: str) -> MachineEntry:
-        asked.append((processes, number))
+    def entry(processes: int, number: str) -> MachineEntry:
+        probes.append((processes, number))
         return MachineEntry(kind="cpu", devices=processes, memory_gib=4, tflops=0.1, host_memory_gib=16)
 
     monkeypatch.setattr(probing, "_file", lambda: tmp_path / probing.FILE)
-    monkeypatch.setattr(probing, "_measured", found)
+    monkeypatch.setattr(probing, "_measured", entry)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    return asked
+    return probes
 
 
 @pytest.fixture(scope="session")

@@ -49,5 +49,5 @@ def left(home: Path) -> list[str]:
     from smtrain.plane.docker import HOME
     from smtrain.plane.server.containers.leftovers import containers, networks
 
-    found = client()
-    return [one.name for one in (*containers(found, HOME, str(home)), *networks(found, HOME, str(home)))]
+    docker = client()
+    return [one.name for one in (*containers(docker, HOME, str(home)), *networks(docker, HOME, str(home)))]

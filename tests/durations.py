@@ -36,8 +36,8 @@ class Spent:
 def known() -> dict[str, Spent]:
     """The durations that the last runs kept, by file; empty if there is no record or it is damaged."""
     try:
-        told = json.loads(KEPT.read_text("utf-8"))
-        return {file: Spent(**spent) for file, spent in told.items()}
+        content = json.loads(KEPT.read_text("utf-8"))
+        return {file: Spent(**spent) for file, spent in content.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -82,9 +82,9 @@ def table(measured: dict[str, Spent]) -> Iterator[str]:
     for file, spent in measured.items():
         folder = file.rpartition("/")[0]
         folders[folder] = folders.get(folder, 0) + spent.cpu
-    told = (f"{folder} {cpu:.0f}" for folder, cpu in sorted(folders.items(), key=lambda item: -item[1]))
+    shown = (f"{folder} {cpu:.0f}" for folder, cpu in sorted(folders.items(), key=lambda item: -item[1]))
     wall, cpu = (sum(getattr(spent, key) for spent in measured.values()) for key in ("wall", "cpu"))
-    yield f"CPU seconds by folder, {cpu:.0f} in all ({wall:.0f} worker seconds): {', '.join(told)}"
+    yield f"CPU seconds by folder, {cpu:.0f} in all ({wall:.0f} worker seconds): {', '.join(shown)}"
 
 
 def longest_first(items: list[pytest.Item], root: Path, last: dict[str, float]) -> None:
@@ -111,8 +111,8 @@ class Durations:
         self.root = config.rootpath
         self.controls = not hasattr(config, "workerinput")
         # All workers must sort alike, also if another run of pytest writes its record meanwhile.
-        given = getattr(config, "workerinput", {}).get("last")
-        self.last: dict[str, float] = {f: s.wall for f, s in known().items()} if given is None else given
+        last = getattr(config, "workerinput", {}).get("last")
+        self.last: dict[str, float] = {f: s.wall for f, s in known().items()} if last is None else last
         self.mark = os.environ[MARK] = uuid.uuid4().hex
         self.before = cpu_seconds(self.mark)
         self.cpu: dict[str, float] = {}

@@ -18,14 +18,14 @@ class Boxes(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
-        if tag == "meta" and told.get("name") == "viewport":
-            self.viewport = told.get("content") or ""
+        attributes = dict(attrs)
+        if tag == "meta" and attributes.get("name") == "viewport":
+            self.viewport = attributes.get("content") or ""
         if tag == "table":
             self.tables += 1
             self.loose += not any(kind == "wide" for _, kind in self.open)
         if tag not in _VOID | _OPTIONAL:
-            self.open.append((tag, told.get("class") or ""))
+            self.open.append((tag, attributes.get("class") or ""))
 
     def handle_endtag(self, tag: str) -> None:
         while tag not in _VOID | _OPTIONAL and self.open and self.open.pop()[0] != tag:

@@ -17,8 +17,8 @@ def read(pid: int, name: str) -> bytes:
 
 def commands() -> dict[int, bytes]:
     """Command lines, words ended by zero bytes, of all processes that have one."""
-    found = ((int(entry.name), read(int(entry.name), "cmdline")) for entry in Path("/proc").glob("[0-9]*"))
-    return {pid: line for pid, line in found if line}
+    processes = ((int(entry.name), read(int(entry.name), "cmdline")) for entry in Path("/proc").glob("[0-9]*"))
+    return {pid: line for pid, line in processes if line}
 
 
 def ranks(pids: list[int]) -> list[int]:

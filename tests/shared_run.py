@@ -54,12 +54,12 @@ def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedRun]:
     made = _made_once(common / "shared-run")
     home = tmp_path_factory.mktemp("copy") / "home"
     shutil.copytree(made, home, copy_function=_linked, symlinks=True)
-    told = json.loads((home / "made.json").read_text("utf-8"))
+    content = json.loads((home / "made.json").read_text("utf-8"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SMTRAIN_HOME", str(home))
         run = smtrain.run(CONFIG, say=lambda _: None)
     assert all(result.skipped for result in run.results), "the copy has every job"
-    yield SharedRun(home, told["raw"], run, tuple(Call(**call) for call in told["calls"]))
+    yield SharedRun(home, content["raw"], run, tuple(Call(**call) for call in content["calls"]))
     shut_down(home)
     shutil.rmtree(home, ignore_errors=True)
 
@@ -124,8 +124,8 @@ def _make(home: Path) -> None:
         finally:
             shut_down(home)
     (home / "local/endpoint.json").unlink()
-    told = {"raw": raw, "calls": [dataclasses.asdict(call) for call in dict.fromkeys(calls)]}
-    (home / "made.json").write_text(json.dumps(told), "utf-8")
+    content = {"raw": raw, "calls": [dataclasses.asdict(call) for call in dict.fromkeys(calls)]}
+    (home / "made.json").write_text(json.dumps(content), "utf-8")
 
 
 def _small_text(folder: Path) -> None:

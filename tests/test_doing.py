@@ -42,9 +42,11 @@ START = "import time\nfrom smtrain.core.doing import doing\nfrom smtrain.core.te
 
 
 def test_what_takes_long_is_said_and_makes_way_for_the_next_word() -> None:
-    told = on_a_terminal(START + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n")
-    assert told.startswith("loading a model")
-    assert told.endswith("\r\x1b[Kloaded\r\ndone\r\n")
+    output = on_a_terminal(
+        START + "with doing('loading a model'):\n    time.sleep(1)\n    say('loaded')\nsay('done')\n"
+    )
+    assert output.startswith("loading a model")
+    assert output.endswith("\r\x1b[Kloaded\r\ndone\r\n")
 
 
 def test_what_is_quick_is_not_said() -> None:
@@ -53,19 +55,19 @@ def test_what_is_quick_is_not_said() -> None:
 
 def test_the_line_tells_how_far_it_is_and_how_long_it_has_taken() -> None:
     code = "n = [0]\nwith doing(lambda: f'{n[0]} of 3'):\n    for n[0] in (1, 2, 3):\n        time.sleep(1)\n"
-    told = on_a_terminal(START + code)
-    assert "1 of 3" in told
-    assert "3 of 3, 2 s" in told
+    output = on_a_terminal(START + code)
+    assert "1 of 3" in output
+    assert "3 of 3, 2 s" in output
 
 
 def test_a_command_is_not_silent_for_longer_than_half_a_second_and_says_so_once() -> None:
     code = (
         "with doing('one moment', once=True):\n    time.sleep(2)\n    with doing('loading'):\n        time.sleep(1)\n"
     )
-    told = on_a_terminal(START + code)
-    assert told.startswith("one moment\r\n")
-    assert told.count("one moment") == 1
-    assert "loading" in told
+    output = on_a_terminal(START + code)
+    assert output.startswith("one moment\r\n")
+    assert output.count("one moment") == 1
+    assert "loading" in output
     said = on_a_terminal(START + "with doing('one moment', once=True):\n    say('first')\n    time.sleep(1)\n")
     assert said == "first\r\n"
 

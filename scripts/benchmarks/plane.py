@@ -53,7 +53,7 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     with peak:
         program = FLOOD.replace("LINES", str(options.megabytes * 10_000))
-        thread = threading.Thread(target=lambda: told_of(ended, client, program))
+        thread = threading.Thread(target=lambda: run_flood(ended, client, program))
         thread.start()
         mine = endpoint.session().client("sagemaker")
         while not ended.wait(0.5):
@@ -69,7 +69,7 @@ def measure(endpoint: Endpoint, options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def told_of(ended: threading.Event, client: Any, program: str) -> None:
+def run_flood(ended: threading.Event, client: Any, program: str) -> None:
     """Run the one large job, and signal its end in any case."""
     try:
         run(client, "flood", [sys.executable, "-c", program])

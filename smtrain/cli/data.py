@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Optional, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
+from smtrain.cli.data_options import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
 from smtrain.cli.data_report import report
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
@@ -189,13 +189,13 @@ def split(
     from smtrain.worker.data.pack import exchange
 
     folder = Path(folder_of(dataset))
-    found = exchange.prefixes(folder)
-    if len(found) != 1:
+    prefixes = exchange.prefixes(folder)
+    if len(prefixes) != 1:
         raise ConfigError(
-            f"{dataset} has {len(found)} parts; merge them first, or name one of their prefixes",
+            f"{dataset} has {len(prefixes)} parts; merge them first, or name one of their prefixes",
             code="config.wrong_value",
         )
-    for made in exchange.split(found[0], Path(output), shares, overwrite=overwrite):
+    for made in exchange.split(prefixes[0], Path(output), shares, overwrite=overwrite):
         say(made)
     if note := exchange.held_out_note(folder):
         say(note)

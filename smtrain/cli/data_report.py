@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_given import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
+from smtrain.cli.data_options import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say

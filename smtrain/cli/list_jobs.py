@@ -58,13 +58,13 @@ def _rows(jobs: list[Job], where: str) -> list[tuple[str, ...]]:
     from smtrain.core.config.units import spell_age
     from smtrain.core.protocol.requests import stage_of
 
-    now, asked_jobs = datetime.now(timezone.utc), 0
+    now, priced = datetime.now(timezone.utc), 0
     rows: list[tuple[str, ...]] = []
     for job in jobs:
         run, stage = stage_of(job.name) or ("", "")
         loss = ""
-        if stage == "train" and asked_jobs < ASKED:
-            asked_jobs += 1
+        if stage == "train" and priced < ASKED:
+            priced += 1
             loss = _loss(job)
         age = spell_age((now - job.summary["CreationTime"]).total_seconds())
         rows.append((run or "-", stage or "-", job.known_status or "", age, loss or "-", where, job.name))

@@ -26,7 +26,7 @@ def status(job: options.JobName, target: options.Where = None) -> None:
 
     handle = options.job_named(job, target)
     described, now = handle.describe(), datetime.now(timezone.utc)
-    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), told=described)
+    progress = Progress(handle.name, handle.target.name, handle.target.region_name(), job=described)
     cost = progress.cost(now)
     say(f"job:         {handle.name}")
     say(f"status:      {described['TrainingJobStatus']} ({described['SecondaryStatus']})")

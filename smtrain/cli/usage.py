@@ -60,7 +60,7 @@ def _better(error: Any, context: Any, path: str, text: str, argv: list[str]) -> 
     if match := re.match(r"Got unexpected extra argument \((.*)\)", text):
         return text + _extra_meant(match[1], context, argv)
     if (match := re.match(r"(Invalid value for '(-[\w-]+)'.*?): ", text)) and _NUMBERS.search(text):
-        return f"{match[1]}: got {_given(match[2], argv)!r}; a number is needed"
+        return f"{match[1]}: got {_typed_value(match[2], argv)!r}; a number is needed"
     return None
 
 
@@ -77,7 +77,7 @@ def _option_meant(option: str, context: Any, path: str, argv: list[str]) -> str:
         return f"; {wanted} is given without an option, `{path} {wanted}`"
     near = nearest(option, [one for one in options if len(one) > 2], cutoff=0.75)
     if near is None and "--set" in options and (key := _key_meant(word)):
-        return f"; a key of the config is set with --set {key}={_given(option, argv) or 'VALUE'}"
+        return f"; a key of the config is set with --set {key}={_typed_value(option, argv) or 'VALUE'}"
     begun = [one for one in options if len(word) > 2 and one.startswith(f"--{word}")]
     begun = begun or [one for one in options if f"--{word}".startswith(f"{one}-") and len(one) > 4]
     near = " or ".join(begun) or near or _holding(word, options)
@@ -136,7 +136,7 @@ def _choices_of(param: Any) -> list[str]:
     return [str(one) for one in getattr(getattr(param, "type", None), "choices", None) or ()]
 
 
-def _given(option: str, argv: list[str]) -> str:
+def _typed_value(option: str, argv: list[str]) -> str:
     """The value that was typed for an option; empty if it has no value."""
     for at, word in enumerate(argv):
         if word == option and at + 1 < len(argv):

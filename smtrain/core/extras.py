@@ -68,13 +68,13 @@ def _packages(extra: str | None) -> list[str]:
         declared = metadata.requires("smtrain") or []
     except metadata.PackageNotFoundError:
         return []
-    found = []
+    packages = []
     for requirement in declared:
         name, _, marker = requirement.partition(";")
         if f"'{extra}'" not in marker.replace('"', "'") or ("sys_platform" in marker and sys.platform not in marker):
             continue
-        found.append(f"'{name.strip()}'")
-    return found
+        packages.append(f"'{name.strip()}'")
+    return packages
 
 
 @contextmanager

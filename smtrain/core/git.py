@@ -22,8 +22,8 @@ def committed(folder: Path | None = None) -> str | None:
     if commit is None:
         return None
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    found = commit.strip() + (" with changes" if changed else "")
-    return found if _VALUE.fullmatch(found) else None
+    state = commit.strip() + (" with changes" if changed else "")
+    return state if _VALUE.fullmatch(state) else None
 
 
 def commit_of(tags: Iterable[Mapping[str, str]]) -> str | None:

@@ -182,7 +182,7 @@ class _Values:
     def _mapping(self, event: Any, depth: int) -> dict[str, Any]:
         way = self.way
         self._plain_tag(event, "map")
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         lines: dict[str, int] = {}
         below: list[Any] = []
         while not isinstance(key := next(self._events), yaml.MappingEndEvent):
@@ -197,11 +197,11 @@ class _Values:
                 self.fault(key, f"{name!r} is written twice (first at line {lines[name]}); put both into one")
             lines[name] = _line(key)
             self.way = f"{way}.{name}" if way else name
-            found[name] = self._value(next(self._events), depth + 1)
+            mapping[name] = self._value(next(self._events), depth + 1)
         self.way = way
         for values in below:  # the first of several wins (yaml.org/type/merge.html)
-            found = {**values, **found}
-        return found
+            mapping = {**values, **mapping}
+        return mapping
 
     def _merged(self, key: Any, value: Any) -> list[dict[str, Any]]:
         """The mappings that `<<` merges."""
@@ -253,8 +253,8 @@ class _Values:
         try:
             value = getattr(self._constructor, f"construct_yaml_{name}")(node)
         except (ValueError, KeyError, AttributeError, OverflowError, IndexError, TypeError):
-            given = event.value if len(event.value) <= 60 else f"{event.value[:60]}..."
-            self.fault(event, f"{given} is not {_WORDS[name]}{' of the calendar' if name == 'timestamp' else ''}; "
+            text = event.value if len(event.value) <= 60 else f"{event.value[:60]}..."
+            self.fault(event, f"{text} is not {_WORDS[name]}{' of the calendar' if name == 'timestamp' else ''}; "
                        "correct it, or put it in quotes if text is meant")  # fmt: skip
         return event.value if name == "timestamp" else value
 
@@ -285,8 +285,10 @@ def _line(event: Any) -> int:
 
 def unfilled(lines: list[str]) -> str:
     """The fault of a template placeholder in these lines, else empty."""
-    found = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
-    return f"{found[0]} is a placeholder that no template has filled in; put its value there" if found else ""
+    placeholder = next((match for line in lines if (match := _PLACEHOLDER.search(line))), None)
+    return (
+        f"{placeholder[0]} is a placeholder that no template has filled in; put its value there" if placeholder else ""
+    )
 
 
 def _forbidden(text: str, wrong: re.Match[str]) -> NoReturn:

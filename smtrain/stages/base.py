@@ -145,9 +145,9 @@ def with_weights(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
 
 def with_export(config: JobConfig, kept: dict[str, Any]) -> dict[str, Any]:
     """`kept` with the keys of section export that are not at their defaults."""
-    given = {"merge": config.export.merge and bool(config.train.adapter), "checkpoint": config.export.checkpoint}
-    given["megatron"] = config.export.megatron
-    written = {key: value for key, value in given.items() if value not in (False, "newest")}
+    options = {"merge": config.export.merge and bool(config.train.adapter), "checkpoint": config.export.checkpoint}
+    options["megatron"] = config.export.megatron
+    written = {key: value for key, value in options.items() if value not in (False, "newest")}
     return kept | ({"export": written} if written else {})
 
 

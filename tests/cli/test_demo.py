@@ -46,10 +46,10 @@ def test_the_questions_are_divided_as_stage_prepare_divides_them(tmp_path: Path)
 
 def test_what_is_asked_is_held_out() -> None:
     known = records(load_config(REAL, target="local"))
-    asked = chosen(known)
-    assert len({one.question for one in asked}) == 3
-    assert all(one.held_out for one in asked)
-    assert chosen(known) == asked
+    chosen_questions = chosen(known)
+    assert len({one.question for one in chosen_questions}) == 3
+    assert all(one.held_out for one in chosen_questions)
+    assert chosen(known) == chosen_questions
     without = records(load_config(REAL, target="local", train={"validation": None}))
     assert not any(one.held_out for one in chosen(without))
 

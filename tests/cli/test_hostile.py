@@ -166,7 +166,7 @@ def test_a_notebook_shows_no_script_and_no_markup(job: smtrain.Job) -> None:
 
 
 def _progress(job: smtrain.Job) -> Progress:
-    progress = Progress(job.name, "local", "us-east-1", told=job.describe())
+    progress = Progress(job.name, "local", "us-east-1", job=job.describe())
     for text in ["step=1 of=nan loss=2 tokens_per_s=inf", f"step={'9' * 400} of=4", f"{ALL} <script>[red]x", "a\nb"]:
         line = Line("algo-1", 0, text)
         progress.take(line)

@@ -171,7 +171,9 @@ def test_one_wait_is_all_that_a_command_has(
     failures = []
     asking = {name: command.asks_aws for name, command in COMMANDS.items() if command.asks_aws}
     assert len(asking) > 20
-    for call in [words(name, c) for name, given in asking.items() for c in (given[1:] if rest else given[:1])]:
+    for call in [
+        words(name, c) for name, arguments in asking.items() for c in (arguments[1:] if rest else arguments[:1])
+    ]:
         monkeypatch.setattr(calls, "SILENCE", circuit_breaker.Silence())
         close(short)
         done = typed(*call, "--target", "aws")

@@ -322,7 +322,7 @@ def of_the_issue() -> Iterator[Use]:
 
 def uses(every: bool = True) -> list[Use]:
     """Every wrong use, once; or some of each kind."""
-    found = [
+    all_uses = [
         *of_the_issue(),
         *of_the_command_line(),
         *of_configs(every),
@@ -331,4 +331,4 @@ def uses(every: bool = True) -> list[Use]:
         *of_data(),
         *of_talks(),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(all_uses))

@@ -68,19 +68,19 @@ def cycles(imports: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def _reached(imports: Mapping[str, set[str]], module: str) -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     waiting = [*imports[module]]
     while waiting:
-        if (one := waiting.pop()) not in found:
-            found.add(one)
+        if (one := waiting.pop()) not in modules:
+            modules.add(one)
             waiting += imports[one]
-    return found
+    return modules
 
 
 def test_entry_scripts_import_only_what_a_job_gets() -> None:
     words = r"^\s*(?:from|import) smtrain\.(\w+)"
-    found = {room for path in (ROOT / "entrypoints").glob("*.py") for room in re.findall(words, path.read_text(), re.M)}
-    assert found <= {"core", "stages", "worker", "version"}
+    rooms = {room for path in (ROOT / "entrypoints").glob("*.py") for room in re.findall(words, path.read_text(), re.M)}
+    assert rooms <= {"core", "stages", "worker", "version"}
 
 
 WRONG = (
@@ -120,9 +120,9 @@ def test_a_wrong_import_is_refused_in_each_direction(tmp_path: Path) -> None:
 
 
 def test_no_class_name_stands_twice() -> None:
-    found = collections.Counter(
+    counts = collections.Counter(
         name
         for path in (ROOT / "smtrain").rglob("*.py")
         for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.M)
     )
-    assert [name for name, count in found.items() if count > 1] == []
+    assert [name for name, count in counts.items() if count > 1] == []

@@ -21,10 +21,10 @@ class FailingDisk:
         self._library, self._under = work / "nthwrite.so", [str(folder) for folder in under]
         self._log = work / "failed.log"
         if not self._library.exists():
-            beside = work / f"nthwrite.{os.getpid()}.so"
-            command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-o", str(beside), str(SOURCE), "-ldl"]
+            library = work / f"nthwrite.{os.getpid()}.so"
+            command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-o", str(library), str(SOURCE), "-ldl"]
             subprocess.run(command, check=True)
-            beside.rename(self._library)
+            library.rename(self._library)
         state = work / "state"
         state.write_bytes(bytes(32))
         with open(state, "r+b") as file:

@@ -19,14 +19,14 @@ CANDIDATES = (
 )  # fmt: skip
 
 
-def asked_for(shape: Any, seen: tuple[str, ...] = ()) -> Any:
+def required_values(shape: Any, seen: tuple[str, ...] = ()) -> Any:
     """The smallest value of a shape: only required members, and lists of minimal length."""
     kind = shape.type_name
     if kind == "structure":
         required = [name for name in shape.required_members if name not in seen]
-        return {name: asked_for(shape.members[name], (*seen, name)) for name in required}
+        return {name: required_values(shape.members[name], (*seen, name)) for name in required}
     if kind == "list":
-        return [asked_for(shape.member, seen)] * max(1, shape.metadata.get("min", 1))
+        return [required_values(shape.member, seen)] * max(1, shape.metadata.get("min", 1))
     if kind == "map":
         return {}
     if kind in ("integer", "long", "float", "double"):
@@ -62,7 +62,7 @@ def answer(client: Any, operation: str) -> tuple[int, str, str]:
 
     shape = client.meta.service_model.operation_model(operation).input_shape
     try:
-        getattr(client, xform_name(operation))(**(asked_for(shape) if shape else {}))
+        getattr(client, xform_name(operation))(**(required_values(shape) if shape else {}))
     except ClientError as error:
         fault, status = error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
         return status, fault["Code"], fault.get("Message", "")

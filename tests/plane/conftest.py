@@ -49,10 +49,10 @@ def serve(home: Path, *options: str) -> Endpoint:
 def wait_for(condition: Callable[[], Any]) -> Any:
     """Poll until the condition returns a true value, and return it."""
     deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
-    return found
+    return answer
 
 
 @pytest.fixture(scope="session")

@@ -106,11 +106,11 @@ class Calls:
 
     def all_lines(self) -> dict[str, list[str]]:
         """The lines of all streams, in a few calls."""
-        found: dict[str, list[str]] = {}
+        by_stream: dict[str, list[str]] = {}
         for page in self.logs.get_paginator("filter_log_events").paginate(logGroupName=LOG_GROUP):
             for event in page["events"]:
-                found.setdefault(event["logStreamName"], []).append(event["message"])
-        return found
+                by_stream.setdefault(event["logStreamName"], []).append(event["message"])
+        return by_stream
 
     def lines(self, stream: str) -> list[str]:
         answer = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True)
@@ -234,27 +234,27 @@ def _fill(server: Server, known: Known) -> None:
 
 def files(known: Known, *, everything: bool) -> list[str]:
     """Files below the home; without `everything`, only three of the blobs and three of the running host."""
-    found = sorted(str(p.relative_to(known.folder)) for p in known.folder.rglob("*") if p.is_file())
+    paths = sorted(str(p.relative_to(known.folder)) for p in known.folder.rglob("*") if p.is_file())
     if everything:
-        return found
+        return paths
     chance = random.Random(0)
     kept = []
     for group in ("local/s3/blobs/", f"local/jobs/{RUNS}/hosts/"):
-        members = [path for path in found if path.startswith(group)]
+        members = [path for path in paths if path.startswith(group)]
         kept += chance.sample(members, min(3, len(members)))
-        found = [path for path in found if path not in members]
-    return sorted(found + kept)
+        paths = [path for path in paths if path not in members]
+    return sorted(paths + kept)
 
 
 def mutations(known: Known, *, everything: bool = False, many: bool = False) -> list[Mutation]:
     """Every file in every way; with `many`, all variants of wrong types, not one for each file."""
-    found = []
+    all_mutations = []
     for number, path in enumerate(files(known, everything=everything)):
         for way in WAYS:
             total = len(_variants(known.folder / path)) if way == "types" else 1
             chosen = range(total) if many else [random.Random(number).randrange(total)] if total else []
-            found += [Mutation(path, way, variant) for variant in chosen]
-    return found
+            all_mutations += [Mutation(path, way, variant) for variant in chosen]
+    return all_mutations
 
 
 LEAVES: tuple[Any, ...] = (
@@ -346,14 +346,14 @@ def _variants(path: Path) -> list[Callable[[Path], None]]:
         texts = ("5", "null", NESTED, '"\\ud800"', "{}", "[profile smtrain]\nendpoint_url = 5\n", "9" * 5000)
         return [lambda target, text=text: _replace(target, text.encode()) for text in texts]  # type: ignore[misc]
     places = list(_places(value))
-    found: list[Callable[[Path], None]] = []
+    ways: list[Callable[[Path], None]] = []
     for place in places:
         for leaf in LEAVES:
             text = _written(_put(value, place, leaf))
-            found.append(lambda target, text=text: _replace(target, text.encode()))  # type: ignore[misc]
+            ways.append(lambda target, text=text: _replace(target, text.encode()))  # type: ignore[misc]
         if place:
-            found.append(lambda target, place=place: _replace(target, _without(value, place).encode()))  # type: ignore[misc]
-    return found
+            ways.append(lambda target, place=place: _replace(target, _without(value, place).encode()))  # type: ignore[misc]
+    return ways
 
 
 def _without(value: Any, path: tuple[Any, ...]) -> str:
@@ -429,8 +429,8 @@ def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int 
                 faults.append(f"{type(error).__name__}: {error}"[:400])
             if turn:
                 faults[earlier:] = [turn + text for text in faults[earlier:]]
-            if found := [cause for cause in causes(server.logged()) if len(faults) > earlier]:
-                faults[-1] += f" [{'; '.join(found)[:600]}]"
+            if reasons := [cause for cause in causes(server.logged()) if len(faults) > earlier]:
+                faults[-1] += f" [{'; '.join(reasons)[:600]}]"
             server.kill()
             if faults:
                 break
@@ -440,8 +440,8 @@ def check(known: Known, mutation: Mutation, forks: Forks | None, *, starts: int 
 
 
 def _cause(log: str) -> str:
-    found = causes(log)
-    return next(reversed(found)) if found else " ".join(log.split())[:300]
+    reasons = causes(log)
+    return next(reversed(reasons)) if reasons else " ".join(log.split())[:300]
 
 
 def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *, again: bool) -> None:
@@ -474,7 +474,7 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
     if again:
         _look_at_new_job(calls, faults)
         return
-    streams, told_lines = set(calls.streams()), calls.all_lines()
+    streams, lines_before = set(calls.streams()), calls.all_lines()
     for stream, lines in known.logs.items():
         if stream not in streams:
             if not (stream.split("/")[0] == theirs and not harmless):
@@ -483,13 +483,13 @@ def _look(known: Known, mutation: Mutation, server: Server, faults: list[str], *
                 faults.append(f"log {stream} is gone and server.log does not name it")
             continue
         theirs_too = stream.split("/")[0] == theirs
-        found = calls.lines(stream) if theirs_too else told_lines.get(stream, [])
+        expected = calls.lines(stream) if theirs_too else lines_before.get(stream, [])
         if theirs_too and not harmless and file in ("job.json", f"{stream.split('/')[1]}.jsonl"):
-            if mutation.way == "types" and file != "job.json" and not set(lines) <= set(found):
-                faults.append(f"log {stream} lost lines next to the damaged one: {found}")
+            if mutation.way == "types" and file != "job.json" and not set(lines) <= set(expected):
+                faults.append(f"log {stream} lost lines next to the damaged one: {expected}")
             continue
-        if found != lines:
-            faults.append(f"log {stream} had {lines} and has {found}")
+        if expected != lines:
+            faults.append(f"log {stream} had {lines} and has {expected}")
     _look_at_objects(known, mutation, server, calls, named, faults)
     spoilt = file in ("endpoint.json", "hosts.json") and mutation.way in ("random", "folder", "half")
     if spoilt and not named(file):

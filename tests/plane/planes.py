@@ -197,20 +197,20 @@ class Server:
 
 def causes(log: str) -> dict[str, str]:
     """The tracebacks in a server log, by their last frame of ours and the error."""
-    found: dict[str, str] = {}
+    by_line: dict[str, str] = {}
     pattern = r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n|\n)+\S.*"
     for match in re.finditer(pattern, log):
         text = match.group()
         frames = re.findall(r'File "[^"]*?(smtrain/[^"]+)", line (\d+), in (\S+)', text)
         last = text.rsplit("\n", 1)[1]
         place = ":".join(frames[-1][:2]) + f" {frames[-1][2]}" if frames else "?"
-        found.setdefault(f"{place}: {re.sub(r'[0-9]{3,}|/tmp/[^ ]+', '#', last)[:150]}", text)
-    return found
+        by_line.setdefault(f"{place}: {re.sub(r'[0-9]{3,}|/tmp/[^ ]+', '#', last)[:150]}", text)
+    return by_line
 
 
 def traces(mark: str) -> list[str]:
     """Processes of this machine whose command line or environment has `mark`."""
-    found = []
+    seen = []
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
             with contextlib.suppress(OSError):
@@ -218,8 +218,8 @@ def traces(mark: str) -> list[str]:
                 line = Path(f"/proc/{entry}/cmdline").read_bytes()
                 world = Path(f"/proc/{entry}/environ").read_bytes()
                 if state not in "ZX" and mark.encode() in line + b"\0" + world:
-                    found.append(f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
-    return found
+                    seen.append(f"{entry} {line.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return seen
 
 
 def main() -> None:

@@ -179,8 +179,8 @@ def test_every_client_of_aws_is_let_in(client: Client) -> None:
     part = s3.upload_part(Bucket=bucket, Key="signed/parts", UploadId=upload, PartNumber=1, Body=b"p")["ETag"]
     done = {"Parts": [{"PartNumber": 1, "ETag": part}]}
     s3.complete_multipart_upload(Bucket=bucket, Key="signed/parts", UploadId=upload, MultipartUpload=done)
-    found = client.cloudwatch.list_metrics(Namespace="/aws/sagemaker/TrainingJobs")
-    assert found["ResponseMetadata"]["HTTPStatusCode"] == 200
+    metrics = client.cloudwatch.list_metrics(Namespace="/aws/sagemaker/TrainingJobs")
+    assert metrics["ResponseMetadata"]["HTTPStatusCode"] == 200
     assert client.endpoint.session().client("sts").get_caller_identity()["Account"] == client.endpoint.account
     stranger = boto3.client(
         "s3", endpoint_url=client.endpoint.url, region_name="us-east-1", aws_access_key_id=client.endpoint.access_key,

@@ -96,12 +96,12 @@ def test_service_quotas_lists_them_by_name_and_takes_requests(plane: Plane) -> N
     plane.quota("ml.trn1.32xlarge for training job usage", 8)
     pages = list(quotas.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker"))
     assert len(pages) > 1
-    found = {quota["QuotaName"]: quota for page in pages for quota in page["Quotas"]}
+    by_name = {quota["QuotaName"]: quota for page in pages for quota in page["Quotas"]}
     uses = ("training job", "spot training job", "training warm pool")
-    assert {f"ml.trn1.32xlarge for {use} usage" for use in uses} <= found.keys()
-    assert found["ml.trn1.32xlarge for training job usage"]["Value"] == 8
-    assert "Maximum number of instances per training job" in found
-    code = found["ml.trn1.32xlarge for training job usage"]["QuotaCode"]
+    assert {f"ml.trn1.32xlarge for {use} usage" for use in uses} <= by_name.keys()
+    assert by_name["ml.trn1.32xlarge for training job usage"]["Value"] == 8
+    assert "Maximum number of instances per training job" in by_name
+    code = by_name["ml.trn1.32xlarge for training job usage"]["QuotaCode"]
     assert quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode=code)["Quota"]["Value"] == 8
     increase = quotas.request_service_quota_increase(ServiceCode="sagemaker", QuotaCode=code, DesiredValue=16)
     assert increase["RequestedQuota"]["Status"] == "PENDING"

@@ -89,8 +89,8 @@ def test_fastfile_is_a_lazy_read_only_mount(client: Client) -> None:
     picks = [8_995_000, 0, 4_000_000, 123_457]
     program = ["python", "-c", READ, json.dumps(picks)]
     job = client.completed(program, InputDataConfig=[channel("train", uri, "FastFile")])
-    found = json.loads(client.lines(job)[-1])
-    assert found == {
+    seen = json.loads(client.lines(job)[-1])
+    assert seen == {
         "sequential": hashlib.sha256(body).hexdigest(),
         "size": len(body),
         "picks": [hashlib.sha256(body[a : a + 5000]).hexdigest() for a in picks],

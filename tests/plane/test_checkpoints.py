@@ -301,13 +301,13 @@ def whole_steps(client: Client, prefix: str) -> list[str]:
     for item in client.s3.list_objects_v2(Bucket=client.bucket, Prefix=prefix).get("Contents", []):
         step, _, name = item["Key"].removeprefix(prefix).partition("/")
         held.setdefault(step, {})[name] = item["Size"]
-    found = []
+    steps = []
     for step, files in held.items():
         if "manifest.json" in files:
             about = json.loads(client.get(f"{prefix}{step}/manifest.json"))
             if all(files.get(name) == size for name, size in about.items()):
-                found.append(step)
-    return found
+                steps.append(step)
+    return steps
 
 
 @pytest.mark.slow

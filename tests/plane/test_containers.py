@@ -473,8 +473,8 @@ def test_what_an_image_has_in_opt_ml_stays_below_the_hosts_folder(tmp_path: Path
                 entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content if isinstance(content, bytes) else b""))
     lay_opt_ml(packed, ml)
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == {"image.tar", "ml/code/train.sh", "ml/own/a", "ml/own/b"}
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"image.tar", "ml/code/train.sh", "ml/own/a", "ml/own/b"}
     assert os.access(ml / "code/train.sh", os.X_OK)
     assert os.readlink(ml / "out") == "/etc"
     assert not Path("/etc/evil").exists()

@@ -37,8 +37,8 @@ def chosen(known: Known) -> list[Mutation]:
     if EVERYTHING:
         return mutations(known, everything=True)
     chance = random.Random(int(os.environ.get("SMTRAIN_DAMAGED_SEED", "0")))
-    found = mutations(known)
-    kinds = {way: [mutation for mutation in found if mutation.way == way] for way in WAYS}
+    all_mutations = mutations(known)
+    kinds = {way: [mutation for mutation in all_mutations if mutation.way == way] for way in WAYS}
     return [chance.choice(kinds[way]) for way in chance.sample(WAYS, SAMPLE)]
 
 
@@ -48,7 +48,7 @@ def test_the_plane_starts_with_all_else_that_was_there(
 ) -> None:
     todo = chosen(known)
     starts = 2 if EVERYTHING else 1
-    faults = {str(m): found for m in todo if (found := check(known, m, forks, starts=starts))}
+    faults = {str(m): fault for m in todo if (fault := check(known, m, forks, starts=starts))}
     assert faults == {}
     record_property("tries", len(todo))
 

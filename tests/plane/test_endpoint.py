@@ -22,14 +22,14 @@ from .conftest import ROOT, StartServer
 
 
 def test_two_callers_start_one_server_and_it_can_be_ended(tmp_path: Path) -> None:
-    found: list[Endpoint] = []
-    callers = [threading.Thread(target=lambda: found.append(ensure_running(tmp_path))) for _ in range(2)]
+    endpoints: list[Endpoint] = []
+    callers = [threading.Thread(target=lambda: endpoints.append(ensure_running(tmp_path))) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
     try:
-        assert found[0] == found[1] == running(tmp_path) == ensure_running(tmp_path)
+        assert endpoints[0] == endpoints[1] == running(tmp_path) == ensure_running(tmp_path)
     finally:
         shut_down(tmp_path)
     assert running(tmp_path) is None

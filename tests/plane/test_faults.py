@@ -132,9 +132,9 @@ def read(client: Client, stream: str, **params: Any) -> list[str]:
 
 def test_a_synthetic_job_says_beforehand_what_its_hosts_write(plane: Plane, client: Client) -> None:
     job = plane.synthetic_job(hosts=60, lines=50, last_words={"algo-7": ["Traceback", "ValueError: 7"]})
-    found = streams(client, job.name)
-    assert len(found) == 60
-    for stream in found:
+    written = streams(client, job.name)
+    assert len(written) == 60
+    for stream in written:
         host = stream.partition("/")[2].rpartition("-")[0]
         assert read(client, stream) == job.expected(host)
     assert job.expected("algo-7")[-1] == "ValueError: 7"

@@ -25,13 +25,13 @@ def metric(regex: str, name: str = "loss") -> dict[str, Any]:
 def points(client: Client, job: dict[str, Any], name: str = "loss") -> tuple[float, float, float]:
     """Minimum, maximum and count of all points of a job's metric."""
     now = datetime.datetime.now(datetime.timezone.utc)
-    found = client.cloudwatch.get_metric_statistics(
+    answer = client.cloudwatch.get_metric_statistics(
         Namespace=GROUP, MetricName=name, Dimensions=[{"Name": "TrainingJobName", "Value": job["TrainingJobName"]}],
         StartTime=now - datetime.timedelta(hours=1), EndTime=now + datetime.timedelta(hours=1), Period=7200,
         Statistics=["Minimum", "Maximum", "SampleCount"],
     )["Datapoints"]  # fmt: skip
-    lowest, highest = (how(p[key] for p in found) for how, key in ((min, "Minimum"), (max, "Maximum")))
-    return lowest, highest, sum(p["SampleCount"] for p in found)
+    lowest, highest = (how(p[key] for p in answer) for how, key in ((min, "Minimum"), (max, "Maximum")))
+    return lowest, highest, sum(p["SampleCount"] for p in answer)
 
 
 SPELLED = ["nan", "NaN", "inf", "-inf", "Infinity", "1e999", "1e200", "0x10", "1_000", "", "٣", "1,5", "--1", "e5"]
@@ -98,8 +98,8 @@ for folder in ("model", "checkpoints", "output/data"):
 def test_a_tree_deeper_than_python_recurses_goes_up_and_away(client: Client) -> None:
     job = client.completed(["python", "-c", DEEP], CheckpointConfig={"S3Uri": f"s3://{client.bucket}/deep"})
     name = job["TrainingJobName"]
-    found = unpacked(client.get(f"out/{name}/output/model.tar.gz"))
-    assert found == {"good": b"good", "d/" * 1500 + "deep": b"deep"}
+    members = unpacked(client.get(f"out/{name}/output/model.tar.gz"))
+    assert members == {"good": b"good", "d/" * 1500 + "deep": b"deep"}
     assert client.keys("deep/") == ["deep/good"]
     text = "smtrain: files whose keys would be longer than S3's 1,024 bytes are not uploaded from /opt/ml/checkpoints"
     assert any(line.startswith(text) for line in client.lines(job))

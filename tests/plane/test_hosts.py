@@ -56,10 +56,10 @@ def test_instance_groups_number_their_hosts_on(client: Client) -> None:
     ]
     read = "json.loads(Path('/opt/ml/input/config/resourceconfig.json').read_text())"
     resources = {"InstanceGroups": groups, "VolumeSizeInGB": 1}
-    found = shown(client, read, host="algo-2", ResourceConfig=resources)
-    assert (found["current_host"], found["current_group_name"]) == ("algo-2", "b")
-    assert found["current_instance_type"] == "ml.c5.xlarge"
-    assert [group["hosts"] for group in found["instance_groups"]] == [["algo-1"], ["algo-2"]]
+    seen = shown(client, read, host="algo-2", ResourceConfig=resources)
+    assert (seen["current_host"], seen["current_group_name"]) == ("algo-2", "b")
+    assert seen["current_instance_type"] == "ml.c5.xlarge"
+    assert [group["hosts"] for group in seen["instance_groups"]] == [["algo-1"], ["algo-2"]]
 
 
 def test_environment_is_the_requests_and_nothing_of_the_shells(client: Client) -> None:

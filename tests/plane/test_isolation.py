@@ -47,9 +47,9 @@ def test_an_isolated_job_sees_its_data_and_no_network(client: Client, mode: str)
     job = client.wait(name)
     assert job["TrainingJobStatus"] == "Completed", client.lines(job)
     assert job["EnableNetworkIsolation"] is True
-    found = json.loads(client.lines(job)[-1])
-    assert found.pop("outside") == "Network is unreachable"
-    assert found == {"interfaces": ["lo"], "plane": "ConnectionRefusedError", "credentials": [], "data": "data"}
+    seen = json.loads(client.lines(job)[-1])
+    assert seen.pop("outside") == "Network is unreachable"
+    assert seen == {"interfaces": ["lo"], "plane": "ConnectionRefusedError", "credentials": [], "data": "data"}
     assert job["ModelArtifacts"]["S3ModelArtifacts"]
 
 

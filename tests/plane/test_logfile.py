@@ -47,8 +47,8 @@ def test_lines_come_back_from_every_place(
             if not closed:
                 log.close()
         if on_disk:
-            again, found = LogFile.load(path)
-            assert [pair for batch in found for pair in batch] == [line[1:] for line in expected]
+            again, places = LogFile.load(path)
+            assert [pair for batch in places for pair in batch] == [line[1:] for line in expected]
             assert [tuple(line) for line in again.lines()] == expected
             assert (again.count, again.first, again.stamp) == (log.count, log.first, log.stamp)
 
@@ -60,8 +60,8 @@ def test_rows_that_are_not_ours_are_left_out_and_said(tmp_path: Path, capsys: py
         b'[1000, "one"]\n' + deep + b'\n[1e300, "x"]\n\xff\n["x", 1]\n[2000, "lone \\ud800"]\n[1500, "back"]\n'
         + b"x" * (logfile.ROW_BYTES * 2) + b'\n[3000, "last"]\n[4000, "cut'
     )  # fmt: skip
-    log, found = LogFile.load(path)
-    list(found)
+    log, places = LogFile.load(path)
+    list(places)
     assert [(line.stamp, line.text) for line in log.lines()] == [
         (1000, "one"), (2000, "lone ?"), (2000, "back"), (3000, "last"),
     ]  # fmt: skip

@@ -45,10 +45,10 @@ def test_one_stream_per_host(client: Client) -> None:
     started = int(time.time() * 1000)
     name = client.completed("echo from $HOSTNAME", hosts=2)["TrainingJobName"]
     streams = client.logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=name + "/")["logStreams"]
-    found = [stream["logStreamName"] for stream in streams]
-    assert [re.sub(r"\d{10}$", "EPOCH", s) for s in found] == [f"{name}/algo-{i}-EPOCH" for i in (1, 2)]
+    names = [stream["logStreamName"] for stream in streams]
+    assert [re.sub(r"\d{10}$", "EPOCH", s) for s in names] == [f"{name}/algo-{i}-EPOCH" for i in (1, 2)]
     assert all(started <= s["firstEventTimestamp"] <= int(time.time() * 1000) for s in streams)
-    matched = client.logs.filter_log_events(logGroupName=GROUP, logStreamNames=found)["events"]
+    matched = client.logs.filter_log_events(logGroupName=GROUP, logStreamNames=names)["events"]
     assert sorted(e["message"] for e in matched) == ["from algo-1", "from algo-2"]
 
 
@@ -110,10 +110,10 @@ def scanner() -> Iterator[Scanner]:
 
 
 def test_matches_are_the_first_groups_in_the_order_of_the_lines(scanner: Scanner) -> None:
-    found = scanner.find([r"a=(\S+)", "(", "none", "(x)?y"], ["a=1 a=2", "b", "a=3 y"])
-    assert found[0] == ["1", "2", "3"]
-    assert "unterminated subpattern" in found[1]
-    assert found[2:] == [[], []]
+    groups = scanner.find([r"a=(\S+)", "(", "none", "(x)?y"], ["a=1 a=2", "b", "a=3 y"])
+    assert groups[0] == ["1", "2", "3"]
+    assert "unterminated subpattern" in groups[1]
+    assert groups[2:] == [[], []]
 
 
 def test_a_lost_process_is_started_again(scanner: Scanner) -> None:

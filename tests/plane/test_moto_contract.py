@@ -46,20 +46,20 @@ def uses(path: Path) -> Iterator[str]:
 
 
 def test_the_control_plane_uses_no_name_of_moto_beyond_the_list() -> None:
-    found = {name for path in SOURCES for name in uses(path)}
-    assert found == USED.keys()
+    names = {name for path in SOURCES for name in uses(path)}
+    assert names == USED.keys()
 
 
 def test_the_installed_moto_has_every_name_and_parameter() -> None:
     for key, attributes in USED.items():
-        found = named(key)
+        value = named(key)
         for attribute in attributes:
-            assert hasattr(found, attribute), f"{key} has no {attribute}"
+            assert hasattr(value, attribute), f"{key} has no {attribute}"
     for key, parameters in REPLACED.items():
         if key in ADDED:
             assert not hasattr(named(key.rpartition(".")[0]), key.rpartition(".")[2]), f"moto has {key} by now"
         elif parameters is None:
-            assert found_in_class(key) is not None, key
+            assert class_attribute(key) is not None, key
         else:
             assert tuple(inspect.signature(named(key)).parameters)[: len(parameters)] == parameters, key
     for key, parameters in CALLS.items():
@@ -92,13 +92,13 @@ def test_what_is_replaced_is_what_the_list_says(tmp_path: Path) -> None:
 
 def named(key: str) -> Any:
     module, _, path = key.partition(":")
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for name in path.split("."):
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
-def found_in_class(key: str) -> Any:
+def class_attribute(key: str) -> Any:
     """The attribute of a class or its bases, not of an instance."""
     owner, _, name = key.rpartition(".")
     return next((vars(kind)[name] for kind in named(owner).__mro__ if name in vars(kind)), None)
@@ -106,14 +106,14 @@ def found_in_class(key: str) -> Any:
 
 def motos() -> dict[str, Any]:
     """Everything that moto's modules and classes have, by `module:name` and `module:Class.name`."""
-    found: dict[str, Any] = {}
+    methods: dict[str, Any] = {}
     for module in [m for name, m in sys.modules.items() if name.split(".")[0] == "moto" and isinstance(m, ModuleType)]:
         for name, value in vars(module).items():
             if inspect.isclass(value) and value.__module__ == module.__name__:
-                found |= {f"{module.__name__}:{name}.{key}": held for key, held in vars(value).items()}
+                methods |= {f"{module.__name__}:{name}.{key}": held for key, held in vars(value).items()}
             else:
-                found[f"{module.__name__}:{name}"] = value
-    return found
+                methods[f"{module.__name__}:{name}"] = value
+    return methods
 
 
 def replaced(folder: str) -> None:
@@ -156,7 +156,7 @@ def replaced(folder: str) -> None:
     objects = [*backends, key, s3.buckets[BUCKET], s3.buckets[BUCKET].keys["a/b"], stream.log_group]
     objects.append(FakeMultipart("a", {}, ACCOUNT, REGION))  # type: ignore[arg-type]
     for wanted, attributes in OBJECTS.items():
-        [found] = [each for each in objects if type(each).__name__ == wanted]
+        [instance] = [each for each in objects if type(each).__name__ == wanted]
         for attribute in (*attributes, *(KEPT if wanted == "FakeKey" else ())):
-            assert hasattr(found, attribute), f"{wanted} has no {attribute}"
+            assert hasattr(instance, attribute), f"{wanted} has no {attribute}"
     print(json.dumps([key for key in changed if not key.startswith("moto.core.")]))

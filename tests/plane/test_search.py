@@ -34,8 +34,8 @@ def search(client: Client, *filters: tuple[str, str, str | None], **params: Any)
         {"Name": name, "Operator": operator, **({} if value is None else {"Value": value})}
         for name, operator, value in (*filters, ("TrainingJobName", "Contains", "searched-"))
     ]
-    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": conditions}, **params)
-    return [result["TrainingJob"]["TrainingJobName"] for result in found["Results"]]
+    answer = client.sagemaker.search(Resource="TrainingJob", SearchExpression={"Filters": conditions}, **params)
+    return [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]]
 
 
 def test_filters(client: Client, jobs: list[str]) -> None:
@@ -69,8 +69,8 @@ def test_expressions_may_be_joined(client: Client, jobs: list[str]) -> None:
             }
         ],
     }
-    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression=either, SortBy="CreationTime")
-    assert [result["TrainingJob"]["TrainingJobName"] for result in found["Results"]] == [jobs[2], jobs[0]]
+    answer = client.sagemaker.search(Resource="TrainingJob", SearchExpression=either, SortBy="CreationTime")
+    assert [result["TrainingJob"]["TrainingJobName"] for result in answer["Results"]] == [jobs[2], jobs[0]]
 
 
 def test_order_and_pages(client: Client, jobs: list[str]) -> None:

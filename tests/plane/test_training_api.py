@@ -235,8 +235,8 @@ def test_tags_update_and_delete(client: Client) -> None:
     tags = {t["Key"]: t["Value"] for t in client.sagemaker.list_tags(ResourceArn=arn)["Tags"]}
     assert tags == {"team": "a", "cost": "b"}
     by_tag = {"Filters": [{"Name": "Tags.cost", "Operator": "Equals", "Value": "b"}]}
-    found = client.sagemaker.search(Resource="TrainingJob", SearchExpression=by_tag)["Results"]
-    assert [result["TrainingJob"]["TrainingJobName"] for result in found] == [name]
+    results = client.sagemaker.search(Resource="TrainingJob", SearchExpression=by_tag)["Results"]
+    assert [result["TrainingJob"]["TrainingJobName"] for result in results] == [name]
     client.sagemaker.update_training_job(TrainingJobName=name, RemoteDebugConfig={"EnableRemoteDebug": True})
     assert client.describe(name)["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     client.sagemaker.delete_training_job(TrainingJobName=name)

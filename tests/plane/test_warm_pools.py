@@ -42,9 +42,9 @@ def test_a_matching_job_gets_the_pool_and_its_cache(client: Client) -> None:
     assert client.lines(name, "algo-2") == ["algo-2"]
     assert pool(client, name)["Status"] == "Available"
     listed = client.sagemaker.list_training_jobs(WarmPoolStatusEquals="Available", MaxResults=100)
-    found = {s["TrainingJobName"]: s["WarmPoolStatus"]["Status"] for s in listed["TrainingJobSummaries"]}
-    assert found[name] == "Available"
-    assert first not in found
+    pools = {s["TrainingJobName"]: s["WarmPoolStatus"]["Status"] for s in listed["TrainingJobSummaries"]}
+    assert pools[name] == "Available"
+    assert first not in pools
 
 
 @pytest.mark.parametrize(

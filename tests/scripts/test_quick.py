@@ -35,8 +35,8 @@ def _packages_of(name: str) -> set[str]:
 
 
 def test_every_package_has_a_test_among_the_quick_ones() -> None:
-    found = [*ROOT.glob("smtrain/*/__init__.py"), *ROOT.glob("smtrain/*/*/__init__.py")]
-    packages = {".".join(path.relative_to(ROOT / "smtrain").parts[:-1]) for path in found}
+    markers = [*ROOT.glob("smtrain/*/__init__.py"), *ROOT.glob("smtrain/*/*/__init__.py")]
+    packages = {".".join(path.relative_to(ROOT / "smtrain").parts[:-1]) for path in markers}
     assert packages
     assert sorted(packages - set().union(*map(imported, files()))) == []
 

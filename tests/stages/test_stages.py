@@ -102,5 +102,5 @@ def test_a_stage_is_one_module_one_entry_script_and_one_test(tmp_path: Path) -> 
         "from smtrain.stages import STAGES; from smtrain.client.launch.bundle import bundle_files as files; "
         "print(STAGES.index('quantize') > STAGES.index('export'), 'smtrain/stages/quantize.py' in files())"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout == "True True\n"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stdout == "True True\n"

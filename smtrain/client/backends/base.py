@@ -47,7 +47,7 @@ class JobPlace(Protocol):
         """ARN of the jobs' role; empty for a backend without roles. Raises `ConfigError` if it is missing."""
         ...
 
-    def base(self, given: str | None) -> str:
+    def base(self, uri: str | None) -> str:
         """Base URI of all outputs; `given` is output.s3_uri."""
         ...
 

@@ -53,7 +53,7 @@ class Explanation:
     """FailureReason, unchanged."""
     exit_code: int | None
     cause: Cause | None
-    told_by: str = "SageMaker"
+    source: str = "SageMaker"
     """The source of the reason: SageMaker or Slurm."""
 
     @property
@@ -71,7 +71,7 @@ class Explanation:
         lines = [f"{head}, first on {place}" + (f" at {self.at:%H:%M:%S}" if self.at else "") if place else head]
         lines += [f"  {line}" for line in _shortened(self.error)]
         if self.reason:
-            lines.append(f"{self.told_by} says: {self.reason}")
+            lines.append(f"{self.source} says: {self.reason}")
         if self.cause:
             lines += [f"cause: {self.cause.cause}", f"to do: {self.cause.do}"]
         elif self.status.startswith("Stopped"):

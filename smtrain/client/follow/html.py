@@ -27,7 +27,7 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
     `hint` is the last sentence, with commands in backticks; `failure` says why the job failed.
     """
     now = datetime.datetime.now(datetime.timezone.utc)
-    status = progress.told.get("TrainingJobStatus", "")
+    status = progress.job.get("TrainingJobStatus", "")
     last = progress.last
     drawn = curve(list(progress.points), *_CURVE, validated=list(progress.validated))
     as_of = "" if progress.ended else f"as of {now:%H:%M:%S} UTC"
@@ -50,11 +50,11 @@ def block(progress: Progress, lines: Iterable[str] = (), hint: str = "", failure
 
 def card(job: Job) -> str:
     """A job of any age: what it is doing or has done, and why it failed."""
-    told, records = job.describe(), job.records
-    progress = Progress(job.name, job.target.name, job.target.region_name(), told=told)
+    description, records = job.describe(), job.records
+    progress = Progress(job.name, job.target.name, job.target.region_name(), job=description)
     for record in records:
         progress.note(record)
-    failure = str(job.explain()) if told["TrainingJobStatus"] == "Failed" else ""
+    failure = str(job.explain()) if description["TrainingJobStatus"] == "Failed" else ""
     return block(progress, hint=curves(progress), failure=failure)
 
 

@@ -38,7 +38,7 @@ class LivePanel:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = datetime.datetime.now(datetime.timezone.utc)
         p = self.progress
-        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        colour = _COLOURS.get(p.job.get("TrainingJobStatus", ""), "cyan")
         room = max(20, options.max_width - 4)
         there = console.size.height - _FRAME if console.is_terminal else sys.maxsize
         rows = list(self._rows(now, room))
@@ -59,7 +59,7 @@ class LivePanel:
 
     def _rows(self, now: datetime.datetime, room: int, history: bool = True) -> Iterator[RenderableType]:
         p = self.progress
-        colour = _COLOURS.get(p.told.get("TrainingJobStatus", ""), "cyan")
+        colour = _COLOURS.get(p.job.get("TrainingJobStatus", ""), "cyan")
         cost = p.cost(now)
         head = [Text(p.status, f"bold {colour}"), Text(spell(p.elapsed_s(now)))]
         yield from flowed([*head, *([Text(cost.machines, "dim")] if cost else [])], room)

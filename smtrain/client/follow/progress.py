@@ -33,7 +33,7 @@ class Progress:
     region: str | None
     patience: Patience | None = None
     """The patience of the client that reads these events."""
-    told: dict[str, Any] = field(default_factory=dict)
+    job: dict[str, Any] = field(default_factory=dict)
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
     """Lines for the panel; the follower appends them."""
     points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
@@ -52,7 +52,7 @@ class Progress:
     def take(self, event: Event) -> None:
         """Note an event."""
         if isinstance(event, Described):
-            self.told = event.job
+            self.job = event.job
         elif isinstance(event, Line):
             self._heard = time.monotonic()
             if record := step_record(event.text):
@@ -75,12 +75,12 @@ class Progress:
     @property
     def status(self) -> str:
         """SageMaker's status, with the secondary status in brackets if it differs."""
-        status, more = self.told.get("TrainingJobStatus", "not asked yet"), self.told.get("SecondaryStatus")
+        status, more = self.job.get("TrainingJobStatus", "not asked yet"), self.job.get("SecondaryStatus")
         return status if more in (None, status) else f"{status} ({more})"
 
     @property
     def ended(self) -> bool:
-        return self.told.get("TrainingJobStatus") in ENDED
+        return self.job.get("TrainingJobStatus") in ENDED
 
     @property
     def trouble(self) -> str | None:
@@ -88,17 +88,17 @@ class Progress:
         if self.patience and self.patience.trouble:
             return f"no answer from AWS ({self.patience.trouble}), retrying"
         silent = time.monotonic() - self._heard
-        if self.told.get("SecondaryStatus") == "Training" and silent > SILENT_S:
+        if self.job.get("SecondaryStatus") == "Training" and silent > SILENT_S:
             return f"no line for {spell(silent)}: compiling, or stalled"
         return None
 
     @property
     def hosts(self) -> int:
-        return sum(count for _, count in groups_of(self.told)) if self.told else 1
+        return sum(count for _, count in groups_of(self.job)) if self.job else 1
 
     def transitions(self, now: datetime.datetime) -> list[tuple[str, float]]:
         """(status, seconds) of each secondary status so far; the current one counts up to now."""
-        changes = self.told.get("SecondaryStatusTransitions", [])
+        changes = self.job.get("SecondaryStatusTransitions", [])
         return [
             (c["Status"], ((c.get("EndTime") or now) - c["StartTime"]).total_seconds())
             for c in changes
@@ -115,14 +115,14 @@ class Progress:
 
     def cost(self, now: datetime.datetime | None = None) -> Spent | None:
         """The cost so far, or as billed at the end."""
-        return cost_of(self.told, region=self.region, local=self.target == "local", now=now) if self.told else None
+        return cost_of(self.job, region=self.region, local=self.target == "local", now=now) if self.job else None
 
     def elapsed_s(self, now: datetime.datetime) -> float:
         """Seconds since the job was created, until now or its end."""
-        if not self.told:
+        if not self.job:
             return 0.0
-        end = self.told.get("TrainingEndTime") or (self.told["LastModifiedTime"] if self.ended else now)
-        return max(0.0, float((end - self.told["CreationTime"]).total_seconds()))
+        end = self.job.get("TrainingEndTime") or (self.job["LastModifiedTime"] if self.ended else now)
+        return max(0.0, float((end - self.job["CreationTime"]).total_seconds()))
 
     def numbers(self) -> list[tuple[str, str]]:
         """(name, value) of the last step, as text."""

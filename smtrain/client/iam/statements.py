@@ -81,8 +81,8 @@ class Arns:
         if named.secret:
             # Secrets Manager appends a hyphen and six characters to the name.
             arn = self.arn("secretsmanager", f"secret:{named.secret}-??????")
-            given = named.secret if named.secret.startswith("arn:") else arn
-            return Statement(sid, ("secretsmanager:GetSecretValue",), (given,))
+            resource = named.secret if named.secret.startswith("arn:") else arn
+            return Statement(sid, ("secretsmanager:GetSecretValue",), (resource,))
         name = str(named.ssm)
         arn = self.arn("ssm", f"parameter/{name.lstrip('/')}")
         return Statement(sid, ("ssm:GetParameter",), (name if name.startswith("arn:") else arn,))
@@ -110,14 +110,14 @@ class OtherCommands:
     def __post_init__(self) -> None:
         """Raise `ConfigError` for an invalid name."""
         for kind in ("endpoint", "group", "pipeline"):
-            if (given := getattr(self, kind)) is not None:
-                names.checked(kind, given)
+            if (value := getattr(self, kind)) is not None:
+                names.checked(kind, value)
 
     @property
     def commands(self) -> list[str]:
         """The commands, for messages."""
-        asked = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
-        return [f"`smtrain {name}`" for name, wanted in asked.items() if wanted]
+        by_command = {"tune": self.tune, "deploy": self.endpoint, "register": self.group, "pipeline": self.pipeline}
+        return [f"`smtrain {name}`" for name, wanted in by_command.items() if wanted]
 
     @property
     def services(self) -> list[str]:

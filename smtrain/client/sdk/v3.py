@@ -91,7 +91,7 @@ def trainer(target: Target, request: dict[str, Any], prepare: Callable[[], None]
     limits = request["StoppingCondition"]
     wait = {"max_wait_time_in_seconds": most} if (most := limits.get("MaxWaitTimeInSeconds")) else {}
     output, vpc = request["OutputDataConfig"], request.get("VpcConfig", {})
-    with _role_taken_as_given():
+    with _role_unchecked():
         made = RequestTrainer(
             sagemaker_session=session,
             role=request["RoleArn"],
@@ -196,7 +196,7 @@ def _channel(channel: dict[str, Any]) -> configs.Channel:
 
 
 @contextmanager
-def _role_taken_as_given() -> Iterator[None]:
+def _role_unchecked() -> Iterator[None]:
     """Keep ModelTrainer from simulating the role's policies: it would refuse roles that it may not read."""
     name = "SAGEMAKER_VALIDATE_ROLE"
     if name in os.environ:

@@ -72,10 +72,10 @@ def sentence_of(root: type[BaseModel], key: str, detail: Any) -> Sentence:
 
 
 def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
-    kind, given = detail["type"], detail.get("input")
+    kind, value = detail["type"], detail.get("input")
     if kind == "missing" and isinstance(detail["loc"][-1], int):
         return (
-            f"{key}: got {shown(repr(given))}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
+            f"{key}: got {shown(repr(value))}; it has too few numbers, as many as in {_default(root, key)!r} are needed"
         )
     if kind == "missing":
         key = "model.path" if key == "model" else key
@@ -83,20 +83,20 @@ def _text_of(root: type[BaseModel], key: str, detail: Any) -> str:
     if kind == "extra_forbidden":
         return f"{key}: {unknown_key(key_meant(root, key), _siblings(root, key))}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: got {shown(repr(given))}; it is a section with keys of its own{_keys_of(root, key, given)}"
+        return f"{key}: got {shown(repr(value))}; it is a section with keys of its own{_keys_of(root, key, value)}"
     last = "[key]" if "[key]" in detail["loc"] else key.rpartition(".")[2]
     if kind == "string_pattern_mismatch" and (words := _PATTERNS.get(last)):
-        return f"{key}: got {shown(repr(given))}; {_pattern_meant(last, str(given))}{words}"
-    return f"{key}: got {shown(repr(given))}; {in_words(detail)}{_choice_meant(detail)}"
+        return f"{key}: got {shown(repr(value))}; {_pattern_meant(last, str(value))}{words}"
+    return f"{key}: got {shown(repr(value))}; {in_words(detail)}{_choice_meant(detail)}"
 
 
-def _keys_of(root: type[BaseModel], key: str, given: Any) -> str:
+def _keys_of(root: type[BaseModel], key: str, value: Any) -> str:
     """The keys of a section that was given as one value; for `model` and `data` the key that was probably meant."""
     if key == "parallel":
         return ", or the word auto"
     names = _siblings(root, f"{key}.x")
-    if "path" in names and isinstance(given, str):
-        return f"; did you mean {key}.path: {shown(given)}?"
+    if "path" in names and isinstance(value, str):
+        return f"; did you mean {key}.path: {shown(value)}?"
     return f", such as {key}.{names[0]}" if names else ""
 
 
@@ -109,14 +109,14 @@ def _choice_meant(detail: Any) -> str:
     return f"; did you mean {near}?" if near else ""
 
 
-def _pattern_meant(last: str, given: str) -> str:
+def _pattern_meant(last: str, text: str) -> str:
     """The instance type, region or URI that was probably meant; empty if none is similar."""
     if last in ("instance_type", "cpu_instance_type"):
-        near = instance_meant(given)
+        near = instance_meant(text)
     elif last == "region":
-        near = region_meant(given)
+        near = region_meant(text)
     elif last == "s3_uri":
-        near = meant(given) or (f"s3://{given}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", given) else None)
+        near = meant(text) or (f"s3://{text}" if re.fullmatch(r"[a-z0-9][\w.-]+/.*", text) else None)
         near = near if near and near.startswith("s3://") else None
     else:
         near = None

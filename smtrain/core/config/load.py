@@ -116,15 +116,15 @@ def _plain(value: Any, key: str = "", depth: int = 1) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Mapping):
-        found = {}
+        plain = {}
         for name, item in value.items():
             if not isinstance(name, str | int | float | NoneType):
                 raise ConfigError(
                     f"{where}the key {shown(repr(name))} is {with_article(type(name).__name__)}; a key is text",
                     code="config.wrong_value",
                 )
-            found[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
-        return found
+            plain[str(name)] = _plain(item, f"{key}.{name}" if key else str(name), depth + 1)
+        return plain
     if isinstance(value, (list, tuple)):
         return [_plain(item, key, depth + 1) for item in value]
     if isinstance(value, int) and abs(value) >= _LARGEST:
@@ -151,12 +151,12 @@ def _text_faults(value: Any, key: str = "") -> Iterator[str]:
 
 def _name_faults(raw: dict[str, Any]) -> Iterator[str]:
     """Paths that are too long for a file system."""
-    for given, field in _paths(raw):
-        value = given.get(field) if isinstance(given, dict) else None
+    for mapping, field in _paths(raw):
+        value = mapping.get(field) if isinstance(mapping, dict) else None
         if isinstance(value, str) and (
             len(value.encode()) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/"))
         ):
-            section = next((f"{name}." for name, section in raw.items() if section is given), "")
+            section = next((f"{name}." for name, section in raw.items() if section is mapping), "")
             yield (
                 f"{section}{field}: {shown(value)} is too long for a path (at most {_LONGEST_NAME} bytes between "
                 f"two slashes, {_LONGEST_PATH:,} in all); name a shorter one"
@@ -174,10 +174,10 @@ def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
 
 
 def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
-    for given, field in _paths(raw):
-        value = given.get(field) if isinstance(given, dict) else None
-        if isinstance(given, dict) and isinstance(value, str) and value and not _is_address(value, base):
-            given[field] = str((base / _home_of(value)).absolute())
+    for mapping, field in _paths(raw):
+        value = mapping.get(field) if isinstance(mapping, dict) else None
+        if isinstance(mapping, dict) and isinstance(value, str) and value and not _is_address(value, base):
+            mapping[field] = str((base / _home_of(value)).absolute())
     return raw
 
 

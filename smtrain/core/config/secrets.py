@@ -158,8 +158,8 @@ def _library(text: str) -> list[str]:
     if not _with_library or not _unknown(text):
         return []
     lines = [line for line in text.splitlines()[-_LINES:] if len(line) <= _LENGTH]
-    found = (found for line in lines for detector in _detectors() for found in detector.analyze_string(line))
-    return [str(part) for part in found if len(str(part)) > 3]
+    secrets = (secret for line in lines for detector in _detectors() for secret in detector.analyze_string(line))
+    return [str(part) for part in secrets if len(str(part)) > 3]
 
 
 def _unknown(text: str) -> bool:

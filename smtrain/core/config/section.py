@@ -93,23 +93,23 @@ def descriptions(section: type[BaseModel]) -> dict[str, str]:
 
     pydantic's `use_attribute_docstrings` would read the source of all sections whenever a config is loaded.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if not issubclass(base, Section) or base is Section:
             continue
         (whole,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for one, after in pairwise(cast("ast.ClassDef", whole).body):
             if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(after, ast.Expr):
-                found[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
-    return found
+                by_name[one.target.id] = inspect.cleandoc(ast.literal_eval(after.value))
+    return by_name
 
 
 def kinds(section: type[BaseModel], field: str) -> frozenset[type]:
     """The plain types that a field takes, also as items of a list."""
 
     def within(annotation: Any) -> set[Any]:
-        found = get_args(annotation)
-        return set().union(*map(within, found)) if found else {annotation}
+        inner = get_args(annotation)
+        return set().union(*map(within, inner)) if inner else {annotation}
 
     return frozenset(within(section.model_fields[field].annotation))
 

@@ -68,16 +68,16 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
 
 def options_of(words: Iterable[str]) -> tuple[str, ...]:
     """Each option with its value as one argument: `--a b` in one item or two is `--a=b`, `-a b` is `-ab`."""
-    found: list[str] = []
+    options: list[str] = []
     for word in words:
-        if not word.startswith("-") and found and "=" not in found[-1]:
-            found[-1] += ("=" if found[-1].startswith("--") else "") + word
+        if not word.startswith("-") and options and "=" not in options[-1]:
+            options[-1] += ("=" if options[-1].startswith("--") else "") + word
             continue
         name, space, value = word.partition(" ")
         if space and word.startswith("-") and "=" not in name:
             word = f"{name}{'=' if name.startswith('--') else ''}{value.strip()}"
-        found.append(word)
-    return tuple(found)
+        options.append(word)
+    return tuple(options)
 
 
 def option_faults(words: Iterable[str], program: str) -> Iterator[str]:
@@ -107,12 +107,12 @@ def _names(option: str, program: str) -> list[str]:
     """Long names of the options in one argument."""
     if long := _NAME.match(option):
         return [long[1]]
-    found = []
+    names = []
     for letter in option[1:]:
-        found.append(_LETTERS.get(letter, letter * 2))
+        names.append(_LETTERS.get(letter, letter * 2))
         if letter not in _FLAGS[program]:
             break
-    return found
+    return names
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class Exported:
         for option in options_of(words):
             if not is_export(option):
                 continue
-            given = option.partition("=")[2]
-            if not given:
+            exported = option.partition("=")[2]
+            if not exported:
                 faults.append("names no variable; write --export=NAME, or leave it out")
-            for part in filter(None, given.split(",")):
+            for part in filter(None, exported.split(",")):
                 name, equals, value = part.partition("=")
                 if part.upper() == "ALL":
                     everything = True

@@ -200,7 +200,7 @@ def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:
 def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, str]:
     """Folders and files of splits other than train, with the reason: those of a DatasetDict, and those with the hub's
     names (test-00000-of-00001.parquet next to train-...)."""
-    found: dict[PurePosixPath, str] = {}
+    reasons: dict[PurePosixPath, str] = {}
     for name in sizes:
         path = PurePosixPath(name)
         if path.name == "dataset_dict.json":
@@ -208,7 +208,7 @@ def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) 
             names = [str(split) for split in splits] if isinstance(splits, list) else []
             if "train" in names:
                 why = "it is of another split than train; name its folder to read it"
-                found |= {path.parent / split: why for split in names if split != "train"}
+                reasons |= {path.parent / split: why for split in names if split != "train"}
     by_folder: dict[PurePosixPath, dict[PurePosixPath, str]] = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -217,29 +217,29 @@ def _other_splits(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) 
     for splits in by_folder.values():
         if "train" in splits.values():
             why = "by its name it is of another split than train; name the file to read it"
-            found |= {path: why for path, split in splits.items() if split != "train"}
-    return found
+            reasons |= {path: why for path, split in splits.items() if split != "train"}
+    return reasons
 
 
 def _described(sizes: dict[str, int], open_file: Callable[[str], IO[bytes]]) -> dict[PurePosixPath, set[str]]:
     """The data files of each folder that was saved by `datasets`."""
-    found = {}
+    splits = {}
     for name in sizes:
         path = PurePosixPath(name)
         if path.name == "state.json":
             files = _json(name, open_file).get("_data_files")
             if isinstance(files, list) and files:
-                found[path.parent] = {str(row.get("filename")) for row in files if isinstance(row, dict)}
-    return found
+                splits[path.parent] = {str(row.get("filename")) for row in files if isinstance(row, dict)}
+    return splits
 
 
 def _json(name: str, open_file: Callable[[str], IO[bytes]]) -> dict[str, Any]:
     try:
         with open_file(name) as file:
-            found = json.loads(file.read())
+            content = json.loads(file.read())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def kind_of(name: str, open_file: Callable[[str], IO[bytes]]) -> str | None:

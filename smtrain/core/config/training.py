@@ -125,8 +125,8 @@ class Validation(Section):
     @property
     def chosen(self) -> dict[str, float | str]:
         """The settings that decide which text is held out."""
-        given = {"fraction": self.fraction, "path": self.path, "split": self.split}
-        return {key: value for key, value in given.items() if value is not None}
+        choices = {"fraction": self.fraction, "path": self.path, "split": self.split}
+        return {key: value for key, value in choices.items() if value is not None}
 
 
 def parts(split: str) -> tuple[float, float, float]:

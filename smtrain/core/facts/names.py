@@ -47,8 +47,8 @@ def positions(uri: str) -> int | None:
     source = f"config.json of {uri.removeprefix('hf://').partition('@')[0]}".lower()
     for row in table("models")["models"].values():
         if uri.startswith("hf://") and row["source"].lower() == source:
-            found: int | None = row.get("positions")
-            return found
+            count: int | None = row.get("positions")
+            return count
     return None
 
 

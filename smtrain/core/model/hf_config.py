@@ -109,8 +109,8 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
 
 def positions_named(config: Mapping[str, Any]) -> int | None:
     """The longest sequence in a config.json of any kind; None if it has none."""
-    found = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
-    return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
+    values = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 
 
 def explicit(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,12 +108,12 @@ def _own_weights(names: Iterable[str]) -> set[str]:
     """The files of weights that are read from a folder: one and its index, or numbered shards of one format."""
     held = {name for name in names if "/" not in name}
     top = weights_in(held)
-    shards = {name: (found[1], Path(name).suffix) for name in held if (found := _SHARD.fullmatch(name))}
+    shards = {name: (match[1], Path(name).suffix) for name in held if (match := _SHARD.fullmatch(name))}
     if top is not None and not top.endswith(".index.json"):
         return {top, f"{top}.index.json"} & held
     forms = [(Path(single).stem, Path(single).suffix) for single, _ in WEIGHTS]
     form = next((f for f in forms if f in shards.values() and (top is None or top.startswith(f"{f[0]}."))), None)
-    return {name for name, found in shards.items() if found == form} | ({top} if top else set())
+    return {name for name, match in shards.items() if match == form} | ({top} if top else set())
 
 
 def _unwanted(name: str, size: int) -> str | None:

@@ -73,33 +73,35 @@ def _said(folder: Path) -> dict[str, Any]:
 
 def settle(tokenizer: Any) -> list[str]:
     """Switch off sampling, truncation and padding of a `tokenizers.Tokenizer`; returns the settings that were on."""
-    found = []
+    off = []
     for name in _DRAWN:
         if value := getattr(tokenizer.model, name, None):
             setattr(tokenizer.model, name, None)
-            found.append(f"{name} {value:g}")
+            off.append(f"{name} {value:g}")
     if tokenizer.truncation:
-        found.append(f"truncation to {tokenizer.truncation.get('max_length')} tokens")
+        off.append(f"truncation to {tokenizer.truncation.get('max_length')} tokens")
     if tokenizer.padding:
-        found.append("padding")
+        off.append("padding")
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return found
+    return off
 
 
-def name_switches(folder: Path, found: list[str], say: Say | None) -> None:
+def name_switches(folder: Path, switches: list[str], say: Say | None) -> None:
     """Report the settings that were on: to `say`, or on stderr once per process and folder.
 
     Worker processes and all ranks but the first stay silent, as each of them loads the same folder.
     """
     try:
-        found = [*found, *_settled(_said(folder))[1]]
+        switches = [*switches, *_settled(_said(folder))[1]]
     except ValueError:
         pass  # not JSON, which its reader reports
     folder = folder.resolve()
     first = folder not in _reported and multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
-    if found and (say is not None or first):
-        sentence = f"tokenizer: {', '.join(found)} is switched off, as every text is to get all of its tokens, always"
+    if switches and (say is not None or first):
+        sentence = (
+            f"tokenizer: {', '.join(switches)} is switched off, as every text is to get all of its tokens, always"
+        )
         (say or _to_stderr)(sentence)
     _reported.add(folder)
 
@@ -111,12 +113,12 @@ def _to_stderr(sentence: str) -> None:
 def _settled(said: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Overrides for the settings of a tokenizer_config.json, and the settings that were on."""
     off = {name: value for name, value in _SWITCHES.items() if said.get(name)}
-    found = [f"{name} {said[name]}" for name in off]
+    changed = [f"{name} {said[name]}" for name in off]
     inner = said.get("sp_model_kwargs")
     if isinstance(inner, dict) and inner.get("enable_sampling"):
         off["sp_model_kwargs"] = {key: value for key, value in inner.items() if key not in _SAMPLING}
-        found.append("sp_model_kwargs.enable_sampling True")
-    return off, found
+        changed.append("sp_model_kwargs.enable_sampling True")
+    return off, changed
 
 
 def vocabulary_of(config: Mapping[str, Any]) -> int | None:

@@ -42,11 +42,11 @@ class Lora:
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of a decoder layer's linears, in the model's order: `q_proj`, `k_proj`..."""
     layer = replace(shape, layers=1).specs
-    found = (s for s in layer if LAYER.search(s.name) and len(s.shape) == 2 and not s.turned)
-    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in found)
+    specs = (s for s in layer if LAYER.search(s.name) and len(s.shape) == 2 and not s.turned)
+    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs)
 
 
-def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
+def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
     """The linears that `asked` names, in the model's order. Raises `ConfigError` for an unknown name."""
     known = linears(shape)
     if not known:
@@ -55,17 +55,17 @@ def targets_of(shape: ModelShape, asked: Sequence[str]) -> tuple[str, ...]:
             "(Conv1D), for which smtrain has no adapters; leave train.adapter out",
             code="config.combination",
         )
-    if tuple(asked) == (ALL_LINEAR,):
+    if tuple(targets) == (ALL_LINEAR,):
         return known
-    lost = [name for name in asked if name not in known]
-    if lost or not asked:
+    lost = [name for name in targets if name not in known]
+    if lost or not targets:
         shown = f"{', '.join(map(repr, lost))} matches no linear layer" if lost else "names no linear layer"
         raise ConfigError(
             f"train.adapter.targets: {shown} of {with_article(shape.family)} model; take {ALL_LINEAR} or some of "
             f"{', '.join(known)}",
             code="config.combination",
         )
-    return tuple(name for name in known if name in asked)
+    return tuple(name for name in known if name in targets)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ class RepositoryFile:
 
 def site() -> str:
     """ModelScope's address, or the one that MODELSCOPE_ENDPOINT names."""
-    found = os.environ.get("MODELSCOPE_ENDPOINT", "").strip().rstrip("/") or SITE
-    return found if "://" in found else f"https://{found}"
+    address = os.environ.get("MODELSCOPE_ENDPOINT", "").strip().rstrip("/") or SITE
+    return address if "://" in address else f"https://{address}"
 
 
 def listed(name: str, revision: str | None = None, token: str | None = None) -> tuple[str, list[RepositoryFile]]:
@@ -53,11 +53,11 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
 
     Raises `SmtrainError` if ModelScope refuses, cannot be reached, or gives an unexpected answer.
     """
-    asked = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
+    query = urlencode({"Revision": revision or BRANCH, "Recursive": "true"})
     try:
-        with _opened(f"{site()}/api/v1/models/{quote(name)}/repo/files?{asked}", token) as answer:
-            found = json.load(answer)["Data"]["Files"]
-        blobs = [item for item in found if item.get("Type") != "tree"]
+        with _opened(f"{site()}/api/v1/models/{quote(name)}/repo/files?{query}", token) as answer:
+            entries = json.load(answer)["Data"]["Files"]
+        blobs = [item for item in entries if item.get("Type") != "tree"]
         files = [
             RepositoryFile(str(i["Path"]), int(i["Size"]), str(i.get("Sha256") or "") or None, str(i["Revision"]))
             for i in blobs
@@ -90,7 +90,7 @@ def fetch(name: str, files: Iterable[RepositoryFile], folder: Path, token: str |
 
 
 def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> None:
-    asked = urlencode({"Revision": file.commit, "FilePath": file.path})
+    query = urlencode({"Revision": file.commit, "FilePath": file.path})
     part = target.with_name(f"{target.name}.part")
     part.unlink(missing_ok=True)
     reason = "it was cut short"
@@ -99,7 +99,7 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
             time.sleep(_PAUSE_S * attempt)
         have = part.stat().st_size if part.exists() else 0
         try:
-            with _opened(f"{site()}/api/v1/models/{quote(name)}/repo?{asked}", token, have) as answer:
+            with _opened(f"{site()}/api/v1/models/{quote(name)}/repo?{query}", token, have) as answer:
                 _append(answer, part, have)
         except urllib.error.HTTPError as error:
             reason = f"{error.code} {error.reason}"

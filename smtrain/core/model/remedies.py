@@ -31,8 +31,8 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     if size == 0:
         return f"is empty; {_AGAIN}"
     if head.startswith(_LFS):
-        told = re.search(rb"size (\d+)", head)
-        of = f" of a file of {int(told[1]):,} bytes" if told else ""
+        pointer = re.search(rb"size (\d+)", head)
+        of = f" of a file of {int(pointer[1]):,} bytes" if pointer else ""
         return f"is a Git LFS pointer{of}, not the file; run `git lfs pull` in its folder, or copy this file"
     if start.startswith(_PAGES):
         return f"is a web page (HTML), not the file: the download was answered with a page; {_AGAIN}"
@@ -77,10 +77,10 @@ def file_misfit(path: Path) -> str | None:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            found = misfit(path.name, file.read(HEAD), size)
+            fault = misfit(path.name, file.read(HEAD), size)
     except OSError:
         return None
-    return None if found is None else f"{path} {found}"
+    return None if fault is None else f"{path} {fault}"
 
 
 def broken_link(folder: Path) -> str | None:
@@ -100,8 +100,8 @@ def file_kind(path: Path) -> str:
         head = file.read(HEAD)
     if head.startswith(b"GGUF"):
         return f"a GGUF file of llama.cpp, which is not read; {_GGUF}"
-    found = misfit(path.name, head, path.stat().st_size)
-    return f"it {found}" if found else "not one that a model's folder has"
+    fault = misfit(path.name, head, path.stat().st_size)
+    return f"it {fault}" if fault else "not one that a model's folder has"
 
 
 _GGUF = (
@@ -188,7 +188,7 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
             f"`smtrain convert BASE TARGET --to hf --merge-adapter {shown}`"
         )
     weights = re.compile(r"([^/]+)/(?:model|pytorch_model)[^/]*\.(?:safetensors|bin)")
-    inside = sorted(found[1] for name in held if (found := weights.fullmatch(name)) and f"{found[1]}/{CONFIG}" in held)
+    inside = sorted(match[1] for name in held if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in held)
     if inside:
         return f"{shown} is not the model's folder itself; name {shown}/{inside[-1]}"
     for patterns, what, remedy in _FORMS:
@@ -200,14 +200,14 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
 
 def missing_shards(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """(existing files, missing files) of a model in numbered shards without an index."""
-    found: dict[tuple[str, str, str], set[int]] = {}
+    by_pattern: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         match = re.fullmatch(r"(model|pytorch_model)-(\d+)-of-(\d+)\.(safetensors|bin)", name)
         if match:
-            found.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
-    if not found:
+            by_pattern.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
+    if not by_pattern:
         return [], []
-    (stem, total, ending), numbers = min(found.items(), key=lambda item: item[0])
+    (stem, total, ending), numbers = min(by_pattern.items(), key=lambda item: item[0])
     named = {n: f"{stem}-{n:05d}-of-{total}.{ending}" for n in range(1, min(int(total), 10_000) + 1)}
     return [named[n] for n in named if n in numbers], [named[n] for n in named if n not in numbers]
 
@@ -225,10 +225,10 @@ DEQUANTIZE = (
 
 def quantization(config: Mapping[str, Any]) -> str | None:
     """The quantization method in a config.json; None without one."""
-    told = config.get("quantization_config") or config.get("compression_config")
-    if not told:
+    settings = config.get("quantization_config") or config.get("compression_config")
+    if not settings:
         return None
-    about = told if isinstance(told, Mapping) else {}
+    about = settings if isinstance(settings, Mapping) else {}
     loads = any(str(key).startswith("load_in_") for key in about)  # older files of bitsandbytes
     method = about.get("quant_method") or ("bitsandbytes" if loads else "")
     return _TOOLS.get(str(method), str(method)[:40] or "a method that it does not name")

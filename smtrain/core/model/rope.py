@@ -59,8 +59,8 @@ class Rope:
         if self.kind != "yarn":
             return 1.0
         s = self.settings
-        if (given := s.get("attention_factor")) is not None:
-            return float(given)
+        if (factor := s.get("attention_factor")) is not None:
+            return float(factor)
 
         def scale(weight: float) -> float:
             return 1.0 if s["factor"] <= 1 else 0.1 * weight * math.log(s["factor"]) + 1.0
@@ -142,26 +142,26 @@ def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positio
 def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int) -> dict[str, Any]:
     needed, optional = _KINDS[kind]
     key = "original_max_position_embeddings"
-    given = {name: value for name, value in named.items() if name in needed + optional and value is not None}
+    settings = {name: value for name, value in named.items() if name in needed + optional and value is not None}
     if key in needed:
-        found = _agreed(key, ("rope_parameters", given), ("config.json", _renamed(config, key, key)))
-        given[key] = positions if found is None else found
+        agreed = _agreed(key, ("rope_parameters", settings), ("config.json", _renamed(config, key, key)))
+        settings[key] = positions if agreed is None else agreed
     if kind == "yarn":
-        given.setdefault("factor", positions / _number(key, given[key]))
-    missing = [name for name in needed if name not in given]
+        settings.setdefault("factor", positions / _number(key, settings[key]))
+    missing = [name for name in needed if name not in settings]
     if missing:
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind} and lacks {' and '.join(missing)}: add what the "
             "model was trained with to rope_parameters, or to rope_scaling"
         )
-    for name, value in given.items():
+    for name, value in settings.items():
         if name != "truncate":
-            given[name] = _number(name, value)
-    if key in given:
-        given[key] = int(given[key])
-    if kind == "llama3" and given["high_freq_factor"] <= given["low_freq_factor"]:
+            settings[name] = _number(name, value)
+    if key in settings:
+        settings[key] = int(settings[key])
+    if kind == "llama3" and settings["high_freq_factor"] <= settings["low_freq_factor"]:
         raise CheckpointError("config.json has a high_freq_factor that is not above its low_freq_factor")
-    return given
+    return settings
 
 
 def _mapping(config: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def check_rotary(rotary: Any, rope: Rope) -> None:
 
 
 def _refuse(differences: Iterable[str]) -> None:
-    if found := list(dict.fromkeys(differences)):
+    if distinct := list(dict.fromkeys(differences)):
         raise CheckpointError(
             f"transformers {transformers.__version__} builds another model than config.json describes: "
-            f"{'; '.join(found)}. Install another release of transformers (smtrain is tested with 4.56, 4.57 and 5)"
+            f"{'; '.join(distinct)}. Install another release of transformers (smtrain is tested with 4.56, 4.57 and 5)"
         )
 
 

@@ -39,7 +39,7 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
         return []
     named = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
     paths = [path for path in named if path]
-    asked = {
+    uses = {
         "data.filters": data.get("filters"),
         "data.near_duplicates": data.get("near_duplicates") is not None,
         "data.pii": data.get("pii"),
@@ -47,7 +47,7 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
         or (data.get("format", "auto") == "auto" and any(_DUMP.search(path) for path in paths)),
         "data.path: hf://": any(path.startswith("hf://") for path in paths),
     }
-    return [need for need in EXTRAS if asked[need]]
+    return [need for need in EXTRAS if uses[need]]
 
 
 def requirements(file: Path, word: str) -> list[str]:

@@ -55,13 +55,13 @@ class Going:
     def needed(self, records: Iterable[Record]) -> set[str]:
         """Prefixes that must stay: those of all other jobs, and the exported models."""
         names = {record.name for record in [*self.jobs, *self.models]}
-        found = {uri for record in records if record.name not in names for uri in record.reads | record.writes}
-        return found | {uri for record in self.models for uri in record.writes}
+        uris = {uri for record in records if record.name not in names for uri in record.reads | record.writes}
+        return uris | {uri for record in self.models for uri in record.writes}
 
     def theirs(self) -> set[str]:
         """Prefixes that the jobs wrote, and inputs that a later launch would upload again."""
-        found = {uri for record in self.jobs for uri in record.writes}
-        return found | {uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)}
+        uris = {uri for record in self.jobs for uri in record.writes}
+        return uris | {uri for record in [*self.jobs, *self.models] for uri in record.reads if made_again(uri)}
 
 
 def going(
@@ -76,7 +76,7 @@ def going(
         raise JobError(
             f"no run or job is called {run!r}; there are {', '.join(sorted(by_run)) or 'none'}", code="job.not_found"
         )
-    found = Going()
+    selected = Going()
     for name, members in by_run.items():
         reason = _stays(members, older_than, named=run == name)
         if run == name and reason:
@@ -85,11 +85,11 @@ def going(
             reason = NOT_ASKED
         if reason is None and (jobs or everything or run):
             # The export job stays with its model, which is downloaded by its name.
-            found.jobs += [r for r in members if everything or run or r.stage != "export"]
-            found.models += [r for r in members if not (everything or run) and r.stage == "export"]
+            selected.jobs += [r for r in members if everything or run or r.stage != "export"]
+            selected.models += [r for r in members if not (everything or run) and r.stage == "export"]
         else:
-            found.kept[name] = reason or NOT_ASKED
-    return found
+            selected.kept[name] = reason or NOT_ASKED
+    return selected
 
 
 NOT_ASKED = "not asked for"

@@ -109,25 +109,25 @@ class Lines:
 
     def parts(self, job: str | None, last: int | None = None) -> tuple[LineagePart, ...]:
         """A job's line, its own checkpoints first, up to step `last`."""
-        found: list[LineagePart] = []
-        while job is not None and job not in [part.job for part in found]:
-            found.append(LineagePart(job, last))
+        pieces: list[LineagePart] = []
+        while job is not None and job not in [part.job for part in pieces]:
+            pieces.append(LineagePart(job, last))
             origin = self.folders[job].origin if job in self.folders else None
             if origin is None:
                 break
             job = origin.job
             if origin.step is not None:
                 last = origin.step if last is None else min(last, origin.step)
-        return tuple(found)
+        return tuple(pieces)
 
     def steps(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
         """(step, relative path) of the checkpoints of a line, complete or not, oldest first."""
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         for part in parts:
             for step, path in self.folders.get(part.job, Folder()).steps.items():
                 if part.last is None or step <= part.last:
-                    found.setdefault(step, path)
-        return sorted(found.items())
+                    names.setdefault(step, path)
+        return sorted(names.items())
 
     def left(self, parts: Iterable[LineagePart]) -> list[tuple[int, str]]:
         """The same, with the steps that the line's jobs wrote after those from which it continued."""

@@ -25,8 +25,8 @@ def unanswered(uri: str) -> str | None:
     if where is None:
         return None
     try:
-        asked = urllib.request.Request(where, method="HEAD")  # noqa: S310 - from the user's own variables
-        urllib.request.urlopen(asked, timeout=PATIENCE_S).close()  # noqa: S310
+        request = urllib.request.Request(where, method="HEAD")  # noqa: S310 - from the user's own variables
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()  # noqa: S310
     except urllib.error.HTTPError:
         return None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -45,7 +45,7 @@ def _endpoint() -> str | None:
         if set_ := os.environ.get(variable):
             return set_
     files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.config/fsspec/*")
-    for path in (Path(found) for name in files for found in glob.glob(os.path.expanduser(name))):
+    for path in (Path(file) for name in files for file in glob.glob(os.path.expanduser(name))):
         with suppress(OSError):
             if "endpoint_url" in path.read_text("utf-8", "replace"):
                 return None

@@ -72,11 +72,11 @@ def meant(text: str, *, data: bool = False) -> str | None:
     if page := _MODELSCOPE_PAGE.fullmatch(text):
         return f"modelscope://{page[1]}"
     for form in (_S3_HOST, _BUCKET_HOST, _S3_CONSOLE, _S3_ARN):
-        if found := form.fullmatch(text):
-            return f"s3://{found[1]}/{found[2] or ''}".rstrip("/")
+        if match := form.fullmatch(text):
+            return f"s3://{match[1]}/{match[2] or ''}".rstrip("/")
     for scheme, ours in _SCHEMES:
-        if (found := scheme.match(text)) and found[0] != ours:
-            return ours + text[found.end() :]
+        if (match := scheme.match(text)) and match[0] != ours:
+            return ours + text[match.end() :]
     return None
 
 
@@ -113,14 +113,14 @@ def is_mounted(uri: str | None) -> bool:
 
 def data_source(uri: str) -> dict[str, str] | None:
     """The `FileSystemDataSource` of a channel, read-only; None for a URI in another form."""
-    found = _URI.fullmatch(uri)
-    if found is None:
+    match = _URI.fullmatch(uri)
+    if match is None:
         return None
     return {
-        "FileSystemId": found[2],
-        "FileSystemType": TYPES[found[1]],
+        "FileSystemId": match[2],
+        "FileSystemType": TYPES[match[1]],
         "FileSystemAccessMode": "ro",
-        "DirectoryPath": found[3].rstrip("/") or "/",
+        "DirectoryPath": match[3].rstrip("/") or "/",
     }
 
 

@@ -29,21 +29,21 @@ class MlflowTracker:
     def begin(self, first: TrackedStep) -> set[tuple[str, int]]:
         """Find the run of this id, or create one; a job that starts again from the first step gets a new run."""
         client, run = self._connect(), self._tracked
-        found = self._find()
+        existing = self._find()
         mine = f"{run.job}@{run.stamp}"
-        jobs = found.data.tags.get(_JOBS, "").split(",") if found else []
-        if found is None or (first.step <= 1 and mine not in jobs):
+        jobs = existing.data.tags.get(_JOBS, "").split(",") if existing else []
+        if existing is None or (first.step <= 1 and mine not in jobs):
             tags = {_ID: run.id, "mlflow.runName": run.run, "smtrain.run": run.run, **run.tags, _JOBS: mine}
-            found = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
+            existing = client.create_run(self._experiment_id(), tags=tags, start_time=first.at)
         elif mine not in jobs:
-            client.set_tag(found.info.run_id, _JOBS, ",".join([*jobs, mine]))
-        self._run = found.info.run_id
+            client.set_tag(existing.info.run_id, _JOBS, ",".join([*jobs, mine]))
+        self._run = existing.info.run_id
         client.update_run(self._run, status="RUNNING")
-        self._parameters(found.data.params)
+        self._parameters(existing.data.params)
         return {
             (metric, point.step)
             for metric in ("loss", "val_loss")
-            if metric in found.data.metrics
+            if metric in existing.data.metrics
             for point in client.get_metric_history(self._run, metric)
         }
 
@@ -60,13 +60,13 @@ class MlflowTracker:
 
     def attach(self, files: Sequence[Path], numbers: dict[str, float]) -> bool:
         """Log files as artefacts and numbers as metrics in the newest MLflow run; False without one."""
-        client, found = self._connect(), self._find()
-        if found is None:
+        client, run = self._connect(), self._find()
+        if run is None:
             return False
         for name, value in numbers.items():
-            client.log_metric(found.info.run_id, name, value)
+            client.log_metric(run.info.run_id, name, value)
         for file in files:
-            client.log_artifact(found.info.run_id, str(file))
+            client.log_artifact(run.info.run_id, str(file))
         return True
 
     def _connect(self) -> Any:
@@ -86,15 +86,15 @@ class MlflowTracker:
         return self._client
 
     def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        return str(found.experiment_id if found else self._client.create_experiment(self._experiment))
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(self._experiment))
 
     def _find(self) -> Any:
-        found = self._client.get_experiment_by_name(self._experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
             return None
         wanted = f"tags.`{_ID}` = '{self._tracked.id}'"
-        runs = self._client.search_runs([found.experiment_id], wanted, max_results=1, order_by=["start_time DESC"])
+        runs = self._client.search_runs([experiment.experiment_id], wanted, max_results=1, order_by=["start_time DESC"])
         return runs[0] if runs else None
 
     def _parameters(self, known: dict[str, str]) -> None:

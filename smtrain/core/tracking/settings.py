@@ -58,11 +58,11 @@ def id_of(run_uri: str) -> str:
 
 def parameters(config: Mapping[str, Any], under: str = "") -> dict[str, str]:
     """A config as flat names and texts: `train.lr` -> `0.0002`, without empty values."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in config.items():
         name = f"{under}{key}"
         if isinstance(value, Mapping):
-            found |= parameters(value, f"{name}.")
+            flat |= parameters(value, f"{name}.")
         elif value not in (None, [], ""):
-            found[name] = str(value)[:_LONGEST]
-    return found
+            flat[name] = str(value)[:_LONGEST]
+    return flat

@@ -60,10 +60,10 @@ class WandbTracker:
 
     def _kept(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._file.read_text("utf-8"))
+            content = json.loads(self._file.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
     def _note(self, more: dict[str, Any]) -> None:
         content = json.dumps({**self._kept(), **more, "last": self._last}) + "\n"

@@ -25,7 +25,7 @@ class Conversation:
     """Earlier questions, with their answers, to send before a new one; None: as many as fit."""
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def asked(self, text: str) -> list[dict[str, str]]:
+    def with_question(self, text: str) -> list[dict[str, str]]:
         """The messages to send for a new question, including the earlier ones that are kept."""
         kept = self.messages if self.turns is None else self.messages[-2 * self.turns :] if self.turns else []
         first = [{"role": "system", "content": self.system}] if self.system else []
@@ -105,7 +105,8 @@ class Chat:
             raise CheckpointError("the question is empty; ask something")
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
         prompts = [
-            spelled(one.loaded, one.conversation.asked(text), sampling.max_new_tokens)[0] for one in self._speakers
+            spelled(one.loaded, one.conversation.with_question(text), sampling.max_new_tokens)[0]
+            for one in self._speakers
         ]
         answers = [""] * len(prompts)
         try:
@@ -171,7 +172,7 @@ class EndpointChat(Chat):
             raise ConfigError("the question is empty; ask something", code="config.wrong_value")
         (speaker,) = self._speakers
         sampling = replace(self.sampling, seed=self.sampling.seed + self._tries)
-        body = chat_request(self.endpoint, speaker.conversation.asked(text), sampling)
+        body = chat_request(self.endpoint, speaker.conversation.with_question(text), sampling)
         answer = ""
         stream = self._asked(body)
         try:

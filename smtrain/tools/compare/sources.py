@@ -85,13 +85,13 @@ def _of_path(path: Path, name: str) -> Series:
         return series(
             name, str(path), csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix == ".tsv" else ",")
         )
-    found_steps = list(steps(text.split("\n")))
-    if not found_steps:
+    logged = list(steps(text.split("\n")))
+    if not logged:
         raise DataError(
             f"{path} has no line of a training step that smtrain knows: smtrain's, Megatron-LM's, GPT-NeoX's or "
             "NeMo's; give a CSV file with the columns step and loss"
         )
-    return series(name, str(path), found_steps)
+    return series(name, str(path), logged)
 
 
 def _json_lines(text: str) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ class Watch:
         self._pool = ThreadPoolExecutor(max(1, threads), thread_name_prefix="verify")
         self._read: dict[str, Callable[[], int | None]] = {}
         self._running: dict[str, Future[int | None]] = {}
-        self.found: dict[str, int] = {}
+        self.crcs: dict[str, int] = {}
         """crc32 of tensors without a checksum."""
 
     def __call__(self, name: str, check: Callable[[], int | None]) -> None:
@@ -199,7 +199,7 @@ class Watch:
         if (crc := running.result()) is None:
             return None
         if self._known.setdefault(name, crc) == crc:
-            self.found[name] = crc
+            self.crcs[name] = crc
             return None
         return (
             f"{name} is not what this run first read (its crc32 was {self._known[name]:08x} and is {crc:08x}): bring "

@@ -354,7 +354,7 @@ def _cut(results: dict[str, Any], model: Any) -> int:
 def _names(yamls: Iterable[Path]) -> Iterator[str]:
     """Names of tasks, groups and tags in the harness's YAML files, whose own tags a plain YAML reader does not know."""
     for path in yamls:
-        yield from (found[1] for found in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
+        yield from (match[1] for match in _NAMED.finditer(path.read_text("utf-8", errors="replace")))
 
 
 @dataclass(frozen=True)

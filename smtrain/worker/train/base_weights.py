@@ -47,7 +47,7 @@ class BaseWeights:
     def refuse_damaged(self) -> None:
         """Raise `CheckpointError` on every rank if any has read bytes that differ from those written. Collective."""
         self._share_what_is_left()
-        everyone = self._gather((self._watch.fault(), self._watch.found) if self._watch else (None, {}))
+        everyone = self._gather((self._watch.fault(), self._watch.crcs) if self._watch else (None, {}))
         first: dict[str, tuple[int, int]] = {}
         for rank, (fault, checksums) in enumerate(everyone):
             if fault is not None:

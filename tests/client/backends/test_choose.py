@@ -98,11 +98,11 @@ def test_a_name_that_nothing_can_be_asked_about_is_told_what_is_needed(nothing_t
     done = typed(*call.split())
     assert done.returncode == 2
     assert done.stdout == ""
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("smtrain: nope: no run or job of this name is known on this machine; ")
-    assert "jobs here need smtrain's extra local (`pip install" in told
-    assert "jobs on AWS need credentials and a region" in told
-    assert "compute.region" not in told
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("smtrain: nope: no run or job of this name is known on this machine; ")
+    assert "jobs here need smtrain's extra local (`pip install" in line
+    assert "jobs on AWS need credentials and a region" in line
+    assert "compute.region" not in line
 
 
 def test_credentials_without_a_region_are_not_enough(nothing_to_ask: None, monkeypatch: pytest.MonkeyPatch) -> None:

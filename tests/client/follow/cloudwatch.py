@@ -36,17 +36,17 @@ class Logs:
         assert logGroupName == GROUP
         if self.failures:
             raise self.failures.pop()
-        found = [
+        events = [
             event
             for event in self.arrived
             if event["logStreamName"].startswith(logStreamNamePrefix) and event["timestamp"] >= startTime
         ]
-        found.sort(key=lambda event: event["timestamp"])
+        events.sort(key=lambda event: event["timestamp"])
         first = int(nextToken)
-        told: dict[str, Any] = {"events": found[first : first + self.page]}
-        if first + self.page < len(found):
-            told["nextToken"] = str(first + self.page)
-        return told
+        answer: dict[str, Any] = {"events": events[first : first + self.page]}
+        if first + self.page < len(events):
+            answer["nextToken"] = str(first + self.page)
+        return answer
 
 
 class SageMaker:

@@ -19,12 +19,12 @@ def press() -> None:
 
 def test_the_first_interrupts_and_the_second_does_not() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with interrupts() as found:
+    with interrupts() as state:
         press()
         with pytest.raises(KeyboardInterrupt):
-            found.heed()
+            state.heed()
         press()
-        found.heed()
+        state.heed()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -55,22 +55,22 @@ def test_one_that_a_finalizer_swallowed_is_heeded_later() -> None:
             for _ in range(1000):  # the handler runs between instructions
                 pass
 
-    with interrupts() as found:
+    with interrupts() as state:
         busy: Any = Busy()
-        found.heed()
+        state.heed()
         with interruptible():
             del busy
-        assert found.came
+        assert state.came
         with pytest.raises(KeyboardInterrupt):
-            found.heed()
+            state.heed()
 
 
 def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
     seen = []
 
     def run() -> None:
-        with interrupts() as found:
-            seen.append((found.came, signal.getsignal(signal.SIGINT)))
+        with interrupts() as state:
+            seen.append((state.came, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -50,8 +50,8 @@ class Elements(HTMLParser):
 
 def test_only_a_kernels_shell_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     def shell(**attributes: Any) -> None:
-        found = SimpleNamespace(get_ipython=lambda: SimpleNamespace(**attributes))
-        monkeypatch.setitem(sys.modules, "IPython", found)
+        module = SimpleNamespace(get_ipython=lambda: SimpleNamespace(**attributes))
+        monkeypatch.setitem(sys.modules, "IPython", module)
 
     shell(kernel=object())
     assert notebook.here()
@@ -88,8 +88,8 @@ def test_nothing_in_it_is_wider_than_its_cell() -> None:
     progress.lines.clear()
     failed = block(progress, failure="algo-1: a long sentence")
     assert "white-space:pre-wrap" in failed, "sentences are broken"
-    told = block(progress, hint="TensorBoard: `tensorboard --logdir <curves>`")
-    assert re.search(r'<code style="display:inline-block;[^"]*">tensorboard --logdir &lt;curves&gt;</code>', told)
+    page = block(progress, hint="TensorBoard: `tensorboard --logdir <curves>`")
+    assert re.search(r'<code style="display:inline-block;[^"]*">tensorboard --logdir &lt;curves&gt;</code>', page)
     assert not re.search(r"[^-]width[:=]\"?\d+(px|ch|\")", html), "no width is fixed but as a maximum"
 
 

@@ -99,8 +99,8 @@ def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("width", [24, 30, 40, 60, 80, 100, 120, 400])
 def test_the_cost_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = drawn(training(), BEGAN + 5 * MINUTE, monkeypatch, width=width)
-    told = " ".join(" ".join(line.strip("│ ") for line in text.splitlines()).split())
-    cost = told[told.index("cost ") :].split("───")[0].split("╰")[0]
+    words = " ".join(" ".join(line.strip("│ ") for line in text.splitlines()).split())
+    cost = words[words.index("cost ") :].split("───")[0].split("╰")[0]
     assert "…" not in cost
     whole = f"cost {training().cost(BEGAN + 5 * MINUTE)}"
     assert cost.strip() in (whole, *(whole.split(mark)[0] + end for mark, end in (("; ", ")"), (" (", ""), (";", ""))))

@@ -112,9 +112,9 @@ def test_two_interrupts_leave_the_job_running_and_resume_goes_on(calm: Plane) ->
         command("logs", job.name, "-f", "--resume", "--plain"), capture_output=True, text=True, check=True, timeout=120
     )
     shown = "".join(first) + rest + done.stdout
-    found = re.findall(r"^(algo-\d) \| (.*)$", shown, re.M)
+    lines = re.findall(r"^(algo-\d) \| (.*)$", shown, re.M)
     hosts: dict[str, list[str]] = defaultdict(list)
-    for host, text in found:
+    for host, text in lines:
         hosts[host].append(text)
     assert same(job, hosts)
     assert shown.count(f"-- {job.name}: Training") == 1
@@ -269,15 +269,15 @@ def test_summaries_in_place_of_lines(calm: Plane) -> None:
     summaries = command("logs", job.name, "-f", "--no-lines", "--every", "1s")
     with subprocess.Popen(summaries, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        told = []
+        lines = []
         for line in process.stdout:
-            told.append(line)
+            lines.append(line)
             if "InProgress (Training)" in line:
                 calm.release(job)
     assert process.returncode == 0
-    assert any("InProgress (Training)" in line for line in told)
-    assert all(line.startswith(f"-- {job.name}: ") for line in told)
-    assert "step 10 of 10" in told[-1]
+    assert any("InProgress (Training)" in line for line in lines)
+    assert all(line.startswith(f"-- {job.name}: ") for line in lines)
+    assert "step 10 of 10" in lines[-1]
 
 
 def test_digest_is_sha256() -> None:

@@ -44,14 +44,14 @@ def reading_of(logs: Logs, **options: Any) -> LogReading:
 def test_whatever_arrives_whenever_is_given_once(written: list[tuple[str, int, str, int]], page: int) -> None:
     logs = Logs(page)
     logs.arrive("job-2/algo-1-17", T, "of another job")
-    reading, given = reading_of(logs), []
+    reading, lines = reading_of(logs), []
     for moment in range(4):
         for host, second, text, arrives in written:
             if arrives == moment:
                 logs.arrive(f"job/{host}-17", T + second * 1000, text)
-        given += [line for found in reading.new(T) for line, _ in found]
+        lines += [line for batch in reading.new(T) for line, _ in batch]
     expected = Counter((host, T + second * 1000, text) for host, second, text, _ in written)
-    assert Counter((line.host, line.timestamp, line.text) for line in given) == expected
+    assert Counter((line.host, line.timestamp, line.text) for line in lines) == expected
 
 
 def test_a_failed_page_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,13 +78,13 @@ def test_an_expired_token_starts_the_reading_again() -> None:
     logs = Logs()
     for i in range(10):
         logs.arrive("job/algo-1-17", T, str(i % 2))
-    reading, given = reading_of(logs), []
+    reading, lines = reading_of(logs), []
     pages = reading.new(T)
-    given += next(pages)
+    lines += next(pages)
     logs.failures = [error("FilterLogEvents", "InvalidParameterException")]
     for page in pages:
-        given += page
-    assert Counter(line.text for line, _ in given) == {"0": 5, "1": 5}
+        lines += page
+    assert Counter(line.text for line, _ in lines) == {"0": 5, "1": 5}
 
 
 def test_what_patience_cannot_mend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

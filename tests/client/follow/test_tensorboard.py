@@ -11,9 +11,9 @@ from smtrain.core.protocol.log_lines import Line, step_line
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    found.Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def line(step: int, loss: float, **more: float) -> Line:
@@ -28,10 +28,10 @@ def test_steps_that_a_restart_does_again_are_there_once_with_their_last_value(tm
         files.write(one)
     files.write(Line("algo-1", 0, "no step"))
     files.close()
-    found = read(tmp_path / "run")
-    assert found["train/loss"] == [(n, 4.0 if n < 6 else 2.0) for n in range(1, 15)]
-    assert found["validation/loss"] == [(8, 1.5)]
-    assert not {tag for tag in found if "of" in tag or "step" in tag}
+    events = read(tmp_path / "run")
+    assert events["train/loss"] == [(n, 4.0 if n < 6 else 2.0) for n in range(1, 15)]
+    assert events["validation/loss"] == [(8, 1.5)]
+    assert not {tag for tag in events if "of" in tag or "step" in tag}
 
 
 def test_a_loss_that_is_no_number_is_written_once(tmp_path: Path) -> None:

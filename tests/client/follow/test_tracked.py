@@ -25,14 +25,14 @@ def test_the_use_of_machines_goes_with_the_next_step(local_home: Path, monkeypat
     job.known_status = "Completed"
     monkeypatch.setattr(smtrain.client.follow.tracked, "pages", lambda *_: iter(()))
     monkeypatch.setattr(Target, "tags", lambda *_: {})
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "Environment": {VARIABLE: '{"mlflow": "http://127.0.0.1:1"}'},
         "CreationTime": datetime.datetime.now(datetime.timezone.utc), "ResourceConfig": {"InstanceType": "ml.m5.large"},
         "OutputDataConfig": {"S3OutputPath": "s3://bucket/run/jobs"},
     }  # fmt: skip
     steps = [step_line({"step": n, "loss": 2.0, "grad_norm": 1.0}, 3) for n in (1, 2, 3)]
     used = {"algo-1": {"cpu": 0.5, "device": 0.25}, "algo-2": {"cpu": 0.75}}
-    with feeding(job, told, print, whole=True) as fed:
+    with feeding(job, description, print, whole=True) as fed:
         fed.take(Line("algo-1", 1, steps[0]))
         for host, numbers in used.items():
             fed.take(Line(host, 2, machine_line(numbers)))

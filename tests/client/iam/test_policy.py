@@ -66,11 +66,11 @@ def test_every_action_is_one_that_botocore_knows(full: dict[str, Any]) -> None:
     session = botocore.session.get_session()
     made = policies(full)
     parameter = policies({**full, "model": {"path": "hf://org/model", "token": {"ssm": "/hub"}}})
-    beside = policies(
+    more = policies(
         {**full, "track": {"mlflow": MLFLOW, "by": "job", "wandb": {"project": "p", "key": {"ssm": "/key"}}}},
         tune=True, endpoint="served",
     )  # fmt: skip
-    for policy in (each[who] for each in (made, parameter, beside) for who in ("caller", "role")):
+    for policy in (each[who] for each in (made, parameter, more) for who in ("caller", "role")):
         for statement in policy["Statement"]:
             for action in statement["Action"]:
                 service, _, operation = action.partition(":")

@@ -54,9 +54,9 @@ def recorded() -> Iterator[list[Call]]:
 
 def call_of(request: Any) -> Call:
     signed = request.headers["Authorization"]
-    found = _SCOPE.search(signed.decode() if isinstance(signed, bytes) else signed)
-    assert found, signed
-    region, service = found.groups()
+    match = _SCOPE.search(signed.decode() if isinstance(signed, bytes) else signed)
+    assert match, signed
+    region, service = match.groups()
     url = urlsplit(request.url)
     query = {key: values[0] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
     if service == "s3":
@@ -75,9 +75,9 @@ def call_of(request: Any) -> Call:
     named = re.search(r'"(?:TrainingJobName|logGroupName)"\s*:\s*"([^"]+)"|training-job/([\w-]+)"', body)
     resource = "*"
     kind = next((kind for word, kind in _KINDS.items() if word in operation), None)
-    if service == "sagemaker" and kind and (found := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body)):
-        resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind[1]}/{found[1].lower()}"
-        resource = found[1] if found[1].startswith("arn:") else resource
+    if service == "sagemaker" and kind and (match := re.search(rf'"{kind[0]}"\s*:\s*"([^"]+)"', body)):
+        resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:{kind[1]}/{match[1].lower()}"
+        resource = match[1] if match[1].startswith("arn:") else resource
     elif named and service == "sagemaker":
         resource = f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{(named[1] or named[2]).lower()}"
     elif named:
@@ -120,8 +120,8 @@ def told(calls: list[Call], *services: str, everywhere: bool = False) -> set[Cal
     without a resource."""
     here = {call for call in calls if call.action.partition(":")[0] in services}
     moved = ((call.action, call.resource.split(":", 4)) for call in here if call.resource != "*")
-    found = {Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved}
-    return found | {call for call in here if everywhere and call.resource == "*"}
+    calls_here = {Call(action, ":".join([*parts[:3], HERE.region, parts[4]])) for action, parts in moved}
+    return calls_here | {call for call in here if everywhere and call.resource == "*"}
 
 
 def held(statements: list[Statement], calls: set[Call], unseen: set[str]) -> None:

@@ -59,9 +59,9 @@ def test_commands_take_a_run_and_say_which_job_it_is(
 ) -> None:
     assert callable(command)
     command()
-    told = capsys.readouterr()
-    assert told.err == f"run named: job {jobs[2]}\n"
-    assert told.out
+    output = capsys.readouterr()
+    assert output.err == f"run named: job {jobs[2]}\n"
+    assert output.out
 
 
 def test_a_download_takes_what_the_run_exported(

@@ -89,13 +89,13 @@ def test_the_page_of_gpus_names_every_chip_there_is() -> None:
 
 def test_the_command_lists_them() -> None:
     command = [sys.executable, "-c", "from smtrain.cli import main; main()", "images", "--engine", "nxd", "--json"]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
-    assert told["uri"] == image_uri("us-west-2", "nxd")
+    listed = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
+    assert listed["uri"] == image_uri("us-west-2", "nxd")
     command[-2] = "native"
     without = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
     assert without["uri"] is None
-    assert told["images"] == image_rows()
-    assert "not known here" in told["needs"]["native"]
+    assert listed["images"] == image_rows()
+    assert "not known here" in listed["needs"]["native"]
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,11 @@ def test_an_image_that_is_no_longer_patched_is_told_with_the_one_to_take() -> No
     ended = next(row for row in gpu_rows() if row["patched_until"] == "2026-10-15")
     uri = f"763104351884.dkr.ecr.us-west-2.amazonaws.com/{ended['repository']}:{ended['tag']}"
     assert unpatched(uri, date(2026, 10, 15)) is None, "the last day"
-    told = unpatched(uri, date(2026, 10, 16))
-    assert told is not None
-    assert told.startswith(f"AWS's patches of {ended['repository']}:{ended['tag']} ended on 2026-10-15; leave compute.")
+    sentence = unpatched(uri, date(2026, 10, 16))
+    assert sentence is not None
+    assert sentence.startswith(
+        f"AWS's patches of {ended['repository']}:{ended['tag']} ended on 2026-10-15; leave compute."
+    )
     for other in (None, "own:1", training_image("us-west-2", "nxd", "ml.trn1.32xlarge")):
         assert unpatched(other) is None
 

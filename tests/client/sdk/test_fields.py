@@ -97,8 +97,8 @@ OFF = (
 def body(plain: dict[str, Any], more: dict[str, Any], stage: Any = "train") -> dict[str, Any]:
     """The request for the plain config with more set in it."""
     raw = {**plain, **{k: {**plain.get(k, {}), **v} for k, v in more.items()}}
-    found: dict[str, Any] = json.loads(sent(smtrain.request(raw, stage=stage)).bodies[0])
-    return found
+    content: dict[str, Any] = json.loads(sent(smtrain.request(raw, stage=stage)).bodies[0])
+    return content
 
 
 def assert_golden(what: str, made: dict[str, Any]) -> None:

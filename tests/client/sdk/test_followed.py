@@ -27,10 +27,10 @@ PROGRAM = f'seq -f "$(hostname) line %06.0f" 1 {LINES}'
 @pytest.fixture
 def control(local_home: Path) -> Iterator[Plane]:
     """The control plane, calm before and after."""
-    found = plane(local_home)
-    found.calm()
-    yield found
-    found.calm()
+    endpoint = plane(local_home)
+    endpoint.calm()
+    yield endpoint
+    endpoint.calm()
 
 
 def request_of(control: Plane, plain: dict[str, Any], name: str, program: str, hosts: int) -> dict[str, Any]:
@@ -71,15 +71,15 @@ def test_every_line_once_of_32_hosts_while_calls_fail_and_lines_are_late_and_out
     capsys.readouterr()
     run(job)
     control.calm()
-    told: dict[str, list[str]] = defaultdict(list)
+    by_host: dict[str, list[str]] = defaultdict(list)
     for line in capsys.readouterr().out.splitlines():
         host, _, text = line.partition(" | ")
         if text.startswith(f"{host} line "):  # the platform may add lines about channels
-            told[host].append(text)
+            by_host[host].append(text)
     hosts = [f"algo-{n + 1}" for n in range(HOSTS)]
     wrote = {host: [f"{host} line {i:06}" for i in range(1, LINES + 1)] for host in hosts}
-    assert {host: len(lines) for host, lines in told.items()} == dict.fromkeys(hosts, LINES)
-    assert {host: digest(lines) for host, lines in told.items()} == {host: digest(wrote[host]) for host in hosts}
+    assert {host: len(lines) for host, lines in by_host.items()} == dict.fromkeys(hosts, LINES)
+    assert {host: digest(lines) for host, lines in by_host.items()} == {host: digest(wrote[host]) for host in hosts}
     assert smtrain.Job(job.job_name, "local").status == "Completed"
 
 

@@ -44,8 +44,8 @@ def test_the_request_is_the_golden_one(config: Path, golden: Path, through_sdk: 
 @pytest.mark.parametrize(("config", "golden"), ALL, ids=lambda path: path.stem)
 def test_the_golden_requests_are_what_sagemaker_takes(config: Path, golden: Path) -> None:
     model: Any = get_session().get_service_model("sagemaker").operation_model("CreateTrainingJob").input_shape
-    told = ParamValidator().validate(json.loads(golden.read_bytes()), model)
-    assert not told.has_errors(), told.generate_report()
+    report = ParamValidator().validate(json.loads(golden.read_bytes()), model)
+    assert not report.has_errors(), report.generate_report()
     kind = json.loads(golden.read_bytes())["ResourceConfig"]["InstanceType"]
     assert kind in get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum  # type: ignore[attr-defined]
 

@@ -28,7 +28,7 @@ def prepared(local_home: Path, plain: dict[str, Any], raw: dict[str, Any]) -> di
     """A train stage that waits for no other stage, on this worker's control plane."""
     bucket = Target("local").default_bucket()
     s3 = Target("local").s3
-    if bucket not in [found["Name"] for found in s3.list_buckets()["Buckets"]]:
+    if bucket not in [listed["Name"] for listed in s3.list_buckets()["Buckets"]]:
         s3.create_bucket(Bucket=bucket)
     s3.put_object(Bucket=bucket, Key="tokens/said.txt", Body=b"from the channel\n")
     keep = {key: plain[key] for key in ("parallel", "train")}

@@ -74,10 +74,10 @@ class GivenStep(ConfigurableRetryStep):  # type: ignore[misc]  # of a package th
 def referred(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"Get"}:
         _, step, *path = value["Get"].split(".")
-        found: Any = Properties(step_name=step, shape_name="DescribeTrainingJobResponse")
+        node: Any = Properties(step_name=step, shape_name="DescribeTrainingJobResponse")
         for name in path:
-            found = getattr(found, name)
-        return found
+            node = getattr(node, name)
+        return node
     if isinstance(value, dict):
         return {key: referred(each) for key, each in value.items()}
     return [referred(each) for each in value] if isinstance(value, list) else value
@@ -122,9 +122,9 @@ class Session:
             time.sleep(0.05)
 
     def describe_training_job(self, name: str) -> dict[str, Any]:
-        told: dict[str, Any] = Target("local").sagemaker.describe_training_job(TrainingJobName=name)
-        assert told["TrainingJobStatus"] == "Completed", told.get("FailureReason")
-        return told
+        description: dict[str, Any] = Target("local").sagemaker.describe_training_job(TrainingJobName=name)
+        assert description["TrainingJobStatus"] == "Completed", description.get("FailureReason")
+        return description
 
 
 def test_the_sdk_makes_the_same_definition_of_the_same_steps(config: dict[str, Any]) -> None:
@@ -153,10 +153,10 @@ def test_the_sdks_local_executor_hands_each_step_what_the_one_before_left(config
         job.rpartition("-")[0]: " ".join(line.text for line in smtrain.Job(job, Target("local")).lines())
         for job in pipeline.sagemaker_session.jobs
     }
-    found = {
+    inputs = {
         step["Name"]: next(text for job, text in lines.items() if job.startswith(step["Name"]))
         for step in ours["Steps"]
     }
-    assert "data/data/note" in found["train"]
-    assert "data/shards/note" in found["train"]
-    assert "data/model/note" in found["generate"]
+    assert "data/data/note" in inputs["train"]
+    assert "data/shards/note" in inputs["train"]
+    assert "data/model/note" in inputs["generate"]

@@ -94,10 +94,10 @@ def test_5_neither_sts_nor_iam_is_asked(plain: dict[str, Any], monkeypatch: pyte
     wire = sent(smtrain.request(plain))
     assert wire.calls == ["sagemaker:CreateTrainingJob"]
     if SDK == "v3":
-        asked = Wire()
+        calls = Wire()
         with pytest.raises(Exception, match="before-send"):
-            bare(asked)
-        assert asked.calls[0].startswith("iam:")
+            bare(calls)
+        assert calls.calls[0].startswith("iam:")
 
 
 def test_6_nothing_is_reported(plain: dict[str, Any], no_telemetry_leaves: list[Any]) -> None:

@@ -24,11 +24,11 @@ TRN1, TRN2 = "ml.trn1.32xlarge", "ml.trn2.48xlarge"
 
 def bare(model: str = "s3://models/llama-3.1-8b", **compute: Any) -> dict[str, Any]:
     """Model and data, and the machines."""
-    given = {"role": ARN, "region": "us-east-1", **compute}
+    compute_keys = {"role": ARN, "region": "us-east-1", **compute}
     return {
         "model": {"path": model},
         "data": {"path": "s3://text/t/"},
-        "compute": given,
+        "compute": compute_keys,
         "output": {"s3_uri": "s3://out"},
     }
 
@@ -54,9 +54,9 @@ def fault(raw: dict[str, Any], **also: Any) -> str:
     ],
 )
 def test_the_engine_follows_the_machines(kind: str, target: str, engine: str) -> None:
-    given = bare(instance_type=kind, processes_per_instance=1)
-    given["model"]["path"] = "demo://tiny-llama"
-    assert smtrain.load_config(given, target=target).train.engine == engine
+    settings = bare(instance_type=kind, processes_per_instance=1)
+    settings["model"]["path"] = "demo://tiny-llama"
+    assert smtrain.load_config(settings, target=target).train.engine == engine
 
 
 def test_a_config_that_was_loaded_for_here_is_loaded_anew_for_there() -> None:
@@ -70,13 +70,13 @@ def test_a_config_that_was_loaded_for_here_is_loaded_anew_for_there() -> None:
 
 def test_what_cannot_run_is_refused_everywhere_with_the_same_sentence() -> None:
     native = {**bare(instance_type=TRN1), "train": {"engine": "native"}, "target": "aws"}
-    told = fault(native)
-    assert told.startswith(f"train.engine: native does not run on {TRN1}, as TorchNeuron knows trn2 and trn3 only;")
+    sentence = fault(native)
+    assert sentence.startswith(f"train.engine: native does not run on {TRN1}, as TorchNeuron knows trn2 and trn3 only;")
     for way in (smtrain.plan, smtrain.request, smtrain.launch, smtrain.run, policies):
         with pytest.raises(ConfigError) as caught:
             way(native)
-        assert caught.value.faults == [told]
-    assert [f.text for f in smtrain.check(native).faults] == [told]
+        assert caught.value.faults == [sentence]
+    assert [f.text for f in smtrain.check(native).faults] == [sentence]
     assert smtrain.load_config(native, target="local").train.engine == "native", "here they are CPUs"
     assert fault({**bare(instance_type="ml.m5.4xlarge"), "train": {"engine": "nxd"}}, target="aws").startswith(
         "train.engine: nxd is the engine of Trainium1, and ml.m5.4xlarge is not"
@@ -84,8 +84,8 @@ def test_what_cannot_run_is_refused_everywhere_with_the_same_sentence() -> None:
 
 
 def test_instruction_data_on_trainium1_is_told_the_machines_that_can() -> None:
-    told = fault({**bare(), "train": {"objective": "sft"}}, target="aws")
-    assert told.endswith(f"set train.engine: native, and take ml.trn2.48xlarge, as {TRN1} does not run it")
+    sentence = fault({**bare(), "train": {"objective": "sft"}}, target="aws")
+    assert sentence.endswith(f"set train.engine: native, and take ml.trn2.48xlarge, as {TRN1} does not run it")
 
 
 def test_a_plan_over_several_machines_takes_the_engine_of_each() -> None:
@@ -102,13 +102,13 @@ def test_a_plan_over_several_machines_takes_the_engine_of_each() -> None:
 def test_no_request_names_an_image_that_its_engine_cannot_run_on() -> None:
     kind = TRN2
     end = "one with what it needs there: TorchNeuron (Neuron SDK 2.33 or later; trn2 and trn3 only)"
-    given = bare("s3://models/pythia-1.4b", instance_type=kind)
+    settings = bare("s3://models/pythia-1.4b", instance_type=kind)
     with pytest.raises(ConfigError) as caught:
-        smtrain.request(given, target="aws")
+        smtrain.request(settings, target="aws")
     start = f"compute.image: no image is known for train.engine native on {kind}; set compute.image to "
     assert caught.value.faults == [start + end]
     own = "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"
-    request = smtrain.request(given, set_=[f"compute.image={own}"], target="aws")
+    request = smtrain.request(settings, set_=[f"compute.image={own}"], target="aws")
     assert request["AlgorithmSpecification"]["TrainingImage"] == own
 
 
@@ -123,8 +123,8 @@ def test_a_config_of_model_and_data_alone_is_valid() -> None:
 
 
 def test_a_batch_that_is_not_given_is_one_that_the_mesh_can_cut() -> None:
-    given = {**bare(), "parallel": {"tp": 4, "pp": 1, "sequence_parallel": True}}
-    config = smtrain.load_config(given, set_=["compute.instance_count=3"], target="aws")
+    settings = {**bare(), "parallel": {"tp": 4, "pp": 1, "sequence_parallel": True}}
+    config = smtrain.load_config(settings, set_=["compute.instance_count=3"], target="aws")
     assert (config.dp, config.train.global_batch_size) == (24, 24)
     usual = smtrain.load_config(bare("demo://tiny-llama", processes_per_instance=4))
     assert usual.train.global_batch_size == 8, "unchanged if it can be divided"
@@ -132,13 +132,13 @@ def test_a_batch_that_is_not_given_is_one_that_the_mesh_can_cut() -> None:
 
 
 def test_where_nothing_fits_one_sentence_says_so_and_a_plan_says_by_how_much() -> None:
-    given = bare("s3://models/llama-3.1-405b")
-    told = fault(given, target="aws")
-    assert told == (
+    settings = bare("s3://models/llama-3.1-405b")
+    sentence = fault(settings, target="aws")
+    assert sentence == (
         f"compute.instance_count: no mesh of 1 x {TRN1} fits the model at train.seq_len 4096; take more or larger "
         "instances"
     )
-    made = smtrain.plan(given)
+    made = smtrain.plan(settings)
     assert not made.fits
     assert made.faults[0].startswith("memory: a core of pipeline stage 0 needs")
 

@@ -92,9 +92,9 @@ def test_what_nxd_cannot_do_is_refused(raw: dict[str, Any], changes: dict[str, A
     if described := changes.get("model", {}).get("config"):
         path = Path(raw["model"]["path"]) / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **described}))
-    told = {key: value for key, value in changes.items() if key != "model"}
-    found = faults(raw, "nxd", **told)
-    assert any(text.startswith(fault) for text in found), found
+    keys = {key: value for key, value in changes.items() if key != "model"}
+    sentences = faults(raw, "nxd", **keys)
+    assert any(text.startswith(fault) for text in sentences), sentences
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ BOX = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256}
 def test_a_machine_of_ones_own_trains_on_a_slurm_cluster(
     raw: dict[str, Any], machines: dict[str, Any], target: str, told: str | None
 ) -> None:
-    asked = {"target": target, "machines": machines, "compute": {"instance_type": "box"}}
-    asked |= {"cluster": {"shared": "/fsx"}} if target == "slurm" else {}
-    found = [fault for fault in faults(raw, "native", **asked) if "box" in fault]
-    assert [fault.startswith(f"compute.instance_type: {told}") for fault in found] == ([True] if told else [])
+    settings = {"target": target, "machines": machines, "compute": {"instance_type": "box"}}
+    settings |= {"cluster": {"shared": "/fsx"}} if target == "slurm" else {}
+    sentences = [fault for fault in faults(raw, "native", **settings) if "box" in fault]
+    assert [fault.startswith(f"compute.instance_type: {told}") for fault in sentences] == ([True] if told else [])
 
 
 def test_a_machine_of_ones_own_has_a_process_for_each_device_whatever_it_is_called(raw: dict[str, Any]) -> None:
     for name in ("box", "trn1", "trn1-box"):
-        asked = {
+        settings = {
             **raw,
             "target": "slurm",
             "cluster": {"shared": "/fsx"},
@@ -143,5 +143,7 @@ def test_a_machine_of_ones_own_has_a_process_for_each_device_whatever_it_is_call
             "parallel": {},
             "compute": {},
         }
-        made = load_config(asked, compute={"instance_type": name, "instance_count": 2}, train={"global_batch_size": 8})
+        made = load_config(
+            settings, compute={"instance_type": name, "instance_count": 2}, train={"global_batch_size": 8}
+        )
         assert (made.train.engine, made.processes_per_instance, made.world_size) == ("native", 4, 8)

@@ -14,9 +14,9 @@ ALIASES = [(name, known) for known, names in table("key_names").items() for name
 
 
 def sentence(key: str) -> str:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         smtrain.load_config({"model": {"path": "demo://tiny"}}, set_=[f"{key}=1"])
-    return next(line for line in str(told.value).splitlines() if f"{key}: " in line)
+    return next(line for line in str(caught.value).splitlines() if f"{key}: " in line)
 
 
 def test_every_name_of_another_tool_stands_for_one_key_that_exists() -> None:

@@ -16,11 +16,11 @@ TOKEN = {"secret": "team/hub"}
 
 
 def config(path: str, **sections: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"model": {"path": path}, "data": {"path": "s3://bucket/text"}, "train": {"steps": 4}}
-    return {**given, **sections}
+    settings: dict[str, Any] = {"model": {"path": path}, "data": {"path": "s3://bucket/text"}, "train": {"steps": 4}}
+    return {**settings, **sections}
 
 
-def told(path: str, **sections: Any) -> list[str]:
+def sentences(path: str, **sections: Any) -> list[str]:
     loaded = smtrain.load_config(config(path, **sections))
     return [text for _, text in gated_faults(loaded)]
 
@@ -29,25 +29,27 @@ def told(path: str, **sections: Any) -> list[str]:
     "name", ["meta-llama/Llama-3.2-1B", "meta-llama/Llama-2-7b-hf@main", "google/gemma-2-2b", "google/Gemma-3-1b-pt"]
 )
 def test_a_gated_model_needs_a_token(name: str) -> None:
-    (fault,) = told(f"hf://{name}")
+    (fault,) = sentences(f"hf://{name}")
     assert fault.startswith(f"model.token: is missing, and hf://{name} is gated: accept its licence on the hub")
     assert f"`hf download {name.partition('@')[0]} --local-dir FOLDER`" in fault
-    assert not told("s3://bucket/model", model={"path": f"hf://{name}", "token": TOKEN})
+    assert not sentences("s3://bucket/model", model={"path": f"hf://{name}", "token": TOKEN})
 
 
 @pytest.mark.parametrize(
     "name", ["Qwen/Qwen2.5-7B", "google/flan-t5-base", "mistralai/Mistral-7B-v0.3", "me/meta-llama"]
 )
 def test_another_model_does_not(name: str) -> None:
-    assert not told(f"hf://{name}")
+    assert not sentences(f"hf://{name}")
 
 
 def test_a_mirror_is_asked_without_one() -> None:
-    assert not told("hf://meta-llama/Llama-3.2-1B", compute={"environment": {"HF_ENDPOINT": "https://mirror.example"}})
+    assert not sentences(
+        "hf://meta-llama/Llama-3.2-1B", compute={"environment": {"HF_ENDPOINT": "https://mirror.example"}}
+    )
 
 
 def test_gated_data_needs_a_token() -> None:
-    (fault,) = told("s3://bucket/model", data={"path": "hf://bigcode/starcoderdata:python@train"})
+    (fault,) = sentences("s3://bucket/model", data={"path": "hf://bigcode/starcoderdata:python@train"})
     assert "hf://bigcode/starcoderdata:python@train is gated" in fault
     assert is_gated("hf://bigcode/the-stack#abc", data=True)
     assert not is_gated("hf://bigcode/the-stack")
@@ -75,5 +77,5 @@ def test_nothing_starts_and_a_plan_is_made(target: Any, local_home: Path, tmp_pa
 def test_a_check_finds_it(local_home: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("words " * 100)
     raw = config("hf://meta-llama/Llama-3.2-1B", data={"path": str(tmp_path / "text.txt")})
-    found = smtrain.check(raw)
-    assert any("hf://meta-llama/Llama-3.2-1B is gated" in line for line in found.sentences("fault"))
+    report = smtrain.check(raw)
+    assert any("hf://meta-llama/Llama-3.2-1B is gated" in line for line in report.sentences("fault"))

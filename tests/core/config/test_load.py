@@ -62,7 +62,7 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         load_config(raw, parallel={"micro_batch_size": 2})
     faults = caught.value.faults
     assert len(faults) == 6
-    told = "\n".join(faults)
+    sentences = "\n".join(faults)
     for expected in (
         "train.lrr: unknown key; did you mean train.lr?",
         "modle: unknown key; did you mean model?",
@@ -71,7 +71,7 @@ def test_every_fault_is_told_at_once_with_key_value_and_remedy(raw: dict[str, An
         "train.global_batch_size: 3 is not a multiple of dp x micro_batch_size = 1 x 2; 2 or 4 would do",
         "network.subnets, network.security_group_ids: only one is set; a VPC needs both",
     ):
-        assert expected in told
+        assert expected in sentences
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_a_value_of_the_wrong_form_is_told_what_would_do(raw: dict[str, Any], te
 )
 def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any], key: str, value: str) -> None:
     section, _, rest = key.partition(".")
-    given: Any = [value] if rest == "prompts" else value
+    content: Any = [value] if rest == "prompts" else value
     for part in reversed(rest.split(".")):
-        given = {part: given}
+        content = {part: content}
     with pytest.raises(ConfigError) as caught:
-        load_config(raw, **{section: given})
+        load_config(raw, **{section: content})
     assert caught.value.faults[0].startswith(f"{key}: looks like a secret")
     assert value not in str(caught.value)
     load_config(raw, compute={"environment": {"TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "9"}})
@@ -306,7 +306,7 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
 def test_each_objective_has_its_own_settings(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(raw, **changes)
-    assert any(told.startswith(fault) for told in caught.value.faults)
+    assert any(sentence.startswith(fault) for sentence in caught.value.faults)
 
 
 def test_instruction_data_needs_a_chat_template(raw: dict[str, Any]) -> None:

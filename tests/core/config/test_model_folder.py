@@ -17,7 +17,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9085657\n"
 Change = Callable[[Path], object]
 
 
-def told(**keys: Any) -> Change:
+def with_keys(**keys: Any) -> Change:
     def change(folder: Path) -> None:
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
@@ -55,13 +55,13 @@ def adapter(folder: Path) -> None:
         (written("model.safetensors", "Entry not found"), r"a server's answer \(Entry not found\)"),
         (written("tokenizer.json", LFS), r"tokenizer\.json is a Git LFS pointer"),
         (written("tokenizer_config.json", "<html>"), r"tokenizer_config\.json is a web page"),
-        (told(quantization_config={"quant_method": "awq"}), r"quantized \(AWQ\).*take quantization_config out"),
-        (told(quantization_config={"load_in_8bit": True}), r"quantized \(bitsandbytes\)"),
+        (with_keys(quantization_config={"quant_method": "awq"}), r"quantized \(AWQ\).*take quantization_config out"),
+        (with_keys(quantization_config={"load_in_8bit": True}), r"quantized \(bitsandbytes\)"),
         (instead("model-00002-of-00003.safetensors"), r"lacks 2 of its 3 files of weights \(model-00001-of-00003"),
         (instead("model.gguf"), r"holds a GGUF file of llama\.cpp"),
         (instead("consolidated.00.pth"), "Meta's original form"),
         (adapter, r"holds an adapter, not a model; merge it into its base with `smtrain convert BASE"),
-        (told(hidden_size=None), "config.json has no hidden_size, which a llama model needs"),
+        (with_keys(hidden_size=None), "config.json has no hidden_size, which a llama model needs"),
     ],
 )
 def test_a_fault_of_the_folder_says_what_it_is(raw: dict[str, Any], tmp_path: Path, change: Change, says: str) -> None:
@@ -86,7 +86,7 @@ def test_a_fault_of_the_folder_says_what_it_is(raw: dict[str, Any], tmp_path: Pa
 )
 def test_keys_without_a_value_change_nothing(raw: dict[str, Any], keys: dict[str, Any]) -> None:
     before = shape_of(load_config(raw))
-    told(**keys)(Path(raw["model"]["path"]))
+    with_keys(**keys)(Path(raw["model"]["path"]))
     assert shape_of(load_config(raw)) == before
 
 

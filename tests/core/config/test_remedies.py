@@ -62,8 +62,8 @@ class Desk:
         words = ["prepare", str(self.folder / self.text), str(self.folder / "out"), "--model", str(self.model)]
         capsys.readouterr()
         status = call("data", "smtrain.cli.data", [*words, "--seq-len", "32", "--workers", "1", *options])
-        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("smtrain: ")]
-        return told if status else []
+        sentences = [line for line in capsys.readouterr().err.splitlines() if line.startswith("smtrain: ")]
+        return sentences if status else []
 
 
 SENTENCES = " ".join(
@@ -82,7 +82,7 @@ def desk(tmp_path: Path, raw: dict[str, Any], trained_inputs: dict[str, Path]) -
     return made
 
 
-def found(pattern: str, told: str) -> str:
+def group_in(pattern: str, told: str) -> str:
     """The part of a sentence that says what to write."""
     match = re.search(pattern, told)
     assert match, told
@@ -114,18 +114,18 @@ def written(change: Callable[[str], str]) -> Mend:
 
 
 def renamed(desk: Desk, told: str) -> None:
-    wrong, right = found(r"^([\w.]+): unknown", told), found(r"did you mean ([\w.]+)\?", told)
+    wrong, right = group_in(r"^([\w.]+): unknown", told), group_in(r"did you mean ([\w.]+)\?", told)
     desk.change(f"{wrong.rpartition('.')[2]}:", f"{right.rpartition('.')[2]}:")
 
 
 def set_to(way: str, pattern: str, read: Callable[[str], Any] = str) -> Mend:
     """Write the value that the sentence names."""
-    return lambda desk, told: key(way, read(found(pattern, told)))(desk)
+    return lambda desk, told: key(way, read(group_in(pattern, told)))(desk)
 
 
 def set_again(pattern: str, form: str) -> Mend:
     """Give `--set` as the sentence says."""
-    return lambda desk, told: desk.set_.__setitem__(0, form.format(found(pattern, told)))
+    return lambda desk, told: desk.set_.__setitem__(0, form.format(group_in(pattern, told)))
 
 
 def instead(old: str, new: str) -> Mend:
@@ -174,7 +174,7 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "no count": (
         key("train.tokens", "3 zillion"),
         "train.tokens: got",
-        lambda d, t: (d.raw["train"].pop("steps"), key("train.tokens", found(r"'?(\d+[kMBG])'?", t))(d)),
+        lambda d, t: (d.raw["train"].pop("steps"), key("train.tokens", group_in(r"'?(\d+[kMBG])'?", t))(d)),
     ),
     "infinite": (key("train.lr", float("inf")), "a finite number is needed", value("train.lr", 1e-4)),
     "number for text": (key("name", 123), "write it in quotes", value("name", "123")),
@@ -209,7 +209,7 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "placeholder": (
         lines("tags: {a: {{ who }}}\n"),
         "is a placeholder",
-        lambda d, t: d.change(found(r"(\{\{.*?\}\})", t), "me"),
+        lambda d, t: d.change(group_in(r"(\{\{.*?\}\})", t), "me"),
     ),
     "list as key": (
         lines("tags: {[a]: b}\n"),
@@ -230,7 +230,7 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
     "tag": (
         lines("tags: {a: !!set x}\n"),
         "leave it out",
-        lambda d, t: d.change(f"{found('the tag (!!set)', t)} ", ""),
+        lambda d, t: d.change(f"{group_in('the tag (!!set)', t)} ", ""),
     ),
     "merge": (lines("tags: {<<: b}\n"), "put << in quotes", instead("<<", "'<<'")),
     "second document": (lines("---\nname: b\n"), "keep one", written(lambda text: text.partition("---")[0])),
@@ -263,9 +263,9 @@ CONFIGS: dict[str, tuple[Do, str, Mend]] = {
 def test_what_a_config_is_told_to_do_is_enough(desk: Desk, name: str) -> None:
     do, says, mend = CONFIGS[name]
     do(desk)
-    (told,) = desk.loaded()
-    assert says in told
-    mend(desk, told)
+    (sentence,) = desk.loaded()
+    assert says in sentence
+    mend(desk, sentence)
     assert desk.loaded() == []
 
 
@@ -290,7 +290,7 @@ def as_parquet(desk: Desk) -> None:
 
 def option(name: str, pattern: str) -> Mend:
     """Give the option with the value that the sentence names."""
-    return lambda desk, told: desk.words.__setitem__(name, found(pattern, told))
+    return lambda desk, told: desk.words.__setitem__(name, group_in(pattern, told))
 
 
 def given(name: str, value: str | None) -> Do:
@@ -334,12 +334,12 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
     "parquet named jsonl": (
         as_parquet,
         "by its first bytes",
-        lambda d, t: d.file.rename(found(r"rename it to (\S+)\.$", t)),
+        lambda d, t: d.file.rename(group_in(r"rename it to (\S+)\.$", t)),
     ),
     "gzip named jsonl": (
         lambda d: d.file.write_bytes(gzip.compress(d.file.read_bytes())),
         "by its first bytes",
-        lambda d, t: d.file.rename(found(r"rename it to (\S+)\.$", t)),
+        lambda d, t: d.file.rename(group_in(r"rename it to (\S+)\.$", t)),
     ),
     "not UTF-8": (
         content(f"{SENTENCES} caf\xe9\n".encode("latin-1") * 400, "a.txt"),
@@ -384,8 +384,8 @@ def test_what_text_is_told_to_be_is_enough(desk: Desk, name: str, capsys: pytest
     do, says, mend = DATA[name]
     desk.raw["good"] = desk.model
     do(desk)
-    (told,) = desk.prepared(capsys)
-    print(told)
-    assert says in told
-    mend(desk, told)
+    (sentence,) = desk.prepared(capsys)
+    print(sentence)
+    assert says in sentence
+    mend(desk, sentence)
     assert desk.prepared(capsys) == []

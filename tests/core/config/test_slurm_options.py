@@ -62,9 +62,9 @@ def test_an_option_and_its_value_are_one_argument(given: list[str], read: list[s
     ],
 )
 def test_what_would_break_the_stage_is_refused_with_what_to_do(raw: dict[str, Any], option: str, says: str) -> None:
-    asked = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [option]}}
+    settings = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [option]}}
     with pytest.raises(ConfigError) as refused:
-        load_config(asked)
+        load_config(settings)
     (fault,) = refused.value.faults
     assert fault.startswith("cluster.sbatch: ")
     assert says in fault
@@ -97,20 +97,20 @@ def test_srun_has_options_of_its_own_that_break_a_stage(option: str) -> None:
 
 @pytest.mark.parametrize("value", [True, 3, None, {"--comment": "two words"}, ["--hold"]])
 def test_an_option_is_text(raw: dict[str, Any], value: object) -> None:
-    asked = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [value]}}
+    settings = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [value]}}
     with pytest.raises(ConfigError, match=r"^cluster\.sbatch"):
-        load_config(asked)
+        load_config(settings)
 
 
 def test_a_secret_written_out_in_an_option_is_refused_and_not_repeated(raw: dict[str, Any]) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
-    asked = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [f"--export=HF_TOKEN={secret}"]}}
+    settings = {**raw, "target": "slurm", "cluster": {"shared": "/fsx", "sbatch": [f"--export=HF_TOKEN={secret}"]}}
     with pytest.raises(ConfigError, match="looks like a secret") as refused:
-        load_config(asked)
+        load_config(settings)
     assert secret not in str(refused.value)
 
 
 def test_what_export_names_is_added_to_what_slurm_needs() -> None:
     assert Exported.of(["--export=NONE"]) == Exported()
-    found = Exported.of(["--hold", "--export=HF_HOME,MODE=fast", "--export=ALL"])
-    assert (found.everything, found.names, found.values) == (True, ("HF_HOME",), (("MODE", "fast"),))
+    exported = Exported.of(["--hold", "--export=HF_HOME,MODE=fast", "--export=ALL"])
+    assert (exported.everything, exported.names, exported.values) == (True, ("HF_HOME",), (("MODE", "fast"),))

@@ -38,9 +38,9 @@ def test_questions_that_are_not_there_are_told(raw: dict[str, Any], folder: Path
         (folder / name).unlink()
     with pytest.raises(ConfigError) as caught:
         load_config({**raw, "evaluate": {"tasks": ["reds"], "data": str(folder)}})
-    told = [fault for fault in caught.value.faults if "the task reds reads" in fault]
-    assert len(told) == 2
-    assert f"{folder / 'questions.jsonl'}, which does not exist; put it there" in told[0]
+    sentences = [fault for fault in caught.value.faults if "the task reds reads" in fault]
+    assert len(sentences) == 2
+    assert f"{folder / 'questions.jsonl'}, which does not exist; put it there" in sentences[0]
 
 
 def test_a_folder_without_tasks_is_told(raw: dict[str, Any], tmp_path: Path) -> None:

@@ -66,5 +66,5 @@ def test_prepared_data_with_such_an_end(raw: dict[str, Any], folder: Path, tmp_p
     config = load_config(raw)
     fine = {"seq_len": config.train.seq_len, "samples": 1, "vocab_size": 512, "eos_id": 3}
     assert list(mismatches(config, fine, {"vocab_size": 512}, None)) == []
-    found = list(mismatches(config, {**fine, "eos_id": 50256}, {"vocab_size": 512}, None))
-    assert found == ["the data has token ids up to 50256, and the model's vocabulary is 512"]
+    faults = list(mismatches(config, {**fine, "eos_id": 50256}, {"vocab_size": 512}, None))
+    assert faults == ["the data has token ids up to 50256, and the model's vocabulary is 512"]

@@ -13,9 +13,9 @@ from smtrain.stages import keys_of
 
 
 def faults(raw: dict[str, Any], validation: Any, **train: Any) -> list[str]:
-    given = {**raw, "train": {**raw.get("train", {}), **train, "validation": validation}}
+    settings = {**raw, "train": {**raw.get("train", {}), **train, "validation": validation}}
     with pytest.raises(ConfigError) as caught:
-        load_config(given)
+        load_config(settings)
     return list(caught.value.faults)
 
 

@@ -23,16 +23,16 @@ FIELDS = [
 ]
 
 
-def wrong_values(found: frozenset[type]) -> list[Any]:
+def wrong_values(types: frozenset[type]) -> list[Any]:
     """Values that no field of these types accepts."""
-    if bool in found:
+    if bool in types:
         return ["perhaps", 7, [True], {"a": True}]
-    if found & {int, float}:
+    if types & {int, float}:
         return [math.inf, -math.inf, math.nan, -1, True, "soon", "1e999", 10**30, {"a": 1}, ["x"]]
     return [{"a": {"b": 1}}, [["x"]], 3.5, True]
 
 
-CASES = [(section, field, value) for section, field, found in FIELDS for value in wrong_values(found)]
+CASES = [(section, field, value) for section, field, types in FIELDS for value in wrong_values(types)]
 
 
 def refused(raw: dict[str, Any], **more: Any) -> list[str]:
@@ -122,7 +122,7 @@ def test_a_model_whose_config_json_is_a_list(raw: dict[str, Any]) -> None:
 
 
 def test_a_warm_up_is_whole_steps_or_a_share_of_them(raw: dict[str, Any]) -> None:
-    for given, steps in ((0.1, 20), (0.25, 50), (1.0, 1), (30, 30), (0, 0)):
-        assert load_config(raw, train={"steps": 200, "warmup_steps": given}).train.warmup == steps
+    for value, steps in ((0.1, 20), (0.25, 50), (1.0, 1), (30, 30), (0, 0)):
+        assert load_config(raw, train={"steps": 200, "warmup_steps": value}).train.warmup == steps
     (fault,) = refused(raw, train={"warmup_steps": 1.5})
     assert fault == "train.warmup_steps: got 1.5; whole steps, or below 1 the share of train.steps, are needed"

@@ -69,7 +69,7 @@ SYNTAX = [
 ]  # fmt: skip
 
 
-def told(source: Any, **more: Any) -> str:
+def sentence_of(source: Any, **more: Any) -> str:
     begun = time.process_time()
     with pytest.raises(ConfigError) as caught:
         load_config(source, **more)
@@ -89,7 +89,7 @@ def test_what_yaml_allows_and_settings_do_not(tmp_path: Path, text: str, sentenc
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     if "\ud800" in text:
         sentence = "is not a text file; line 1 holds the byte 0xed, which is not UTF-8; save it as UTF-8"
-    assert sentence in told(path)
+    assert sentence in sentence_of(path)
 
 
 @pytest.mark.parametrize(("text", "sentence"), FAULTS)
@@ -102,7 +102,7 @@ def test_the_same_behind_set(raw: dict[str, Any], text: str, sentence: str) -> N
     except YamlError as error:
         if error.syntax:
             return  # behind --set, text that is no YAML is text
-    fault = told(raw, set_=[f"train={value}"])
+    fault = sentence_of(raw, set_=[f"train={value}"])
     assert fault.startswith("--set train=")
     assert fault.endswith(str(_fault(value)))
 
@@ -117,17 +117,17 @@ def _fault(value: str) -> str:
 def test_a_text_that_is_no_yaml(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    fault = told(path)
+    fault = sentence_of(path)
     assert re.search(sentence, fault) or sentence in fault, fault
 
 
 def test_a_text_key_takes_the_characters_that_were_typed(raw: dict[str, Any]) -> None:
     for text in ("2026-02-30", "2026-02-28", "007", "1-30"):
         assert load_config(raw, set_=[f"name={text}"]).name == text
-    assert told(raw, set_=["model.path={{ model }}"]).endswith(
+    assert sentence_of(raw, set_=["model.path={{ model }}"]).endswith(
         "{{ model }} is a placeholder that no template has filled in; put its value there"
     )
-    assert "is a placeholder" in told(raw, set_=["model.path={{model}}/x"])
+    assert "is a placeholder" in sentence_of(raw, set_=["model.path={{model}}/x"])
 
 
 def test_dates_and_keys_are_text_and_aliases_are_copies(tmp_path: Path, raw: dict[str, Any]) -> None:
@@ -158,20 +158,20 @@ def test_merged_sections_are_overridden_by_their_own_keys() -> None:
 def test_files_of_another_encoding_or_size(tmp_path: Path, content: bytes, sentence: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
-    assert sentence in told(path)
+    assert sentence in sentence_of(path)
 
 
 def test_values_that_only_python_can_give(raw: dict[str, Any]) -> None:
     circle: dict[str, Any] = {}
     circle["model"] = circle
-    assert "or it holds itself" in told(circle)
-    assert "is a tuple; a key is text" in told({**raw, "tags": {("a", "b"): "c"}})
-    assert told({**raw, "train": {"steps": 10**5000}}).startswith("train.steps: a number has over 100 digits")
-    assert told({**raw, "name": "a\0b"}) == "name: holds the character U+0000; take it out"
-    assert told({**raw, "name": "a\udc80"}) == "name: holds a byte that is not UTF-8; write the text in UTF-8"
-    assert told({**raw, "data": {"path": "x" * 256}}).startswith("data.path: /")
-    assert "is too long for a path" in told({**raw, "data": {"path": "x/" * 3000}})
-    assert told({**raw, "data": {"path": "~nobody-of-this-name/x"}}).startswith("data.path: ")
+    assert "or it holds itself" in sentence_of(circle)
+    assert "is a tuple; a key is text" in sentence_of({**raw, "tags": {("a", "b"): "c"}})
+    assert sentence_of({**raw, "train": {"steps": 10**5000}}).startswith("train.steps: a number has over 100 digits")
+    assert sentence_of({**raw, "name": "a\0b"}) == "name: holds the character U+0000; take it out"
+    assert sentence_of({**raw, "name": "a\udc80"}) == "name: holds a byte that is not UTF-8; write the text in UTF-8"
+    assert sentence_of({**raw, "data": {"path": "x" * 256}}).startswith("data.path: /")
+    assert "is too long for a path" in sentence_of({**raw, "data": {"path": "x/" * 3000}})
+    assert sentence_of({**raw, "data": {"path": "~nobody-of-this-name/x"}}).startswith("data.path: ")
 
 
 def test_the_faults_of_thousands_of_keys_are_told_at_once(raw: dict[str, Any]) -> None:

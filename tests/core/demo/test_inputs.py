@@ -27,8 +27,8 @@ def test_text_and_questions_are_records_of_the_standard_library(tmp_path: Path) 
     assert all(document.keys() == {"path", "text"} for document in documents)
     [file] = materialise(QUESTIONS).iterdir()
     records = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    asked = {record["instruction"]: record["output"] for record in records}
-    assert asked["What is the function textwrap.dedent for?"].startswith("Remove any common leading whitespace")
+    answers = {record["instruction"]: record["output"] for record in records}
+    assert answers["What is the function textwrap.dedent for?"].startswith("Remove any common leading whitespace")
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["python-questions", "python-stdlib"]
 
 

@@ -99,14 +99,14 @@ def test_the_weights_are_those_of_the_file(small: dict[str, Any]) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(small["folder"], dtype="auto")
     assert model.dtype == torch.bfloat16
-    found = {name: value.float().numpy() for name, value in model.state_dict().items()}
+    arrays = {name: value.float().numpy() for name, value in model.state_dict().items()}
     for name, value in small["held"].items():
         value = torch.from_numpy(value).bfloat16().float().numpy()
         if name.endswith(("attn_q", "attn_k")):
             halves = slice(0, None, 2), slice(1, None, 2)
             value = np.concatenate([head[rows] for head in value.reshape(-1, SIZE, WIDTH) for rows in halves])
-        np.testing.assert_array_equal(found[hf_name(f"{name}.weight")], value)
-    np.testing.assert_array_equal(found["lm_head.weight"], found["model.embed_tokens.weight"])
+        np.testing.assert_array_equal(arrays[hf_name(f"{name}.weight")], value)
+    np.testing.assert_array_equal(arrays["lm_head.weight"], arrays["model.embed_tokens.weight"])
     normalise(json.loads((small["folder"] / "config.json").read_text()))
 
 
@@ -137,8 +137,8 @@ def test_the_tokenizer_knows_digits_ends_and_conversations(small: dict[str, Any]
     assert tokenizer.decode(tokenizer("a — b\n")["input_ids"]) == "a — b\n"
     assert loaded.ends == [2]
     assert loaded.positions == 128
-    asked = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True)
-    ids = asked if isinstance(asked, list) else asked["input_ids"]
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], add_generation_prompt=True)
+    ids = prompt if isinstance(prompt, list) else prompt["input_ids"]
     assert ids[0] == 1
     assert 2 in ids
     assert "<|" not in tokenizer.decode(ids, skip_special_tokens=True)
@@ -152,9 +152,9 @@ def test_a_tensor_of_another_kind_of_model_is_named() -> None:
 
 
 def test_its_size_is_known_before_it_is_here() -> None:
-    told = described(SMOLLM2)
-    assert told is not None
-    assert round(ModelShape.from_config(told).parameters() / 1e6, 1) == 134.5
+    described_model = described(SMOLLM2)
+    assert described_model is not None
+    assert round(ModelShape.from_config(described_model).parameters() / 1e6, 1) == 134.5
 
 
 def test_without_an_index_it_is_one_sentence_and_nothing_is_left(own_home: Path) -> None:

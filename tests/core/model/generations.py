@@ -96,7 +96,7 @@ def main(out: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     init_distributed()
     generation = int(transformers.__version__.split(".")[0])
-    found: dict[str, Any] = {"version": transformers.__version__}
+    results: dict[str, Any] = {"version": transformers.__version__}
     for family, rope in CASES:
         written = {g: spelled(family, rope, g) for g in (4, 5)}
         values = cases.weights(written[4])
@@ -105,20 +105,20 @@ def main(out: Path, folder: Path) -> None:
             made[f"ours-{g}"] = transformers_config(config)
             made[f"exported-{g}"] = AutoConfig.for_model(**for_everyone(config))
         for how, built in made.items():
-            found[f"{family} {rope} {how}"] = logits(built, values, family)
+            results[f"{family} {rope} {how}"] = logits(built, values, family)
         if rope in ("llama3", "yarn", "partial"):
             for g, config in written.items():
-                found[f"{family} {rope} losses-{g}"] = cases.train(0, config, cases.mesh("111"), 3)
+                results[f"{family} {rope} losses-{g}"] = cases.train(0, config, cases.mesh("111"), 3)
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         kind, name = model.name.split("-", 1)
         if kind == "exported":  # what any reader does with it
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
             with torch.no_grad():
-                found[f"{name} logits"] = loaded(input_ids=ids(), use_cache=False).logits
+                results[f"{name} logits"] = loaded(input_ids=ids(), use_cache=False).logits
             tokenizer = AutoTokenizer.from_pretrained(model)
-            found[f"{name} tokens"] = tokenizer("a<|mark|>b")["input_ids"], sorted(tokenizer.all_special_tokens)
-        found[f"{name} {kind} text"] = generate(model, ["ab"], max_new_tokens=8)
-    torch.save(found, out)
+            results[f"{name} tokens"] = tokenizer("a<|mark|>b")["input_ids"], sorted(tokenizer.all_special_tokens)
+        results[f"{name} {kind} text"] = generate(model, ["ab"], max_new_tokens=8)
+    torch.save(results, out)
 
 
 if __name__ == "__main__":

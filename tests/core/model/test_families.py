@@ -48,9 +48,9 @@ def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[s
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> None:
-    given = {**SIZES, "hidden_size": 128, "num_attention_heads": 32, "model_type": family}
+    keys = {**SIZES, "hidden_size": 128, "num_attention_heads": 32, "model_type": family}
     nulls = {"mistral": ["sliding_window", "head_dim"], "gpt_neox": []}.get(family, ["num_key_value_heads"])
-    for config in (given, {**given, **dict.fromkeys(nulls)}):
+    for config in (keys, {**keys, **dict.fromkeys(nulls)}):
         assert ModelShape.from_config(config) == ModelShape.from_config(AutoConfig.for_model(**config).to_dict())
 
 

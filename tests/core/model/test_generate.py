@@ -40,8 +40,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     """A model and its byte-level tokenizer, saved by transformers itself."""
-    given = {"model_type": name, **SIZES, **FAMILIES[name]}
-    config = AutoConfig.for_model(**{key: value for key, value in given.items() if value is not None})
+    keys = {"model_type": name, **SIZES, **FAMILIES[name]}
+    config = AutoConfig.for_model(**{key: value for key, value in keys.items() if value is not None})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     for parameter in model.parameters():  # larger than the usual start, so that texts differ

@@ -80,23 +80,23 @@ def other(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest
     folder = OTHERS[request.param]
     if not (Path(sys.prefix) / folder).is_dir():
         pytest.skip(f"transformers {request.param} is not in {folder} of this environment; scripts/test --transformers")
-    found = _run(models, tmp_path_factory.mktemp(folder) / "found.pt", folder)
-    assert found["version"].startswith(request.param)
-    return found
+    results = _run(models, tmp_path_factory.mktemp(folder) / "found.pt", folder)
+    assert results["version"].startswith(request.param)
+    return results
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def _check_logits(found: dict[str, Any], reference: dict[str, Any]) -> None:
+def _check_logits(results: dict[str, Any], reference: dict[str, Any]) -> None:
     # transformers 5.0 overlooks partial_rotary_factor in its own files
-    own = () if found["version"].startswith("5.0.") else ("own",)
+    own = () if results["version"].startswith("5.0.") else ("own",)
     far = {
         f"{family} {rope} {how}": distance
         for family, rope in g.CASES
         for how in (*own, "ours-4", "ours-5", "exported-4", "exported-5")
-        if (distance := _distance(found[f"{family} {rope} {how}"], reference[f"{family} {rope} own"])) > 1e-6
+        if (distance := _distance(results[f"{family} {rope} {how}"], reference[f"{family} {rope} own"])) > 1e-6
     }
     assert not far
 
@@ -133,8 +133,8 @@ def test_saved_and_exported_folders_load_in_another_generation(
 ) -> None:
     for family in ("llama", "gpt_neox", "qwen2"):
         assert _distance(other[f"{family} logits"], installed[f"{family} logits"]) < 1e-6
-        for found in (installed, other):
-            ids, special = found[f"{family} tokens"]
+        for results in (installed, other):
+            ids, special = results[f"{family} tokens"]
             assert ids == [0, 63, 1]
             assert {"<|end|>", "<|mark|>"} <= {*special}
         for kind in ("saved", "exported"):

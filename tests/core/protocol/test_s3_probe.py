@@ -45,9 +45,10 @@ def refusing() -> Iterator[str]:
 def test_nobody_is_named_with_a_remedy_and_a_refusal_is_an_answer(
     silent: str, refusing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = unanswered("s3://bucket/prefix")
+    sentence = unanswered("s3://bucket/prefix")
     assert (
-        told == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy and the region"
+        sentence
+        == f"S3 could not be reached at {silent} (connection refused); check the network, the proxy and the region"
     )
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", refusing)
     assert unanswered("s3://bucket/prefix") is None

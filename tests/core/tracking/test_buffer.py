@@ -62,20 +62,20 @@ def test_what_an_earlier_process_sent_is_not_sent_again_but_its_validation_is() 
 
 
 def test_a_tracker_that_is_down_is_told_of_once_and_gets_everything_later() -> None:
-    server, told = Server(), list[str]()
+    server, lines = Server(), list[str]()
     server.down.set()
-    buffered = Buffered(server, told.append)
+    buffered = Buffered(server, lines.append)
     for number in range(1, 300):
         buffered.log(step(number))
     assert server.asked.wait(30)
     server.down.clear()
     assert buffered.close("Failed", 60) == 0
     assert [record.step for record in server.taken] == list(range(1, 300))
-    assert [line.partition(" (")[0] for line in told if "does not" in line] in (
+    assert [line.partition(" (")[0] for line in lines if "does not" in line] in (
         [],
         ["Tracker does not take what is tracked"],
     )
-    assert all("more" not in line for line in told)
+    assert all("more" not in line for line in lines)
 
 
 def test_a_tracker_that_hangs_holds_nobody() -> None:

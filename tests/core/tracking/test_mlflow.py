@@ -42,12 +42,12 @@ def step(number: int) -> TrackedStep:
 
 
 def log(uri: str, tracked_: Tracked, steps: range, status: str | None = "Completed") -> list[str]:
-    told: list[str] = []
-    buffered = Buffered(MlflowTracker(uri, "tests", tracked_), told.append)
+    lines: list[str] = []
+    buffered = Buffered(MlflowTracker(uri, "tests", tracked_), lines.append)
     for number in steps:
         buffered.log(step(number))
     assert buffered.close(status, 300) == 0
-    return told
+    return lines
 
 
 def history(client: Any, run_id: str, metric: str) -> list[tuple[int, float]]:
@@ -55,8 +55,8 @@ def history(client: Any, run_id: str, metric: str) -> list[tuple[int, float]]:
 
 
 def runs(client: Any) -> list[Any]:
-    found = client.get_experiment_by_name("tests")
-    return list(client.search_runs([found.experiment_id], order_by=["start_time ASC"]))
+    experiment = client.get_experiment_by_name("tests")
+    return list(client.search_runs([experiment.experiment_id], order_by=["start_time ASC"]))
 
 
 def granted() -> tuple[str, ...]:
@@ -76,17 +76,17 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
     log(store, tracked("run-train-00000001"), range(1, 31), status=None)  # killed: its end was not reported
     log(store, tracked("run-train-00000001-2"), range(21, 51), status=None)
     uri = f"http://127.0.0.1:{port}"
-    asked, send = set[str](), requests.Session.send
+    paths, send = set[str](), requests.Session.send
 
     def noting(self: Any, request: Any, **more: Any) -> Any:
-        asked.update(re.findall(r"/api/\d\.\d/mlflow/([\w/-]+)", request.url))
+        paths.update(re.findall(r"/api/\d\.\d/mlflow/([\w/-]+)", request.url))
         return send(self, request, **more)
 
     monkeypatch.setattr(requests.Session, "send", noting)
     # The server is down while the training continues; all steps are there when it is back.
-    told: list[str] = []
+    lines: list[str] = []
     buffered = Buffered(
-        MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})), told.append
+        MlflowTracker(uri, "tests", tracked("run-train-00000001-2", **{"train.lr": "0.2"})), lines.append
     )
     for number in range(45, 71):
         buffered.log(step(number))
@@ -96,8 +96,8 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         [run] = runs(client)
         wanted = [step(number) for number in range(1, 71)]
         for metric in ("loss", "grad_norm", "val_loss"):
-            given = [(r.step, r.numbers[metric]) for r in wanted if metric in r.numbers]
-            assert history(client, run.info.run_id, metric) == given
+            expected = [(r.step, r.numbers[metric]) for r in wanted if metric in r.numbers]
+            assert history(client, run.info.run_id, metric) == expected
         assert run.info.status == "FINISHED"
         assert run.data.params["train.lr"] == "0.1"
         assert run.data.tags["changed.train.lr"] == "0.2"
@@ -111,7 +111,7 @@ def test_a_server_has_every_step_once_however_often_a_run_is_resumed(
         (tmp_path / "report.html").write_text("a page")
         assert MlflowTracker(uri, "tests", tracked("x")).attach([tmp_path / "report.html"], {"cost_dollars": 1.5})
         attached = [r for r in runs(client) if "cost_dollars" in r.data.metrics]
-        assert asked <= ACTIONS.keys(), "what IAM calls it is said in its guide"
+        assert paths <= ACTIONS.keys(), "what IAM calls it is said in its guide"
         seldom = {"CreateExperiment", "SetTag"}  # for a new server, and for a run that another job continues
-        assert {ACTIONS[path] for path in asked} | seldom == {name.partition(":")[2] for name in granted()}
+        assert {ACTIONS[path] for path in paths} | seldom == {name.partition(":")[2] for name in granted()}
         assert [f.path for f in client.list_artifacts(attached[0].info.run_id)] == ["report.html"]

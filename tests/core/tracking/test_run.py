@@ -43,16 +43,16 @@ def raw(shared_run: SharedRun) -> dict[str, Any]:
 
 @pytest.mark.full  # the gate has test_mlflow.py, and TensorBoard in tests/client/follow
 def test_a_run_is_in_mlflow_and_tensorboard_as_it_was(raw: dict[str, Any], server: str, tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     raw |= {
         "name": "tracked", "track": {"tensorboard": "live", "mlflow": server, "experiment": "tests"},
         "tags": {"smtrain:git": f"{'1' * 40} with changes"},
     }  # fmt: skip
-    run = smtrain.run(raw, say=told.append)
+    run = smtrain.run(raw, say=lines.append)
     client = client_of(server)
-    found = client.get_experiment_by_name("tests")
-    assert found is not None, told
-    [kept] = client.search_runs([found.experiment_id])
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None, lines
+    [kept] = client.search_runs([experiment.experiment_id])
     job = run.job("train")
     job.download(tmp_path / "metrics", "metrics")
     rows = [json.loads(line) for line in (tmp_path / "metrics/metrics.jsonl").read_text().splitlines()]
@@ -82,9 +82,9 @@ def test_a_job_that_tracks_itself_needs_nobody_who_follows_it(raw: dict[str, Any
     raw |= {"name": "tracks-itself", "track": {"mlflow": server, "experiment": "itself", "by": "job"}}
     job = smtrain.launch(raw, stage="train", wait=False, say=lambda _: None).wait()
     client = client_of(server)
-    found = client.get_experiment_by_name("itself")
-    assert found is not None, [line.text for line in job.lines()]
-    [kept] = client.search_runs([found.experiment_id])
+    experiment = client.get_experiment_by_name("itself")
+    assert experiment is not None, [line.text for line in job.lines()]
+    [kept] = client.search_runs([experiment.experiment_id])
     points = sorted((m.step, m.value) for m in client.get_metric_history(kept.info.run_id, "loss"))
     assert kept.info.status == "FINISHED"
     assert kept.data.tags["smtrain.job"] == job.name

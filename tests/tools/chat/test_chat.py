@@ -283,8 +283,8 @@ def test_an_adapter_of_ours_is_put_on_the_weights_alone_that_it_was_trained_on(
 
 
 def test_a_record_of_messages_is_shown_by_its_question(folder: Path, tmp_path: Path) -> None:
-    asked = [{"messages": [{"role": "user", "content": "what?"}]}, {"instruction": "and this"}]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in asked))
+    records = [{"messages": [{"role": "user", "content": "what?"}]}, {"instruction": "and this"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     more = ("--max-new-tokens", "2", "--stop", "never there")
     for how in ((), ("--stream",)):
         done = subprocess.run(
@@ -411,7 +411,7 @@ def test_turns_limit_what_is_remembered() -> None:
     talk = Conversation(turns=1)
     for word in ("one", "two"):
         talk.add(word, "yes")
-    assert [m["content"] for m in talk.asked("three")] == ["two", "yes", "three"]
-    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).asked("three")] == ["three"]
+    assert [m["content"] for m in talk.with_question("three")] == ["two", "yes", "three"]
+    assert [m["content"] for m in Conversation(turns=0, messages=talk.messages).with_question("three")] == ["three"]
     assert talk.take_back() == "two"
     assert [m["content"] for m in talk.messages] == ["one", "yes"]

@@ -73,21 +73,23 @@ def test_where_a_training_turns_is_told_to_the_step(after: int, window: int, mor
 )
 def test_a_training_follows_itself_whatever_it_is_laid_over_by(losses: list[float], window: int, by: Any) -> None:
     rows = [{"step": i, "loss": loss, "tokens_per_s": 10.0} for i, loss in enumerate(losses, start=1)]
-    found = smtrain.compare(rows, rows, by=by, window=window, tolerance=1e-9, tokens_per_step=64)
-    assert found.within
-    assert found.pairs[0].loss.values == pytest.approx(found.pairs[0].loss.baseline)
+    comparison = smtrain.compare(rows, rows, by=by, window=window, tolerance=1e-9, tokens_per_step=64)
+    assert comparison.within
+    assert comparison.pairs[0].loss.values == pytest.approx(comparison.pairs[0].loss.baseline)
 
 
 def test_a_resume_with_another_learning_rate_is_told_and_drawn(tmp_path: Path) -> None:
     rows = [{"step": step, "loss": 8 - step / 50} for step in range(1, 101)]
     whole = series("whole", "a list", rows)
     resumed = replace(series("resumed", "a list", rows), rate_changes=((60.0, "0.0001", "5e-05"),))
-    found = Comparison("step", 20, 0.02, (whole, resumed), smtrain.compare(rows, rows).pairs)
+    comparison = Comparison("step", 20, 0.02, (whole, resumed), smtrain.compare(rows, rows).pairs)
     change = "resumed was resumed at step 60 with another learning rate: 5e-05 in place of 0.0001."
-    assert change in found.verdict
-    assert change in picture.page(found)
-    assert found.to_dict()["compared"][0]["learning_rate_changes"] == [{"step": 60, "from": "0.0001", "to": "5e-05"}]
-    labels = [text.get_text() for text in found.plot().axes[0].get_legend().get_texts()]
+    assert change in comparison.verdict
+    assert change in picture.page(comparison)
+    assert comparison.to_dict()["compared"][0]["learning_rate_changes"] == [
+        {"step": 60, "from": "0.0001", "to": "5e-05"}
+    ]
+    labels = [text.get_text() for text in comparison.plot().axes[0].get_legend().get_texts()]
     assert "resumed: learning rate 0.0001 to 5e-05" in labels
 
 
@@ -175,12 +177,12 @@ def test_tensorboard_csv_and_a_table_say_the_same(tmp_path: Path) -> None:
     import pandas
 
     table = pandas.DataFrame(rows).set_index("step")
-    found = smtrain.compare(rows, str(tmp_path / "board"), f"gpu={tmp_path / 'x.csv'}", table, tolerance=1e-6)
-    assert found.within
-    assert [one.name for one in found.series] == ["records", "board", "gpu", "table"]
-    assert found.pairs[0].grad_norm is not None
-    assert found.pairs[1].grad_norm is None
-    assert "time" in found.series[1].records[0]
+    comparison = smtrain.compare(rows, str(tmp_path / "board"), f"gpu={tmp_path / 'x.csv'}", table, tolerance=1e-6)
+    assert comparison.within
+    assert [one.name for one in comparison.series] == ["records", "board", "gpu", "table"]
+    assert comparison.pairs[0].grad_norm is not None
+    assert comparison.pairs[1].grad_norm is None
+    assert "time" in comparison.series[1].records[0]
 
 
 def test_the_command_writes_pictures_and_ends_by_the_tolerance(tmp_path: Path) -> None:
@@ -225,10 +227,10 @@ def test_what_cannot_be_compared_is_one_sentence(arguments: list[str], sentence:
     names["words"].write_text("hello\n")
     names["empty"].mkdir()
     names["table"].write_text("x,y\n1,2\n")
-    found = command("compare", *(word.format(**names) for word in arguments), "--target", "local")
-    assert found.returncode == 2
-    assert sentence in found.stderr
-    assert len(found.stderr.strip().splitlines()) == 1
+    done = command("compare", *(word.format(**names) for word in arguments), "--target", "local")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_the_api_says_the_same() -> None:

@@ -46,8 +46,8 @@ def test_only_what_the_base_and_the_stages_lack_is_added_and_its_user_is_left_as
         wheel(index, name.replace("-", "_"), version, *needs)
     wheel(index, "importlib_metadata", "8.0")
     made = recipe("mine:1", STAGES, WHOLE, user="worker")
-    found = re.findall(r"^([\w-]+)==", made.lock, re.M)
-    assert found == ["importlib-metadata", "gigatoken", "awkward", "awkward-cpp"]
+    packages = re.findall(r"^([\w-]+)==", made.lock, re.M)
+    assert packages == ["importlib-metadata", "gigatoken", "awkward", "awkward-cpp"]
     lines = made.dockerfile.splitlines()
     assert lines.index("USER root") < lines.index("COPY requirements.lock /opt/smtrain/requirements.lock")
     assert lines[-1] == "USER worker"

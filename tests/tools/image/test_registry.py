@@ -77,22 +77,22 @@ def test_a_size_is_known_before_the_first_byte(ecr: Any) -> None:
 
 
 def test_docker_gets_the_login_with_the_call(ecr: Any) -> None:
-    asked = Docker()
-    registry.pull(asked, ecr, NAME, lambda _: None)
-    assert (asked.given["repository"], asked.given["tag"]) == (NAME[:-2], "1")
-    assert asked.given["auth_config"]["username"] == "AWS"
+    docker = Docker()
+    registry.pull(docker, ecr, NAME, lambda _: None)
+    assert (docker.given["repository"], docker.given["tag"]) == (NAME[:-2], "1")
+    assert docker.given["auth_config"]["username"] == "AWS"
     other = f"localhost:{free_port()}/mine"
-    registry.pull(asked, None, other, lambda _: None)
-    assert (asked.given["repository"], asked.given["tag"]) == (other, "latest")
-    assert asked.given["auth_config"] is None
+    registry.pull(docker, None, other, lambda _: None)
+    assert (docker.given["repository"], docker.given["tag"]) == (other, "latest")
+    assert docker.given["auth_config"] is None
 
 
 def test_what_has_no_room_is_not_begun(ecr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "room", lambda _: 7 * 10**9)
-    asked = Docker()
+    docker = Docker()
     with pytest.raises(LocalError, match=r"is 6\.0 GB, some 15\.0 GB unpacked, and Docker's disk has 7\.0 GB free"):
-        registry.pull(asked, ecr, NAME, lambda _: None)
-    assert asked.given == {}
+        registry.pull(docker, ecr, NAME, lambda _: None)
+    assert docker.given == {}
 
 
 def test_a_repository_that_is_not_there_is_named_with_the_command_that_makes_it(ecr: Any) -> None:

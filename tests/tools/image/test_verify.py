@@ -31,16 +31,16 @@ def test_what_lacks_is_named_once_with_the_stages_it_concerns() -> None:
         },
         "wheels": {stage: ["zlib-ng==1.1.0"] for stage in STAGES},
     }
-    found = levels(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
-    assert found[0] == ("fault", "it has no boto3>=1.41, which stage fetch, prepare needs")
-    assert found[1][1].startswith("it lacks zlib-ng, which travel with the code")
-    assert ("ok", "Python 3.12.3, torch 2.9.0") in found
+    all_stages = levels(verify._libraries(replace(WHOLE, lacking=lacking), STAGES))
+    assert all_stages[0] == ("fault", "it has no boto3>=1.41, which stage fetch, prepare needs")
+    assert all_stages[1][1].startswith("it lacks zlib-ng, which travel with the code")
+    assert ("ok", "Python 3.12.3, torch 2.9.0") in all_stages
     assert [level for level, _ in levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"]))] == [
         "ok",
         "ok",
     ]
-    asked = levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"], ["data.pii"]))
-    assert asked[0] == ("fault", "it has no phonenumbers>=8.13, which data.pii needs")
+    one_stage = levels(verify._libraries(replace(WHOLE, lacking=lacking), ["export"], ["data.pii"]))
+    assert one_stage[0] == ("fault", "it has no phonenumbers>=8.13, which data.pii needs")
 
 
 def test_imports_that_fail_for_one_reason_are_one_finding() -> None:

@@ -91,13 +91,17 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.body()
         if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else f"me/{asked['name']}"
+            request = json.loads(body)
+            name = (
+                f"{request['organization']}/{request['name']}"
+                if request.get("organization")
+                else f"me/{request['name']}"
+            )
             if self.hub.read_only:
                 self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
                 return
             self.hub.files.setdefault(name, {})
-            self.hub.private[name] = bool(asked.get("private") or asked.get("visibility") == "private")
+            self.hub.private[name] = bool(request.get("private") or request.get("visibility") == "private")
             self.answer(200, {"url": f"{self.hub.url}/{name}", "name": name})
         elif self.path == "/api/validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
@@ -113,8 +117,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {"error": self.path})
 
     def preupload(self, repository: str, body: bytes) -> None:
-        asked = json.loads(body)["files"]
-        modes = [{"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"} for f in asked]
+        files = json.loads(body)["files"]
+        modes = [{"path": f["path"], "uploadMode": "lfs" if is_large(f["path"]) else "regular"} for f in files]
         self.answer(200, {"files": [{**one, "shouldIgnore": False, "oid": None} for one in modes]})
 
     def commit(self, repository: str, body: bytes) -> None:

@@ -58,9 +58,9 @@ def push(hub: Hub, *words: str, token: str | None = TOKEN, fails: bool = False) 
 
 def test_every_file_of_the_model_arrives_in_a_private_repository_and_nothing_else(theirs: Hub, model: Path) -> None:
     assert f"pushed: {theirs.url}/me/llama" in push(theirs, str(model), "me/llama")
-    found = theirs.files["me/llama"]
-    assert {name: (model / name).read_bytes() for name in found} == found
-    assert set(found) == {path.name for path in model.iterdir() if path.is_file()}
+    files = theirs.files["me/llama"]
+    assert {name: (model / name).read_bytes() for name in files} == files
+    assert set(files) == {path.name for path in model.iterdir() if path.is_file()}
     assert theirs.private == {"me/llama": True}
 
 

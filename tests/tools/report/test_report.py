@@ -79,10 +79,10 @@ def test_the_page_says_what_ran_and_from_which_inputs(run: smtrain.Run) -> None:
     assert "<td>image</td>" not in text
     assert "<td>ran</td><td>as processes, in no container</td>" in text
     assert f"Python {platform.python_version()}, " in text
-    given = smtrain.load_config(CONFIG)
-    assert account.config["data"]["path"] == given.data.path
-    assert account.config["model"]["path"] == given.model.path
-    assert set(account.inputs) >= {given.data.path, given.model.path}
+    config = smtrain.load_config(CONFIG)
+    assert account.config["data"]["path"] == config.data.path
+    assert account.config["model"]["path"] == config.model.path
+    assert set(account.inputs) >= {config.data.path, config.model.path}
     for path, digest in account.inputs.items():
         assert re.fullmatch(r"[0-9a-f]{16}", digest)
         assert f"<td>input {path}</td><td>sha256 {digest}...</td>" in text

@@ -42,11 +42,11 @@ def by_what(*jobs: JobAccount) -> dict[str, float]:
 def test_steps_that_a_restart_did_again_are_waste_and_the_others_are_not() -> None:
     first = job("a-train-00000001", 0, 400, range(1, 31), at=100, status="Failed")
     second = job("a-train-00000001-2", 500, 1200, range(21, 81), at=560)
-    found = by_what(first, second)
-    assert found["steps done again after a restart"] == pytest.approx(100), "steps 21 to 30 of the first"
-    assert found[USEFUL] + found["waiting for data"] == pytest.approx(800)
-    assert found["waiting for data"] == pytest.approx(80), "a tenth of each step"
-    assert found["before the first step: download, start, compilation"] == pytest.approx(90 + 50)
+    seconds = by_what(first, second)
+    assert seconds["steps done again after a restart"] == pytest.approx(100), "steps 21 to 30 of the first"
+    assert seconds[USEFUL] + seconds["waiting for data"] == pytest.approx(800)
+    assert seconds["waiting for data"] == pytest.approx(80), "a tenth of each step"
+    assert seconds["before the first step: download, start, compilation"] == pytest.approx(90 + 50)
 
 
 def test_all_portions_together_are_what_was_billed() -> None:
@@ -58,10 +58,10 @@ def test_all_portions_together_are_what_was_billed() -> None:
             "Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 300,
         }),
     ]  # fmt: skip
-    found = portions(jobs)
-    assert sum(p.dollars or 0 for p in found) == pytest.approx(sum(j.cost.dollars or 0 for j in jobs))
-    assert sum(p.seconds for p in found) == pytest.approx(60 + 400 + 90 + 700 + 300)
-    wasted = {p.what for p in found if p.wasted}
+    parts = portions(jobs)
+    assert sum(p.dollars or 0 for p in parts) == pytest.approx(sum(j.cost.dollars or 0 for j in jobs))
+    assert sum(p.seconds for p in parts) == pytest.approx(60 + 400 + 90 + 700 + 300)
+    wasted = {p.what for p in parts if p.wasted}
     assert {"attempts that ended before a step", "warm pool, idle", "steps done again after a restart"} <= wasted
     assert USEFUL not in wasted
 
@@ -76,6 +76,6 @@ def test_a_spot_job_is_counted_with_the_seconds_that_are_billed() -> None:
 def test_a_machine_without_a_price_has_seconds_and_no_dollars() -> None:
     unknown = job("a-train-00000001", 0, 100, range(1, 5), at=20,
                   ResourceConfig={"InstanceType": "ml.no.such", "InstanceCount": 1})  # fmt: skip
-    found = portions([unknown])
-    assert sum(p.seconds for p in found) == pytest.approx(100)
-    assert {p.dollars for p in found} == {None}
+    parts = portions([unknown])
+    assert sum(p.seconds for p in parts) == pytest.approx(100)
+    assert {p.dollars for p in parts} == {None}

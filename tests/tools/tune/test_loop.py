@@ -59,24 +59,24 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
     with pytest.raises(KeyboardInterrupt):
         smtrain.tune(config, over=over, parallel=2, say=until_the_second)
     said.clear()
-    found = smtrain.tune(config, over=over, parallel=2, out=tmp_path / "out", say=said.append)
-    assert [trial.status for trial in found.trials] == ["finished", "finished"], "\n".join(said)
-    best = found.best
+    tuning = smtrain.tune(config, over=over, parallel=2, out=tmp_path / "out", say=said.append)
+    assert [trial.status for trial in tuning.trials] == ["finished", "finished"], "\n".join(said)
+    best = tuning.best
     assert best is not None
-    assert (best.values, found.objective) == ({"train.lr": "3e-3"}, "val_loss")
+    assert (best.values, tuning.objective) == ({"train.lr": "3e-3"}, "val_loss")
     target = Target("local")
     assert len(jobs_of(target, config["name"], "prepare")) == 1, "the text is prepared once for all"
-    for trial in found.trials:
+    for trial in tuning.trials:
         jobs = [job.name for job in list_jobs(target, name_contains=trial.run, limit=9)]
         assert jobs == [trial.job], "a trial that was interrupted is not begun again"
-    assert str(found).splitlines()[1].startswith("*  2 ")
+    assert str(tuning).splitlines()[1].startswith("*  2 ")
     written = smtrain.load_config(tmp_path / "out/best.yaml")
     assert (written.train.lr, written.name) == (3e-3, config["name"])
     assert json.loads((tmp_path / "out/trials.json").read_text())["best"] == 2
-    assert {path.name for path in found.files} == {"best.yaml", "trials.json", "tuning.png"}
+    assert {path.name for path in tuning.files} == {"best.yaml", "trials.json", "tuning.png"}
     before = len(list_jobs(target, limit=1000))
     again = smtrain.tune(config, over=over, parallel=2, say=said.append)
-    assert again.trials == found.trials
+    assert again.trials == tuning.trials
     assert len(list_jobs(target, limit=1000)) == before, "nothing is left to do"
 
 
@@ -84,14 +84,14 @@ def test_the_best_of_a_grid_after_an_interruption(config: dict[str, Any], tmp_pa
 def test_a_tuning_jobs_container_trains_as_the_trial_of_the_same_values(config: dict[str, Any], tmp_path: Path) -> None:
     """SageMaker's training job for a definition and chosen values."""
     over, said, target = ["train.lr=3e-3,1e-3"], list[str](), Target("local")
-    found = smtrain.tune(config, over=over, parallel=2, say=said.append)
-    best = found.best
+    tuning = smtrain.tune(config, over=over, parallel=2, say=said.append)
+    best = tuning.best
     assert best is not None, "\n".join(said)
     chain = Chain(smtrain.load_config(config), target)
     planned = chain.plan("train")
     upload_all(target, list(planned.uploads), said.append)
     request = tuning_request(
-        chain.config, planned.request, found.axes, "val_loss", max_jobs=2, parallel=1, early_stop=False
+        chain.config, planned.request, tuning.axes, "val_loss", max_jobs=2, parallel=1, early_stop=False
     )
     definition = request["TrainingJobDefinition"]
     bin_ = tmp_path / "bin"

@@ -73,10 +73,10 @@ def test_a_grid_names_all_its_combinations_and_a_budget_ends_the_tuning(
     on_aws: dict[str, Any], model_folder: Path
 ) -> None:
     grid = tuning_job(on_aws, over=["train.lr=1e-4,3e-4", "train.seed=1,2"], max_jobs=12)
-    asked = grid["HyperParameterTuningJobConfig"]
-    assert (asked["Strategy"], asked["ResourceLimits"]["MaxNumberOfTrainingJobs"]) == ("Grid", 4)
-    assert "RandomSeed" not in asked
-    assert "MaxRuntimeInSeconds" not in asked["ResourceLimits"]
+    settings = grid["HyperParameterTuningJobConfig"]
+    assert (settings["Strategy"], settings["ResourceLimits"]["MaxNumberOfTrainingJobs"]) == ("Grid", 4)
+    assert "RandomSeed" not in settings
+    assert "MaxRuntimeInSeconds" not in settings["ResourceLimits"]
     on_aws["model"] |= {"path": str(model_folder)}
     dear = tuning_job(on_aws, over=OVER, max_jobs=2, parallel=2, budget=1000)["HyperParameterTuningJobConfig"]
     price = 1.515 * 2 * 2  # dollars an hour, instances, parallel trials
@@ -96,9 +96,9 @@ CONFIG = {"model": {"path": "m"}, "train": {"lr": 1e-4, "schedule": "cosine"}}
 
 
 def test_tuned_values_are_laid_over_the_config_and_typed(tmp_path: Path) -> None:
-    given = {"smtrain_tuned": '"train.lr,train.warmup_steps,train.schedule"', "train.lr": "2.5e-05"}
+    hyperparameters = {"smtrain_tuned": '"train.lr,train.warmup_steps,train.schedule"', "train.lr": "2.5e-05"}
     more = {"train.warmup_steps": "30", "train.schedule": '"linear"', "train.seed": "7"}
-    train = stage_config(container(tmp_path, CONFIG, **given, **more)).train
+    train = stage_config(container(tmp_path, CONFIG, **hyperparameters, **more)).train
     assert (train.lr, train.warmup_steps, train.schedule) == (2.5e-05, 30, "linear")
     assert train.seed == 0, "it is not among the tuned keys"
 

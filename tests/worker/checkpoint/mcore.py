@@ -42,7 +42,7 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
     dist.destroy_process_group()
 
 
-def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
+def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
@@ -55,7 +55,7 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
 
     from smtrain.core.model.families import ModelShape
 
-    c, shape = asked["config"], ModelShape.from_config(asked["config"])
+    c, shape = task["config"], ModelShape.from_config(task["config"])
     plain, qwen3, gpt2 = shape.plain, shape.family == "qwen3", shape.family == "gpt2"
     activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
     if gpt2:
@@ -71,30 +71,30 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
         tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
     )  # fmt: skip
-    if asked["spec"] == "te":
+    if task["spec"] == "te":
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
     else:
         spec = get_gpt_layer_local_spec(normalization=config.normalization, qk_layernorm=qwen3)
     model = GPTModel(
-        config, spec, vocab_size=asked["padded"], max_sequence_length=64,
+        config, spec, vocab_size=task["padded"], max_sequence_length=64,
         position_embedding_type="learned_absolute" if gpt2 else "rope",
         rotary_percent=0.25 if shape.family == "gpt_neox" else 1.0, share_embeddings_and_output_weights=shape.tied,
         pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
     )  # fmt: skip
     folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")
-    if asked["form"] == "torch":
-        held = torch.load(Path(asked["load"], folder, "model_optim_rng.pt"), weights_only=False)
+    if task["form"] == "torch":
+        held = torch.load(Path(task["load"], folder, "model_optim_rng.pt"), weights_only=False)
         said = model.load_state_dict(held["model"], strict=False)
         assert not said.unexpected_keys, said
         assert all(key.endswith("_extra_state") for key in said.missing_keys), said
     else:
-        held = dist_checkpointing.load({"model": model.sharded_state_dict()}, asked["load"])
+        held = dist_checkpointing.load({"model": model.sharded_state_dict()}, task["load"])
         model.load_state_dict(held["model"])
     assert held["args"].num_layers == shape.layers
-    if asked.get("save"):
-        _save_doubled(model, Path(asked["save"]), folder)
+    if task.get("save"):
+        _save_doubled(model, Path(task["save"]), folder)
         return
-    ids = torch.tensor(asked["ids"])
+    ids = torch.tensor(task["ids"])
     n = ids.shape[1]
     mask = torch.triu(torch.ones(n, n, dtype=torch.bool), 1)[None, None]
     before = torch.empty(n, len(ids), shape.hidden)
@@ -106,7 +106,7 @@ def one(asked: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     if p < pp - 1:
         dist.send(logits, parallel_state.get_pipeline_model_parallel_next_rank())
     elif t == 0:
-        torch.save(logits, asked["logits"])
+        torch.save(logits, task["logits"])
 
 
 def _save_doubled(model: Any, saved: Path, folder: str) -> None:

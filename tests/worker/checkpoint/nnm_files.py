@@ -171,14 +171,14 @@ def _save(file: Path, state: dict[str, Any], xser: str | None) -> None:
     def kept(held: Any) -> Any:
         nonlocal number
         if isinstance(held, dict):
-            return {name: kept(found) for name, found in held.items()}
+            return {name: kept(tensor) for name, tensor in held.items()}
         torch.save(held, folder / f"tensor_{number}.pt")
-        found = reference()
-        found.__dict__.update(
+        tensor = reference()
+        tensor.__dict__.update(
             {"tid": number} if xser == OLD else {"tid": number, "shape": held.shape, "dtype": held.dtype}
         )
         number += 1
-        return found
+        return tensor
 
     with _importable(xser) as reference:
         torch.save({**whole, "state_dict": kept(state)}, file)

@@ -49,10 +49,10 @@ def test_diff_names_what_differs_and_by_how_much(model: Path, tmp_path: Path) ->
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] += 0.5
     weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
     save_file(weights, model / "model.safetensors")
-    found = list(diff(model, tmp_path / "nxd"))
-    assert [d.name for d in found] == ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
-    assert found[0].max_abs == pytest.approx(0.5)
-    assert "bfloat16 and float32" in found[1].reason
+    differences = list(diff(model, tmp_path / "nxd"))
+    assert [d.name for d in differences] == ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+    assert differences[0].max_abs == pytest.approx(0.5)
+    assert "bfloat16 and float32" in differences[1].reason
 
 
 @pytest.mark.parametrize("how", [HuggingFace(), Nxd(tp=2), Native(tp=2)])
@@ -101,12 +101,15 @@ def test_the_command_line(model: Path, tmp_path: Path) -> None:
     assert smtrain("convert", nxd, hf, "--to", "hf", "--max-shard-size", "6KB").returncode == 0
     assert (tmp_path / "back/model.safetensors.index.json").exists()
     assert json.loads(smtrain("checkpoint", "inspect", nxd).stdout)["kind"] == "nxd"
-    told = smtrain("checkpoint", "diff", nxd, hf)
-    assert (told.returncode, told.stdout) == (0, "the same, bit for bit\n")
+    output = smtrain("checkpoint", "diff", nxd, hf)
+    assert (output.returncode, output.stdout) == (0, "the same, bit for bit\n")
     weights = {name: torch.zeros_like(t) for name, t in random_weights(LLAMA).items()}
     save_file(weights, model / "model.safetensors")
-    told = smtrain("checkpoint", "diff", str(model), hf)
-    assert told.returncode == 1
-    assert told.stdout.startswith("first: model.embed_tokens.weight: values, by at most")
-    told = smtrain("convert", nxd, hf, "--to", "hf", "--max-shard-size", "much")
-    assert (told.returncode, told.stderr) == (2, "smtrain: --max-shard-size much: must be a size like 5GB or 500MB\n")
+    output = smtrain("checkpoint", "diff", str(model), hf)
+    assert output.returncode == 1
+    assert output.stdout.startswith("first: model.embed_tokens.weight: values, by at most")
+    output = smtrain("convert", nxd, hf, "--to", "hf", "--max-shard-size", "much")
+    assert (output.returncode, output.stderr) == (
+        2,
+        "smtrain: --max-shard-size much: must be a size like 5GB or 500MB\n",
+    )

@@ -32,9 +32,9 @@ def peft_adapter(base: Path, folder: Path, **settings: Any) -> Any:
     """Save an adapter with large factors by peft; returns peft's model."""
     from peft import LoraConfig, get_peft_model  # two seconds that most workers need not spend
 
-    asked = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+    values = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
     torch.manual_seed(1)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), LoraConfig(**asked))
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), LoraConfig(**values))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

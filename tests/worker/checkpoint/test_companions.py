@@ -96,7 +96,7 @@ def of_the_same(a: Path, b: Path, names: tuple[str, ...]) -> bool:
     return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
 
 
-def told(said: list[str], left_out: dict[str, str]) -> bool:
+def is_told_once(said: list[str], left_out: dict[str, str]) -> bool:
     """Whether each file is named, in a line with its reason."""
     return all(any(reason in line and name in line for line in said) for name, reason in left_out.items())
 
@@ -110,7 +110,7 @@ def test_each_file_goes_along_or_is_named_and_comes_back(tmp_path: Path, kind: s
     along = (*ALONG, "README.md", "generation_config.json")
     assert of_the_same(where, model, along)
     assert not {name for name in files_of(where) if name in INSIDE or name in LEFT_OUT}
-    assert told(said, LEFT_OUT)
+    assert is_told_once(said, LEFT_OUT)
     said.clear()
     convert(tmp_path / "there", tmp_path / "back", to=HuggingFace(), say=said.append)
     assert of_the_same(tmp_path / "back", model, along)
@@ -126,7 +126,7 @@ def test_an_export_has_them_and_a_card_of_its_own(tmp_path: Path) -> None:
     export(tmp_path / "run", BaseModel(model), tmp_path / "out", say=said.append)
     assert of_the_same(tmp_path / "out", model, (*ALONG, "generation_config.json"))
     assert "by smtrain" in (tmp_path / "out" / "README.md").read_text()
-    assert told(said, {**LEFT_OUT, "README.md": "a new one"})
+    assert is_told_once(said, {**LEFT_OUT, "README.md": "a new one"})
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -136,7 +136,9 @@ def test_an_adapter_and_what_it_is_merged_into_have_them(tmp_path: Path, merge: 
     said: list[str] = []
     export(tmp_path / "run", BaseModel(model), tmp_path / "out", merge=merge, say=said.append)
     assert of_the_same(tmp_path / "out", model, (*ALONG, *(["generation_config.json"] if merge else [])))
-    assert told(said, {name: reason for name, reason in LEFT_OUT.items() if merge or name != "adapter_config.json"})
+    assert is_told_once(
+        said, {name: reason for name, reason in LEFT_OUT.items() if merge or name != "adapter_config.json"}
+    )
     assert (tmp_path / "out" / "adapter_config.json").exists() is not merge
     if not merge:
         convert(tmp_path / "run", tmp_path / "peft", to=Peft(), config=model, say=said.append)
@@ -149,7 +151,7 @@ def test_a_file_that_no_tokenizer_has_the_size_of_is_named(tmp_path: Path) -> No
         file.truncate(3 << 30)
     said: list[str] = []
     convert(model, tmp_path / "out", to=HuggingFace(), say=said.append)
-    assert told(said, {"film.mp4": "3,221 MB"})
+    assert is_told_once(said, {"film.mp4": "3,221 MB"})
     assert any("has no tokenizer" in line and "--config" in line for line in said)
 
 

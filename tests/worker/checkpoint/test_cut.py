@@ -76,6 +76,6 @@ def test_trn1s_order_of_repeated_heads_and_uneven_stages_are_read_whole_and_cut_
 @pytest.mark.parametrize("cut", [{"kv_order": "upwards"}, {"pipeline_cuts": [-1]}, {"stages": 2}, []])
 def test_a_cut_that_nobody_writes_is_damage(tmp_path: Path, cut: object) -> None:
     checkpoint, _ = written(tmp_path, Layout(AdapterShape.of(SHAPE, LORA), 4, 2, "tiled", (0,)))
-    told = replace(Manifest.read(checkpoint), cut=cut)  # type: ignore[arg-type]
+    changed = replace(Manifest.read(checkpoint), cut=cut)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=r"is damaged \(cut\)"):
-        Manifest.parse(told.to_json(), "here")
+        Manifest.parse(changed.to_json(), "here")

@@ -79,8 +79,8 @@ def mcore(cases: list[dict[str, Any]], tp: int, pp: int, at: Path) -> None:
         )
         for r in range(tp * pp)
     ]  # fmt: skip
-    told = [rank.communicate(timeout=900)[1] for rank in ranks]
-    assert not any(rank.returncode for rank in ranks), "\n".join(told)[-3000:]
+    errors = [rank.communicate(timeout=900)[1] for rank in ranks]
+    assert not any(rank.returncode for rank in ranks), "\n".join(errors)[-3000:]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -91,8 +91,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec
         folder = model_folder(tmp_path / name, config)
         for form in ("torch", "torch_dist"):
             at = tmp_path / f"{name}-{form}"
-            told: Any = {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
-            convert(folder, at, to=Megatron(**told))
+            options: Any = {"form": form, "spec": spec, "tp": tp, "pp": pp} if form == "torch" else {"tp": tp}
+            convert(folder, at, to=Megatron(**options))
             cases.append({
                 "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
                 "ids": IDS,
@@ -106,8 +106,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tp: int, pp: int, spec
         for form in ("torch", "torch_dist"):
             theirs = torch.load(tmp_path / f"{name}-{form}.logits")[..., : config["vocab_size"]]
             largest = float((theirs - ours).abs().max())
-            told = f"largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
-            print(f"{name} {form} {spec} tp {tp} pp {pp}: {told}")
+            options = f"largest difference {largest:.2e}, logits to {float(ours.abs().max()):.1f}"
+            print(f"{name} {form} {spec} tp {tp} pp {pp}: {options}")
             assert largest <= 1e-5
 
 
@@ -118,8 +118,8 @@ def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: i
     for name, config in CONFIGS.items():
         form: Any = "torch" if pp > 1 else "torch_dist"
         at = tmp_path / f"{name}-mg"
-        told: Any = {"spec": spec} if form == "torch" else {}
-        convert(hf_folder(tmp_path / name, config), at, to=Megatron(form=form, tp=tp, pp=pp, **told))
+        options: Any = {"spec": spec} if form == "torch" else {}
+        convert(hf_folder(tmp_path / name, config), at, to=Megatron(form=form, tp=tp, pp=pp, **options))
         cases.append({
             "config": config, "form": form, "spec": spec, "load": str(at / "iter_0000001"), "padded": 128 * tp,
             "save": str(tmp_path / f"{name}-saved"),
@@ -128,5 +128,5 @@ def test_what_megatron_writes_is_read_bit_for_bit(tmp_path: Path, tp: int, pp: i
     for name, config in CONFIGS.items():
         doubled = {key: value * 2 for key, value in random_weights(config).items()}
         for saved in (f"{name}-saved", f"{name}-saved-torch"):
-            found = weights_of(open_weights(tmp_path / saved, config))
-            assert same(found, doubled), saved
+            weights = weights_of(open_weights(tmp_path / saved, config))
+            assert same(weights, doubled), saved

@@ -136,8 +136,8 @@ def header(path: Path, rng: random.Random, _: Path) -> None:
         return flip(path, rng, path)
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    told = json.loads(data[8 : 8 + length])
-    name = rng.choice([n for n in told if n != "__metadata__"])
+    content = json.loads(data[8 : 8 + length])
+    name = rng.choice([n for n in content if n != "__metadata__"])
     key, value = rng.choice(
         [
             ("dtype", "F16"),
@@ -152,21 +152,21 @@ def header(path: Path, rng: random.Random, _: Path) -> None:
             ("data_offsets", [1]),
         ]
     )
-    told[name][key] = value
-    text = json.dumps(told).encode()
+    content[name][key] = value
+    text = json.dumps(content).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
     return None
 
 
 def index(path: Path, rng: random.Random, canary: Path) -> None:
-    found = path.parent / "model.safetensors.index.json"
-    if not found.exists():
+    file = path.parent / "model.safetensors.index.json"
+    if not file.exists():
         return flip(path, rng, canary)
-    told = json.loads(found.read_text())
-    name = rng.choice(sorted(told["weight_map"]))
+    content = json.loads(file.read_text())
+    name = rng.choice(sorted(content["weight_map"]))
     outside = path.parent.parent / "outside.safetensors"
     shutil.copy(sorted(path.parent.glob("*.safetensors"))[0], outside)
-    told["weight_map"][name] = rng.choice(
+    content["weight_map"][name] = rng.choice(
         [
             "../outside.safetensors",
             str(outside),
@@ -181,7 +181,7 @@ def index(path: Path, rng: random.Random, canary: Path) -> None:
             "none.safetensors",
         ]
     )
-    found.write_text(json.dumps(told))
+    file.write_text(json.dumps(content))
     return None
 
 
@@ -206,22 +206,22 @@ def test_a_named_error_or_the_same_weights(sources: dict[str, Path], tmp_path: P
             files = [p for p in files if p.name != "config.json"]
         path = rng.choice(files)
         mutate(path, rng, canary)
-        told = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
+        case = f"{n}: {kind}, {mutate.__name__} of {path.relative_to(work)}"
         try:
             convert(work / "source", out, to=make_target(rng.choice(TARGETS), tp=rng.choice([1, 2])))
         except SmtrainError as error:
             tally["error" if str(error).strip() else "nothing said"] += 1
-            assert not out.exists(), told
+            assert not out.exists(), case
         except Exception as error:
-            raise AssertionError(f"{told}: {error!r}") from error
+            raise AssertionError(f"{case}: {error!r}") from error
         else:
             from smtrain.worker.checkpoint.open import open_weights
 
-            assert same(weights_of(open_weights(out)), original), told
+            assert same(weights_of(open_weights(out)), original), case
             tally["harmless"] += 1
             shutil.rmtree(out)
-        assert not canary.exists(), told
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["work"], told
+        assert not canary.exists(), case
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["work"], case
     print(f"{COUNT} mutated inputs: {dict(tally)}")
     assert tally["error"] > COUNT // 2
     assert not tally["nothing said"]

@@ -153,8 +153,8 @@ def test_any_cut_of_the_state_from_any_other(
     for spec in shape.specs:
         for tp in range(new[0]):
             for kind in KINDS:
-                found = reader.read(kind, spec.name, layout, tp)
-                assert torch.equal(found, cut(layout, spec.name, tp, values[kind][spec.name]))
+                read = reader.read(kind, spec.name, layout, tp)
+                assert torch.equal(read, cut(layout, spec.name, tp, values[kind][spec.name]))
 
 
 @files_are_slow
@@ -173,16 +173,16 @@ def test_what_a_rank_saved_is_read_once_with_the_crc32_of_all_its_bytes(
     write(folder, config, *mesh, precision)
     rank = data.draw(st.integers(0, tp * pp * dp - 1))
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
-    held, found = load_file(folder / optimizer_file(d, t, p)), dict[str, list[torch.Tensor]]()
+    held, pieces = load_file(folder / optimizer_file(d, t, p)), dict[str, list[torch.Tensor]]()
 
     def put(kind: str, at: int, numbers: Any) -> None:
-        before = found.setdefault(kind, [])
+        before = pieces.setdefault(kind, [])
         assert at == sum(len(part) for part in before)
         before.append(torch.from_numpy(numbers.view("f4").copy()))
 
     with patch("smtrain.worker.checkpoint.native.reader._READ", read * 4):
         name, crc = StateReader(folder).own_part(d, t, p, put, crc=True)
-    assert {kind: torch.cat(parts).tolist() for kind, parts in found.items()} == {
+    assert {kind: torch.cat(parts).tolist() for kind, parts in pieces.items()} == {
         k: v.tolist() for k, v in held.items()
     }
     about = manifest.Manifest.read(folder)
@@ -217,9 +217,9 @@ def test_files_are_ordinary_safetensors(tmp_path: Path) -> None:
         "one": torch.tensor(2.0),
     }
     about = write_safetensors(tmp_path / "x.safetensors", tensors)
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[n], tensors[n]) for n in tensors)
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[n], tensors[n]) for n in tensors)
     assert (tmp_path / "x.safetensors").stat().st_size == about["size"]
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"], "no partial file is left"
 
@@ -334,13 +334,13 @@ def test_a_checkpoint_in_another_cut_keeps_its_state(
     write(manifest.step_folder(folder / "old", 7), config, *old, precision, step=7)
     target = folder / "new"
     convert(folder / "old", target, to=Native(tp=new[0], pp=new[1], dtype=dtype))
-    found = manifest.newest_whole(target)
-    assert found == manifest.step_folder(target, 7)
-    verify(found)
-    was, now = StateReader(folder / "old" / "step_00000007"), StateReader(found)
+    newest = manifest.newest_whole(target)
+    assert newest == manifest.step_folder(target, 7)
+    verify(newest)
+    was, now = StateReader(folder / "old" / "step_00000007"), StateReader(newest)
     assert (now.manifest.optimizer_steps, now.manifest.state) == (7, {"step": 7})
     assert now.manifest.precision == (dtype or precision)
-    whole, source = Layout(shape), NativeSource(found)
+    whole, source = Layout(shape), NativeSource(newest)
     for spec in shape.specs:
         for kind in KINDS:
             assert torch.equal(now.read(kind, spec.name, whole, 0), was.read(kind, spec.name, whole, 0))

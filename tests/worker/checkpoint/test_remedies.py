@@ -35,8 +35,8 @@ Change = Callable[[Path], object]
 
 def with_config(changes: dict[str, Any], drop: tuple[str, ...] = ()) -> Change:
     def change(folder: Path) -> None:
-        told = {**json.loads((folder / CONFIG).read_text()), **changes}
-        (folder / CONFIG).write_text(json.dumps({k: v for k, v in told.items() if k not in drop}))
+        content = {**json.loads((folder / CONFIG).read_text()), **changes}
+        (folder / CONFIG).write_text(json.dumps({k: v for k, v in content.items() if k not in drop}))
 
     return change
 
@@ -323,22 +323,22 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
     """Apply a sentence's remedy; returns the folder to use from then on. `source` is the publisher's folder."""
     whole = load_file(source / WEIGHTS) if (source / WEIGHTS).exists() else {}
     named: list[str] = re.findall(r"[\w.-]+\.(?:json|safetensors|bin)\b", sentence)
-    if found := re.search(r"(?:set|add) (\w+): ([\w-]+?)(?= in config\.json| there|, by its)", sentence):
-        with_config({found[1]: value(found[2])})(folder)
-    elif found := re.search(r"config\.json has no (\w+)", sentence):
-        with_config({found[1]: json.loads((source / CONFIG).read_text())[found[1]]})(folder)
-    elif found := re.search(r"take (\w+) out of config\.json", sentence):
-        with_config({}, (found[1],))(folder)
-    elif found := re.search(r"unpack it under the name (\S+?)\.?$", sentence):
-        bytes_of(found[1], gzip.decompress)(folder)
+    if match := re.search(r"(?:set|add) (\w+): ([\w-]+?)(?= in config\.json| there|, by its)", sentence):
+        with_config({match[1]: value(match[2])})(folder)
+    elif match := re.search(r"config\.json has no (\w+)", sentence):
+        with_config({match[1]: json.loads((source / CONFIG).read_text())[match[1]]})(folder)
+    elif match := re.search(r"take (\w+) out of config\.json", sentence):
+        with_config({}, (match[1],))(folder)
+    elif match := re.search(r"unpack it under the name (\S+?)\.?$", sentence):
+        bytes_of(match[1], gzip.decompress)(folder)
     elif "save it as UTF-8" in sentence:
         encoding = "utf-16" if "UTF-16" in sentence else "utf-8-sig"
         bytes_of(CONFIG, lambda data: data.decode(encoding).encode())(folder)
-    elif found := re.search(r"rename (?:it|the one that holds the weights) to ([\w.-]+?)\.?$", sentence):
+    elif match := re.search(r"rename (?:it|the one that holds the weights) to ([\w.-]+?)\.?$", sentence):
         old = next(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
-        old.rename(folder / found[1])
-    elif found := re.search(r"itself; name (\S+?)\.?$", sentence):
-        return Path(found[1])
+        old.rename(folder / match[1])
+    elif match := re.search(r"itself; name (\S+?)\.?$", sentence):
+        return Path(match[1])
     elif "--merge-adapter" in sentence:
         target = folder.parent / "merged"
         convert(source, target, to=HuggingFace(), merge_adapter=folder)
@@ -349,8 +349,8 @@ def apply(sentence: str, folder: Path, source: Path) -> Path:
         dcp_to_torch_save(folder / "pytorch_model_fsdp_0", folder / "pytorch_model.bin")
     elif "zero_to_fp32.py" in sentence:
         torch.save(whole, folder / "pytorch_model.bin")  # what that script writes
-    elif found := re.search(r"torch\.save\(torch\.load\('(\S+)'\)\['(\w+)'\], '\S+'\)", sentence):
-        torch.save(torch.load(found[1])[found[2]], found[1])
+    elif match := re.search(r"torch\.save\(torch\.load\('(\S+)'\)\['(\w+)'\], '\S+'\)", sentence):
+        torch.save(torch.load(match[1])[match[2]], match[1])
     elif "torch.save(model.state_dict(), FILE)" in sentence:
         torch.save(whole, folder / "pytorch_model.bin")
     elif "delete it" in sentence or "delete the index" in sentence:

@@ -121,8 +121,8 @@ def test_any_change_of_the_store_may_be_the_last(tmp_path: Path, store: str, bef
         convert(source, uri, to=Nxd(tp=2, pp=layers, form=form), overwrite=True)
         assert inspectable(uri) == {"tp": 2, "pp": layers}
         assert not list(diff(source, uri))
-        found = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
-        assert found == {"mine", *wanted}
+        names = {file.removeprefix(f"/bucket/models/{after}/") for file in memory.find(f"/bucket/models/{after}")}
+        assert names == {"mine", *wanted}
         memory.rm(f"/bucket/models/{after}", recursive=True)
         if len(seen) <= after:
             break

@@ -232,17 +232,17 @@ def sound(target: Path, before: dict[str, str] | None) -> None:
         assert before is None
         return
     mine = MINE if "mine" in (before or {}) else {}
-    found = visible(target)
-    if found == before or found in [mine | whole for whole in WHOLE.values()]:
+    files = visible(target)
+    if files == before or files in [mine | whole for whole in WHOLE.values()]:
         return
     assert is_unfinished(target, "marker")
 
 
 def completes(target: Path, content: str, before: dict[str, str] | None) -> None:
     write(target, content)
-    found = visible(target)
-    assert found.pop("mine", None) == (before or {}).get("mine")
-    assert found == WHOLE[content]
+    there = visible(target)
+    assert there.pop("mine", None) == (before or {}).get("mine")
+    assert there == WHOLE[content]
     assert set(files(target)) == set(visible(target))  # nothing of the work stays
     assert [p.name for p in target.parent.iterdir()] == [target.name]
 
@@ -265,8 +265,8 @@ def test_any_operation_may_be_the_last(
         ended = len(seen) < after
         sound(root / "out", before)
         if ended:
-            found = visible(root / "out") if (root / "out").exists() else None
-            assert found == (before if fails else ({} if "mine" not in (before or {}) else MINE) | WHOLE["one"])
+            files = visible(root / "out") if (root / "out").exists() else None
+            assert files == (before if fails else ({} if "mine" not in (before or {}) else MINE) | WHOLE["one"])
             break
         again, other = tmp_path / f"{after} again", tmp_path / f"{after} other"
         for copy in (again, other):

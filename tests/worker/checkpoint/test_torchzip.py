@@ -31,9 +31,9 @@ def test_files_beyond_four_gigabytes_are_laid_out_right(tmp_path: Path) -> None:
         file.write(numbers.numpy().tobytes())
         file.seek(container.end)
         file.write(container.tail({"wide": 0, "last": 0}) if container.tail else b"")
-    found = torch.load(tmp_path / "wide.pt", weights_only=True, mmap=True)
-    assert found["wide"].shape == wide.shape
-    assert torch.equal(found["last"], numbers)
+    tensors = torch.load(tmp_path / "wide.pt", weights_only=True, mmap=True)
+    assert tensors["wide"].shape == wide.shape
+    assert torch.equal(tensors["last"], numbers)
     ours = torchzip.load(place(tmp_path), "wide.pt")
     assert ours["wide"].size == wide.size
     assert torch.equal(tensor(ours["last"].whole(), FP32), numbers)
@@ -53,12 +53,12 @@ def test_any_view_that_torch_saves_is_read(tmp_path: Path) -> None:
         "nested": {"list": [base[0], 4]},
     }
     torch.save(saved, tmp_path / "views.pt")
-    found = torchzip.load(place(tmp_path), "views.pt")
+    tensors = torchzip.load(place(tmp_path), "views.pt")
     for name in ("transposed", "rows", "columns", "empty", "scalar", "parameter"):
-        assert isinstance(found[name], Slab)
-        assert torch.equal(tensor(found[name].whole(), FP32), saved[name])
-    assert torch.equal(tensor(found["nested"]["list"][0].whole(), FP32), base[0])
-    assert torch.equal(tensor(found["transposed"].bits([(1, 5), (2, 4)]), FP32), base.t()[1:5, 2:4])
+        assert isinstance(tensors[name], Slab)
+        assert torch.equal(tensor(tensors[name].whole(), FP32), saved[name])
+    assert torch.equal(tensor(tensors["nested"]["list"][0].whole(), FP32), base[0])
+    assert torch.equal(tensor(tensors["transposed"].bits([(1, 5), (2, 4)]), FP32), base.t()[1:5, 2:4])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"no zip" * 100])
@@ -105,8 +105,8 @@ def test_what_xser_says_of_its_tensors_is_what_torch_reads(tmp_path: Path) -> No
     container = torchzip_writer.container("x.pt", {}, info)
     tail = container.tail({}) if container.tail else b""
     (tmp_path / "x.pt").write_bytes(b"".join(data for _, data in container.fixed) + tail)
-    found = torch.load(tmp_path / "x.pt", weights_only=True)
-    assert found == {
+    tensors = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert tensors == {
         0: {"dtype": torch.bfloat16, "shape": torch.Size([2, 3]), "expert_model_parallel": False},
         1: {"dtype": torch.float32, "shape": torch.Size([]), "expert_model_parallel": False},
     }

@@ -86,8 +86,8 @@ def test_keys_as_others_name_them() -> None:
         with pytest.raises(ConfigError, match="--json-keys"):
             one_key(keys, column)
     wrong = ('{"prompt": 1}', "[]", "prompt=a", '{"promt": "a"}', '{"prompt": "a", "instruction": "b"}')
-    for given in wrong:
+    for spelling in wrong:
         with pytest.raises(ConfigError, match="--map-keys"):
-            renamed(given, "sft")
+            renamed(spelling, "sft")
     with pytest.raises(ConfigError, match="--text-column"):
         renamed('{"prompt": "a"}', "pretrain")

@@ -28,7 +28,7 @@ def test_ranks_that_cut_a_model_differently_leave_nothing_unchecked(trained_inpu
     for watch, more in zip(watches, deal(left, {}), strict=True):
         watch.add(more)
     assert [watch.fault() for watch in watches] == [None, None]
-    checked = [set(watch.found) for watch in watches]
+    checked = [set(watch.crcs) for watch in watches]
     assert not checked[0] & checked[1]
     assert {name.split()[-1] for name in checked[0] | checked[1]} == set(names)
 

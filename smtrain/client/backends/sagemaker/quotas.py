@@ -22,20 +22,20 @@ class Refusal:
         self.name = limit["name"] if limit else None
         self.limit = float(limit["limit"]) if limit else 0.0
         self.used = float(limit["used"]) if limit else 0.0
-        self.asked = float(limit["asked"]) if limit else 0.0
+        self.requested = float(limit["asked"]) if limit else 0.0
 
     def short(self) -> str:
         """The quota and its usage."""
         if self.name is None:
             return self.message
-        return f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.asked:g} asked for"
+        return f"the quota {self.name!r} is {self.limit:g}, {self.used:g} in use, {self.requested:g} asked for"
 
     def sentence(self) -> str:
         """The quota, and the remedies."""
         if self.name is None:
             return self.message
         remedies = [f"ask for more: {self.command()}"]
-        if self.used and self.asked <= self.limit:
+        if self.used and self.requested <= self.limit:
             remedies.append("wait for what is in use with compute.quota_wait")
         if "warm pool" in self.name:
             remedies.append("release a pool (`smtrain pool list`), or set compute.keep_alive to 0")
@@ -44,7 +44,7 @@ class Refusal:
     def command(self) -> str:
         """The AWS command that requests a sufficient quota."""
         code = self._code() or f"CODE (of {self.name!r} in the Service Quotas console)"
-        return quota_command(code, self.used + self.asked, self.target.region_name())
+        return quota_command(code, self.used + self.requested, self.target.region_name())
 
     def _code(self) -> str | None:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -27,8 +27,8 @@ class Target(Clients):
     queues = False
     """SageMaker has no job dependencies: a stage is created when the previous one has ended."""
 
-    def base(self, given: str | None) -> str:
-        return (given or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
+    def base(self, uri: str | None) -> str:
+        return (uri or f"s3://{self.default_bucket()}/smtrain").rstrip("/")
 
     def in_place(self, path: Path | str) -> str | None:
         """None: a job cannot see the files of this machine."""

@@ -64,7 +64,7 @@ class LogFiles:
     """By file: (newest time in ms, next byte) at the end of every reading."""
     _words: list[tuple[int, str]] = field(default_factory=list)
     """Lines of Slurm's output in the last attempt, each with the time it was given, ms."""
-    _given: dict[str, list[int]] = field(default_factory=dict)
+    _times: dict[str, list[int]] = field(default_factory=dict)
     """The times that each line of Slurm's output was given, in all attempts."""
 
     def since(self, start: int, host: str | None = None, pattern: str | None = None) -> list[dict[str, Any]]:
@@ -109,8 +109,8 @@ class LogFiles:
                 stamp = at
             else:  # a line without a time belongs to the one before it
                 text = line
-            if file == WORDS_LOG and (given := self._given.get(text)):  # the file has the attempt's last time for all
-                stamp = max((one for one in given if one <= stamp), default=stamp)
+            if file == WORDS_LOG and (times := self._times.get(text)):  # the file has the attempt's last time for all
+                stamp = max((one for one in times if one <= stamp), default=stamp)
             events.append({"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text})
         return events, whole
 
@@ -122,7 +122,7 @@ class LogFiles:
             self._words = []
         for text in texts[len(self._words) :]:
             self._words.append((written, text))
-            self._given.setdefault(text, []).append(written)
+            self._times.setdefault(text, []).append(written)
         stream = f"{self.job}/{WORDS_LOG.removesuffix('.log')}-0"
         return [
             {"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text}

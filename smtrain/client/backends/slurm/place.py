@@ -131,7 +131,7 @@ class SlurmPlace:
     def role(self, _role: str | None) -> str:
         return ""
 
-    def base(self, _given: str | None) -> str:
+    def base(self, _uri: str | None) -> str:
         """Everything is on the shared folder."""
         return uri_of(self.shared)
 
@@ -268,14 +268,16 @@ class SlurmPlace:
         queue, *parts = output.decode(errors="replace").split("\0")
         rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
         for at in range(0, len(parts) - 4, 5):
-            folder, asked, history, request, failure = parts[at : at + 5]
+            folder, stop, history, request, failure = parts[at : at + 5]
             name = folder.rstrip("/").rpartition("/")[2]
             events, row = events_of(history), rows.get(name)
             # Without events and not in the queue: a folder that a launch is making, or has abandoned. A script that was
             # submitted by hand is in the queue before its first event, which it writes when it starts.
             if not events and not row:
                 continue
-            state = state_of(events, row, asked=bool(asked), failure=failure.strip(), reachable=queue != "unreachable")
+            state = state_of(
+                events, row, stopping=bool(stop), failure=failure.strip(), reachable=queue != "unreachable"
+            )
             base = uri_of(folder.rstrip("/").rpartition("/")[0])
             sent = (
                 json.loads(request)

@@ -101,9 +101,9 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 def state_of(
-    events: list[dict[str, Any]], row: QueueRow | None, *, asked: bool, failure: str = "", reachable: bool = True
+    events: list[dict[str, Any]], row: QueueRow | None, *, stopping: bool, failure: str = "", reachable: bool = True
 ) -> JobState:
-    """`asked`: the user asked it to stop. `failure`: the job's last message. `reachable`: squeue answered."""
+    """`stopping`: the user asked it to stop. `failure`: the job's last message. `reachable`: squeue answered."""
     last = events[-1] if events else {"event": "submitted"}
     started = any(event["event"] == "start" for event in events)
     if last["event"] == "stopped":
@@ -113,11 +113,11 @@ def state_of(
             return JobState("Completed", "Completed")
         return JobState("Failed", "Failed", _ENDS.get(str(last.get("why"))) or _status(last, failure))
     if not reachable or (row and not row.over):
-        return _going(row, started=started, asked=asked)
+        return _going(row, started=started, stopping=stopping)
     if row and row.state == "COMPLETED":
         return JobState("Completed", "Completed")
-    if asked or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
-        why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if asked else _CANCELLED
+    if stopping or last["event"] == "left" or (row and row.state in ("CANCELLED", "PREEMPTED")):
+        why = _PREEMPTED if row and row.state == "PREEMPTED" else "" if stopping else _CANCELLED
         return JobState("Stopped", "Stopped", why if started else _NEVER)
     said = f"; its last message: {failure}" if failure else ""  # this need not be the cause
     if row:
@@ -129,8 +129,8 @@ def state_of(
                     f"was killed; launch it again to resume from its last checkpoint{said}")  # fmt: skip
 
 
-def _going(row: QueueRow | None, *, started: bool, asked: bool) -> JobState:
-    if asked:
+def _going(row: QueueRow | None, *, started: bool, stopping: bool) -> JobState:
+    if stopping:
         return JobState("Stopping", "Stopping")
     if row is None:
         return JobState("InProgress", "Training" if started else "Pending", "Slurm does not answer")

@@ -90,9 +90,9 @@ def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 def sent(ask: Ask) -> list[str]:
     """Hosts of the requests since the last call."""
-    found: list[str] = list(ask.sent)  # type: ignore[attr-defined]
+    hosts: list[str] = list(ask.sent)  # type: ignore[attr-defined]
     ask.sent.clear()  # type: ignore[attr-defined]
-    return found
+    return hosts
 
 
 def test_a_call_is_repeated_for_some_seconds_and_the_next_is_not_sent(ask: Ask, dead: list[str]) -> None:

@@ -48,10 +48,10 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 def wait_for(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
     deadline = time.monotonic() + patience
-    while not (found := condition()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.2)
-    return found
+    return answer
 
 
 class Bench:
@@ -95,8 +95,8 @@ class Bench:
 
     def ended(self, job: Job) -> dict[str, Any]:
         def over() -> dict[str, Any] | None:
-            told = job.describe()
-            return told if told["TrainingJobStatus"] in ("Completed", "Failed", "Stopped") else None
+            description = job.describe()
+            return description if description["TrainingJobStatus"] in ("Completed", "Failed", "Stopped") else None
 
         return wait_for(over)  # type: ignore[no-any-return]
 

@@ -135,11 +135,11 @@ class Sshd:
 
 def _sshd_below(parent: int) -> list[int]:
     """sshd's own processes for its connections."""
-    found: list[int] = []
+    pids: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
                 if name == "sshd" and int(rest.split()[1]) == parent:
-                    found += [int(entry.name), *_sshd_below(int(entry.name))]
-    return found
+                    pids += [int(entry.name), *_sshd_below(int(entry.name))]
+    return pids

@@ -48,9 +48,9 @@ def faults(report: Report) -> str:
 def test_a_cluster_that_can_do_it_has_no_fault_and_its_nodes_were_asked(checked: Checked) -> None:
     report = checked()
     assert report.ok, faults(report)
-    told = {finding.check: finding for finding in report.findings}
-    assert told["nodes"].text.startswith("2 nodes have Python 3."), told["nodes"]
-    assert told["nodes"].level == "ok"
+    by_check = {finding.check: finding for finding in report.findings}
+    assert by_check["nodes"].text.startswith("2 nodes have Python 3."), by_check["nodes"]
+    assert by_check["nodes"].level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_an_input_that_is_not_there_is_told(bench: Bench, raw: dict[str, Any], t
     gone = tmp_path / "gone"
     (gone / "text").mkdir(parents=True)
     (gone / "text/a.jsonl").write_text('{"text": "hello"}\n')
-    asked = config({**raw, "data": {"path": str(gone / "text")}}, str(bench.shared))
-    chain = Chain(asked, target_of(asked), look=False)
+    settings = config({**raw, "data": {"path": str(gone / "text")}}, str(bench.shared))
+    chain = Chain(settings, target_of(settings), look=False)
     shutil.rmtree(gone)
-    found = [finding for finding in look(chain, ["prepare"]) if finding.check == "inputs"]
-    assert [finding.text for finding in found if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
+    findings = [finding for finding in look(chain, ["prepare"]) if finding.check == "inputs"]
+    assert [finding.text for finding in findings if finding.level == "fault"] == [f"{gone}/text is not on this machine"]
 
 
 def test_a_node_that_does_not_share_the_folder_is_told(checked: Checked, bench: Bench) -> None:
@@ -180,11 +180,11 @@ def test_nodes_are_judged_by_what_they_say(raw: dict[str, Any], found: list[Node
 
 def test_nodes_of_ones_own_are_counted_for_gpus(raw: dict[str, Any]) -> None:
     entry = {"devices": 4, "memory_gib": 24, "tflops": 80, "host_memory_gib": 256, "network_gbs": 3}
-    asked = config({**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box")
+    settings = config({**raw, "machines": {"box": entry}, "parallel": {"dp": 4}}, "/fsx/smtrain", "box")
     two = replace(node(kind="", neuron=0), gpus=2)
-    (finding,) = node_findings(asked, [two, replace(two, name="n2", gpus=1)], 2)
+    (finding,) = node_findings(settings, [two, replace(two, name="n2", gpus=1)], 2)
     assert (finding.level, finding.text) == ("fault", "n2 have fewer than 2 GPUs, one for each training process")
-    (fine,) = node_findings(asked, [two], 1)
+    (fine,) = node_findings(settings, [two], 1)
     assert fine.level == "ok"
 
 
@@ -197,9 +197,9 @@ def test_what_a_profile_prints_is_no_answer() -> None:
 
 
 def test_a_config_that_names_no_machine_is_told_what_the_nodes_are(raw: dict[str, Any]) -> None:
-    asked = config(raw, "/fsx/smtrain", "ml.trn1.32xlarge")
-    left = asked.compute.model_copy(update={"instance_type": asked.compute.instance_type})
+    settings = config(raw, "/fsx/smtrain", "ml.trn1.32xlarge")
+    left = settings.compute.model_copy(update={"instance_type": settings.compute.instance_type})
     left.model_fields_set.discard("instance_type")
-    (finding,) = node_findings(asked.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
+    (finding,) = node_findings(settings.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
     assert finding.text.endswith("the plan is made for ml.trn1.32xlarge, as the config names no other")
     assert finding.remedy == "set compute.instance_type to ml.trn1n.32xlarge"

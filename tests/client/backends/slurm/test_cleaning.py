@@ -64,8 +64,8 @@ class Site:
 
     def files(self) -> set[str]:
         """The first three parts of every file's path."""
-        found = (path.relative_to(self.shared).parts[:3] for path in self.shared.rglob("*") if path.is_file())
-        return {"/".join(parts).removesuffix("/bundle.tar.gz") for parts in found}
+        tops = (path.relative_to(self.shared).parts[:3] for path in self.shared.rglob("*") if path.is_file())
+        return {"/".join(parts).removesuffix("/bundle.tar.gz") for parts in tops}
 
 
 @pytest.fixture
@@ -102,10 +102,10 @@ def clean(*options: str) -> str:
 
 def test_without_a_flag_it_says_what_there_is_and_removes_nothing(site: Site) -> None:
     before = site.files()
-    told = clean()
-    assert "jobs: logs, results and code of jobs" in told
-    assert f"by smtrain in {site.shared} (this machine)" in told
-    assert "give --jobs" in told
+    output = clean()
+    assert "jobs: logs, results and code of jobs" in output
+    assert f"by smtrain in {site.shared} (this machine)" in output
+    assert "give --jobs" in output
     assert site.files() == before
 
 
@@ -120,7 +120,7 @@ def test_it_shows_what_goes_and_asks_first(site: Site) -> None:
 
 def test_finished_runs_go_with_what_they_alone_used(site: Site) -> None:
     before = sum(path.stat().st_size for path in site.shared.rglob("*") if path.is_file() and not path.is_symlink())
-    told = clean("--jobs", "-y")
+    output = clean("--jobs", "-y")
     left = site.files()
     assert not any(
         path.startswith(("done/checkpoints", "done/jobs/done-prepare", "done/jobs/done-train")) for path in left
@@ -131,11 +131,11 @@ def test_finished_runs_go_with_what_they_alone_used(site: Site) -> None:
     assert {f"inputs/text/{HASH}", f"code/{OTHER}", "mine/model/weights"} <= left
     assert {f"{run}/jobs/{run}-train-{mark}" for run, mark in (("half", "0b0b0b0b"), ("live", "0c0c0c0c"))} <= left
     assert {"half/checkpoints/step_1", "live/checkpoints/step_1", "live/jobs/live-prepare-0c0c0c0c"} <= left
-    assert "stays: live (live-train-0c0c0c0c runs)" in told
-    assert "stays: half (unfinished: its stage train is Failed)" in told
+    assert "stays: live (live-train-0c0c0c0c runs)" in output
+    assert "stays: half (unfinished: its stage train is Failed)" in output
     after = sum(path.stat().st_size for path in site.shared.rglob("*") if path.is_file() and not path.is_symlink())
     assert before - after > 5 * len(DATA)
-    assert f"{(before - after) / 1e3:.0f}" in told.splitlines()[-1]
+    assert f"{(before - after) / 1e3:.0f}" in output.splitlines()[-1]
     assert not job_registry.knows("done-train-0a0a0a0a")
     assert job_registry.knows("live-train-0c0c0c0c")
     assert "nothing to remove" in clean("--jobs", "-y")
@@ -184,8 +184,8 @@ def test_what_another_user_wrote_stays(site: Site) -> None:
         pytest.skip("only root gives files to others")
     other = pwd.getpwuid(65534)
     os.chown(site.shared / "done/jobs/done-train-0a0a0a0a/output/model/result", other.pw_uid, other.pw_gid)
-    told = clean("--all", "-y")
-    assert f"stays: done (of {other.pw_name})" in told
+    output = clean("--all", "-y")
+    assert f"stays: done (of {other.pw_name})" in output
     assert "done/checkpoints/step_1" in site.files()
 
 

@@ -47,13 +47,13 @@ def prepared(tmp_path: Path) -> Path:
 def test_graphs_are_compiled_on_one_node_and_every_later_job_knows(
     bench: Bench, raw: dict[str, Any], prepared: Path
 ) -> None:
-    asked = config(bench, raw, prepared)
-    loaded = load_config(asked)
+    settings = config(bench, raw, prepared)
+    loaded = load_config(settings)
     assert stages_of(loaded) == ["convert", "compile", "train", "export", "generate"]
-    job = smtrain.launch(asked, stage="compile", check=False, say=lambda _: None)
-    told = job.describe()
-    assert told["ResourceConfig"]["InstanceCount"] == 1
-    assert {one["MetricName"]: one["Value"] for one in told["FinalMetricDataList"]} == {
+    job = smtrain.launch(settings, stage="compile", check=False, say=lambda _: None)
+    description = job.describe()
+    assert description["ResourceConfig"]["InstanceCount"] == 1
+    assert {one["MetricName"]: one["Value"] for one in description["FinalMetricDataList"]} == {
         "compile:graphs": 3, "compile:compiled": 3, "compile:failed": 0, "compile:cached": 0,
     }  # fmt: skip
     result = json.loads(job.read("compilation.json"))
@@ -64,5 +64,5 @@ def test_graphs_are_compiled_on_one_node_and_every_later_job_knows(
     held = graphs.held(target_of(loaded), f"file://{result['cache']}")
     assert held is not None
     assert held["graphs"] == 3
-    again = smtrain.launch(asked, stage="compile", again=True, check=False, say=lambda _: None)
+    again = smtrain.launch(settings, stage="compile", again=True, check=False, say=lambda _: None)
     assert json.loads(again.read("compilation.json"))["cached"] == 3

@@ -53,7 +53,7 @@ def of_job(bench: Bench, job: Job) -> list[int]:
     return [pid for pid in commands() if named in read(pid, "environ").split(b"\0")]
 
 
-def found(bench: Bench, job: Job, canary: str) -> set[str]:
+def places(bench: Bench, job: Job, canary: str) -> set[str]:
     """Places of a shell's secret: processes of the job, slurmctld's state folder, the shared folder."""
     seen = {f"process {pid}" for pid in of_job(bench, job) if canary.encode() in read(pid, "environ")}
     for folder in (bench.slurm.folder / "state", bench.shared):
@@ -67,7 +67,7 @@ def test_no_secret_of_the_shell_is_in_a_job_or_in_slurms_state(bench: Bench, can
     try:
         assert len(of_job(bench, job)) >= 5  # the script, srun, a runner and a stage on each node
         bench.slurm.wait_saved((bench.shared / "run/jobs" / job.name / "id").read_text().strip())
-        assert found(bench, job, canary) == set()
+        assert places(bench, job, canary) == set()
     finally:
         go.touch()
     assert bench.ended(job)["TrainingJobStatus"] == "Completed"
@@ -104,7 +104,7 @@ def test_a_script_submitted_by_hand_takes_no_secret_either(bench: Bench, canary:
     wait_for(lambda: (bench.shared / "run/jobs" / job.name / "logs/algo-1.log").exists() and job.lines("algo-1"))
     try:
         bench.slurm.wait_saved(id_)
-        assert found(bench, job, canary) == set()
+        assert places(bench, job, canary) == set()
     finally:
         go.touch()
     assert bench.ended(job)["TrainingJobStatus"] == "Completed"
@@ -124,9 +124,9 @@ def test_a_value_with_lines_of_its_own_does_not_bring_others_in() -> None:
 
 
 def test_a_default_of_sbatch_counts_only_if_the_config_has_no_value() -> None:
-    given = {"SBATCH_ACCOUNT": "lab", "SBATCH_QOS": "high", "SBATCH_TIMELIMIT": "1", "SBATCH_EXPORT": "NONE"}
-    assert shown(Cluster(shared="/fsx", account="mine"), **given) == {"SBATCH_QOS"}
-    assert shown(Cluster(shared="/fsx", sbatch=("--export=ALL",)), A="b", **given) == {
+    variables = {"SBATCH_ACCOUNT": "lab", "SBATCH_QOS": "high", "SBATCH_TIMELIMIT": "1", "SBATCH_EXPORT": "NONE"}
+    assert shown(Cluster(shared="/fsx", account="mine"), **variables) == {"SBATCH_QOS"}
+    assert shown(Cluster(shared="/fsx", sbatch=("--export=ALL",)), A="b", **variables) == {
         "A",
         "SBATCH_ACCOUNT",
         "SBATCH_QOS",

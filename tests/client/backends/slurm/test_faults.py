@@ -154,9 +154,9 @@ if not os.path.exists({full!r}):
     request = bench.request(program)
     assert place.submit(request)
     job = Job(request["TrainingJobName"], place)
-    told = bench.ended(job)
-    assert told["TrainingJobStatus"] == "Failed", told
-    assert "No space left on device" in told["FailureReason"]
+    description = bench.ended(job)
+    assert description["TrainingJobStatus"] == "Failed", description
+    assert "No space left on device" in description["FailureReason"]
     (small_disk / "run/checkpoints" / job.name / "filler").unlink()
     assert place.submit({**request, "TrainingJobName": f"{job.name}-2"})
     again = Job(f"{job.name}-2", place)

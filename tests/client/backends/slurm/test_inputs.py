@@ -68,8 +68,8 @@ def said(job: Job) -> list[str]:
 
 def test_a_prefix_of_s3_is_copied_once_and_every_node_reads_it(bench: Bench, bucket: Target) -> None:
     uri = put(bucket, "once", a="one", deeper__b="two")
-    job, told = reading(bench, uri, hosts=2)
-    assert told["TrainingJobStatus"] == "Completed", said(job)
+    job, description = reading(bench, uri, hosts=2)
+    assert description["TrainingJobStatus"] == "Completed", said(job)
     assert [line for line in said(job) if not line.startswith("copying")] == ["a one", "deeper/b two"] * 2
     (manifest,) = bench.shared.glob("s3/*/manifest.json")
     rows = json.loads(manifest.read_text())
@@ -114,11 +114,11 @@ def test_a_copy_that_was_killed_is_finished_by_the_next_job_and_nothing_is_copie
 
 
 def test_what_is_not_in_s3_is_the_jobs_own_failure(bench: Bench, bucket: Target) -> None:
-    _, told = reading(bench, f"s3://{BUCKET}/nothing-here")
-    assert told["TrainingJobStatus"] == "Failed"
-    assert "there is no object under it" in told["FailureReason"]
-    _, told = reading(bench, "s3://no-such-bucket-of-ours/text")
-    assert "inputs in S3 cannot be read" in told["FailureReason"]
+    _, description = reading(bench, f"s3://{BUCKET}/nothing-here")
+    assert description["TrainingJobStatus"] == "Failed"
+    assert "there is no object under it" in description["FailureReason"]
+    _, description = reading(bench, "s3://no-such-bucket-of-ours/text")
+    assert "inputs in S3 cannot be read" in description["FailureReason"]
 
 
 def config(raw: dict[str, Any], shared: Path, **changes: Any) -> JobConfig:
@@ -130,9 +130,9 @@ def config(raw: dict[str, Any], shared: Path, **changes: Any) -> JobConfig:
 
 def test_a_path_of_the_cluster_is_named_from_a_laptop(raw: dict[str, Any], tmp_path: Path) -> None:
     text = {"path": "/fsx/of-the-cluster/text"}
-    found = config(raw, tmp_path, data=text, cluster={"host": "head"})
-    assert found.data.path == "file:///fsx/of-the-cluster/text"
-    chain = Chain(found, target_of(found), look=False)
+    settings = config(raw, tmp_path, data=text, cluster={"host": "head"})
+    assert settings.data.path == "file:///fsx/of-the-cluster/text"
+    chain = Chain(settings, target_of(settings), look=False)
     assert inputs_in_place(chain) == ["/fsx/of-the-cluster/text"]  # the model is the laptop's, and copied first
     assert [upload.uri for upload in chain.resolved.uploads] == [chain.config.model.path]
     with pytest.raises(ConfigError, match="does not exist"):  # on the head node itself it cannot be on another machine
@@ -158,7 +158,7 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     epilog = tmp_path / "epilog"
     epilog.write_text(f"#!/bin/sh\ncat /proc/$PPID/io >{tmp_path}/io-$SLURM_NODEID\n")
     epilog.chmod(0o755)
-    asked = {
+    settings = {
         "target": "slurm",
         "cluster": {"shared": str(bench.shared), "venv": sys.prefix, "srun": [f"--task-epilog={epilog}"]},
         "model": {"path": str(model), "init": "scratch"},
@@ -168,7 +168,7 @@ def test_a_model_of_two_gib_on_the_shared_folder_is_not_copied(
     }
     before, by_stages = written(Path("/proc/self/io")), 0
     for stage in ("prepare", "train"):
-        job = smtrain.launch(asked, stage=stage, say=lambda _: None)  # type: ignore[arg-type]
+        job = smtrain.launch(settings, stage=stage, say=lambda _: None)  # type: ignore[arg-type]
         assert job.status == "Completed"
         by_stages += written(tmp_path / "io-0")
     by_client = written(Path("/proc/self/io")) - before

@@ -61,8 +61,8 @@ open(ml + "/model/" + told["current_host"], "w").write("x")
 open(ml + "/output/data/metrics.jsonl", "w").write("{}")
 """
     job = bench.start(bench.place(), program, hosts=2)
-    told = bench.ended(job)
-    assert told["TrainingJobStatus"] == "Completed", told
+    description = bench.ended(job)
+    assert description["TrainingJobStatus"] == "Completed", description
     assert texts(job) != []
     assert sorted(texts(job)) == [
         "algo-1 ['algo-1', 'algo-2'] lo 127.0.0.1", "algo-2 ['algo-1', 'algo-2'] lo 127.0.0.1",
@@ -70,7 +70,7 @@ open(ml + "/output/data/metrics.jsonl", "w").write("{}")
     assert texts(job, "algo-2") == ["algo-2 ['algo-1', 'algo-2'] lo 127.0.0.1"]
     copied = job.download(bench.shared.parent / "copied")
     assert sorted(path.name for path in copied.iterdir()) == ["algo-1", "algo-2"]
-    assert [found.name for found in list_jobs(job.target, name_contains=job.name)] == [job.name]
+    assert [listed.name for listed in list_jobs(job.target, name_contains=job.name)] == [job.name]
 
 
 def test_a_stage_waits_for_the_one_before_and_never_runs_where_that_failed(bench: Bench) -> None:
@@ -94,11 +94,11 @@ def test_the_signal_before_the_time_limit_saves_and_requeues_until_the_steps_are
     place = bench.place(time=60, save_before=40)
     waits = "while step == 5 and not told and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(0.1)"
     job = bench.start(place, counting(last=8, fault=waits))
-    told = bench.ended(job)
-    assert told["TrainingJobStatus"] == "Completed", (told, texts(job))
+    description = bench.ended(job)
+    assert description["TrainingJobStatus"] == "Completed", (description, texts(job))
     seen = [text.split()[0] for text in texts(job) if text.startswith("step=")]
     assert seen == [f"step={n}" for n in range(1, 9)]
-    assert [c["Status"] for c in told["SecondaryStatusTransitions"]] == [
+    assert [c["Status"] for c in description["SecondaryStatusTransitions"]] == [
         "Pending", "Training", "Interrupted", "Training", "Completed",
     ]  # fmt: skip
     again = next(event for event in events(bench, job) if event["event"] == "again")
@@ -150,9 +150,9 @@ def test_a_stop_while_a_job_begins_is_not_lost(
 def test_a_failure_is_tried_again_and_not_at_the_same_step_twice(bench: Bench) -> None:
     fault = "os._exit(3) if step == 3 else open(kept, 'w').write(str(step))"
     job = bench.start(bench.place(), counting(last=5, fault=fault))
-    told = bench.ended(job)
-    assert told["TrainingJobStatus"] == "Failed"
-    assert "status 3" in told["FailureReason"]
+    description = bench.ended(job)
+    assert description["TrainingJobStatus"] == "Failed"
+    assert "status 3" in description["FailureReason"]
     assert [text for text in texts(job) if text.startswith("begin")] == ["begin 0", "begin 2"]
 
 
@@ -245,9 +245,9 @@ def test_a_script_whose_code_nobody_has_copied_says_so(bench: Bench) -> None:
     bundle = bench.shared / "code" / request["TrainingJobName"] / "bundle.tar.gz"
     bundle.unlink()
     assert bench.place().submit(request)
-    told = bench.ended(Job(request["TrainingJobName"], bench.place()))
-    assert f"{bundle} cannot be unpacked (tar" in told["FailureReason"]
-    assert "a launch by the same version of smtrain copies it there" in told["FailureReason"]
+    description = bench.ended(Job(request["TrainingJobName"], bench.place()))
+    assert f"{bundle} cannot be unpacked (tar" in description["FailureReason"]
+    assert "a launch by the same version of smtrain copies it there" in description["FailureReason"]
 
 
 def test_an_input_that_nobody_has_copied_is_the_reason_told(bench: Bench) -> None:
@@ -255,8 +255,8 @@ def test_an_input_that_nobody_has_copied_is_the_reason_told(bench: Bench) -> Non
     source = {"S3DataType": "S3Prefix", "S3Uri": f"file://{bench.shared}/nowhere"}
     request["InputDataConfig"].append({"ChannelName": "config", "DataSource": {"S3DataSource": source}})
     assert bench.place().submit(request)
-    told = bench.ended(Job(request["TrainingJobName"], bench.place()))
-    assert f"{bench.shared}/nowhere: channel config is not there on" in told["FailureReason"]
+    description = bench.ended(Job(request["TrainingJobName"], bench.place()))
+    assert f"{bench.shared}/nowhere: channel config is not there on" in description["FailureReason"]
 
 
 def test_a_step_that_cannot_start_is_told_by_slurms_words(bench: Bench) -> None:
@@ -279,5 +279,5 @@ def test_a_killed_rank_ends_the_step_on_all_nodes(bench: Bench) -> None:
     job = bench.start(bench.place(restarts=0), program.replace('print("begin"', pid + 'print("begin"', 1), hosts=2)
     wait_for(lambda: len([text for text in texts(job) if text.startswith("pid")]) == 2)
     os.kill(int(next(text for text in texts(job, "algo-2") if text.startswith("pid")).split()[1]), signal.SIGKILL)
-    told = bench.ended(job)
-    assert told["TrainingJobStatus"] == "Failed", told
+    description = bench.ended(job)
+    assert description["TrainingJobStatus"] == "Failed", description

@@ -52,15 +52,15 @@ def test_it_installs_driver_libraries_and_tools_once(tmp_path: Path, system: str
 
 
 def test_a_system_without_packages_is_named(tmp_path: Path) -> None:
-    told = run(node(tmp_path, 'ID=rocky\nPRETTY_NAME="Rocky Linux 9"\n'))
-    assert told.returncode == 1
-    assert "no packages for Rocky Linux 9" in told.stderr
+    done = run(node(tmp_path, 'ID=rocky\nPRETTY_NAME="Rocky Linux 9"\n'))
+    assert done.returncode == 1
+    assert "no packages for Rocky Linux 9" in done.stderr
     assert not (tmp_path / "called").exists()
 
 
 def test_a_driver_without_a_device_fails_the_node(tmp_path: Path) -> None:
     root = node(tmp_path, "ID=ubuntu\nVERSION_CODENAME=noble\n")
     (root / "bin/modprobe").write_text("#!/bin/sh\n")
-    told = run(root)
-    assert told.returncode == 1
-    assert "shows no device" in told.stderr
+    done = run(root)
+    assert done.returncode == 1
+    assert "shows no device" in done.stderr

@@ -96,11 +96,11 @@ def test_stages_on_cpus_take_a_part_of_a_node_if_asked(bench: Bench) -> None:
 
 
 def test_whole_nodes_are_asked_for_unless_the_config_asks_for_less() -> None:
-    def asked(stage: str, **more: tuple[str, ...]) -> set[str]:
+    def options(stage: str, **more: tuple[str, ...]) -> set[str]:
         cluster = Cluster.model_validate({"shared": "/fsx", **more})
         return set(node_options(stage, cluster)) & {"--exclusive", "--mem=0"}
 
-    assert asked("train") == asked("prepare") == {"--exclusive", "--mem=0"}
-    assert asked("prepare", cpu_sbatch=("--mem=4G",)) == set()
-    assert asked("train", cpu_sbatch=("--mem=4G",)) == {"--exclusive", "--mem=0"}
-    assert asked("train", sbatch=("--mem-per-cpu=4G",)) == {"--exclusive"}
+    assert options("train") == options("prepare") == {"--exclusive", "--mem=0"}
+    assert options("prepare", cpu_sbatch=("--mem=4G",)) == set()
+    assert options("train", cpu_sbatch=("--mem=4G",)) == {"--exclusive", "--mem=0"}
+    assert options("train", sbatch=("--mem-per-cpu=4G",)) == {"--exclusive"}

@@ -126,6 +126,6 @@ def test_parallelcluster_takes_every_template(
 ) -> None:
     schema = pytest.importorskip("pcluster.schemas.cluster_schema", reason="aws-parallelcluster is not installed")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
-    given = {**raw, "data": {"path": text}} if text else raw
-    made = template(config(given, kind), replace(SITE, os=os, **site))
+    settings = {**raw, "data": {"path": text}} if text else raw
+    made = template(config(settings, kind), replace(SITE, os=os, **site))
     assert schema.ClusterSchema(cluster_name="tiny").load(made).scheduling.queues[0].name == "train"

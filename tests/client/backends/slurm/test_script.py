@@ -49,8 +49,8 @@ def test_the_environment_is_quoted_and_names_paths() -> None:
     script = sbatch_script(request(), CLUSTER)
     exports = "\n".join(line for line in script.splitlines() if line.startswith("export ") and "MASTER" not in line)
     shown = f'{exports}\nprintf %s "$NOTE|$SMTRAIN_CHECKPOINTS"'
-    told = subprocess.run(["bash", "-c", shown], capture_output=True, text=True)
-    assert told.stdout == "it's $HOME|/fsx/smtrain/c/"
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True)
+    assert done.stdout == "it's $HOME|/fsx/smtrain/c/"
 
 
 def test_stages_on_cpus_go_to_their_partition_and_do_not_restart() -> None:
@@ -82,9 +82,9 @@ def test_containers_are_those_of_pyxis_or_apptainer() -> None:
 def test_inputs_in_s3_are_copied_by_one_task_before_the_stage_starts() -> None:
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/text"}
     channel = {"ChannelName": "text", "DataSource": {"S3DataSource": source}}
-    asked = request("prepare")
-    asked["InputDataConfig"] = [*asked["InputDataConfig"], channel]
-    script = sbatch_script(asked, Cluster(shared="/fsx", container="/fsx/torch.sif"))
+    sent = request("prepare")
+    sent["InputDataConfig"] = [*sent["InputDataConfig"], channel]
+    script = sbatch_script(sent, Cluster(shared="/fsx", container="/fsx/torch.sif"))
     copy, stage = [line for line in script.splitlines() if line.startswith("srun ")]
     assert copy.startswith("srun --nodes=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --ntasks=1 apptainer exec ")
     assert 'python3 "$job/code/entrypoints/s3_inputs.py" "$job" /fsx || {' in copy

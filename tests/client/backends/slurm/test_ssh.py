@@ -161,13 +161,13 @@ def test_an_upload_whose_connection_breaks_goes_on_and_is_whole(
 
 def without_rsync(tmp_path: Path) -> str:
     """A PATH with everything but rsync."""
-    found = tmp_path / "without"
-    found.mkdir()
+    programs = tmp_path / "without"
+    programs.mkdir()
     for place in ("/usr/local/bin", "/usr/bin", "/bin"):
         for program in Path(place).iterdir():
-            if program.name != "rsync" and not (found / program.name).exists():
-                (found / program.name).symlink_to(program)
-    return str(found)
+            if program.name != "rsync" and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    return str(programs)
 
 
 def test_a_file_is_written_whole_or_not_at_all(sshd: Sshd, tmp_path: Path) -> None:

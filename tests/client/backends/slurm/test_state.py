@@ -46,29 +46,29 @@ def row(state: str, reason: str = "None") -> QueueRow:
 def test_a_status_follows_from_history_and_queue(
     events: list[dict[str, object]], queued: QueueRow | None, asked: bool, status: str, secondary: str
 ) -> None:
-    found = state_of(events, queued, asked=asked)
-    assert (found.status, found.secondary) == (status, secondary)
+    state = state_of(events, queued, stopping=asked)
+    assert (state.status, state.secondary) == (status, secondary)
 
 
 def test_a_job_is_not_lost_because_slurmctld_does_not_answer() -> None:
-    assert state_of([SUBMITTED, START], None, asked=False, reachable=False).status == "InProgress"
+    assert state_of([SUBMITTED, START], None, stopping=False, reachable=False).status == "InProgress"
     ended = {"at": 130, "event": "end", "id": "7", "status": 0}
-    assert state_of([SUBMITTED, START, ended], None, asked=False, reachable=False).status == "Completed"
+    assert state_of([SUBMITTED, START, ended], None, stopping=False, reachable=False).status == "Completed"
 
 
 def test_a_failure_has_the_words_of_the_stage_else_of_slurm() -> None:
     end = {"at": 130, "event": "end", "id": "7", "status": 137}
-    assert state_of([START, end], None, asked=False, failure="rank 0: loss").message.endswith(": rank 0: loss")
-    assert "signal 9" in state_of([START, end], None, asked=False).message
-    assert "cluster.time" in state_of([START], row("TIMEOUT"), asked=False).message
-    assert "NODE_FAIL" in state_of([START], row("NODE_FAIL"), asked=False).message
+    assert state_of([START, end], None, stopping=False, failure="rank 0: loss").message.endswith(": rank 0: loss")
+    assert "signal 9" in state_of([START, end], None, stopping=False).message
+    assert "cluster.time" in state_of([START], row("TIMEOUT"), stopping=False).message
+    assert "NODE_FAIL" in state_of([START], row("NODE_FAIL"), stopping=False).message
 
 
 def test_the_last_line_of_a_job_that_slurm_ended_is_not_told_as_the_reason() -> None:
     words = "step=40 loss=1.2"
-    by_slurm = state_of([START], row("NODE_FAIL"), asked=False, failure=words).message
+    by_slurm = state_of([START], row("NODE_FAIL"), stopping=False, failure=words).message
     assert by_slurm == f"Slurm ended it: NODE_FAIL (None); its last message: {words}"
-    gone = state_of([START], None, asked=False, failure=words).message
+    gone = state_of([START], None, stopping=False, failure=words).message
     assert gone.startswith("Slurm no longer has it")
     assert gone.endswith(words)
 
@@ -88,11 +88,11 @@ def test_of_two_jobs_of_a_name_the_one_that_runs_counts() -> None:
 
 def test_a_description_has_the_form_of_sagemaker() -> None:
     events = [SUBMITTED, START, AGAIN, {**START, "at": 180}, {"at": 240, "event": "end", "id": "7", "status": 0}]
-    told = description(REQUEST, events, state_of(events, None, asked=False), None)
-    changes = [(change["Status"], change["EndTime"].timestamp()) for change in told["SecondaryStatusTransitions"]]
+    made = description(REQUEST, events, state_of(events, None, stopping=False), None)
+    changes = [(change["Status"], change["EndTime"].timestamp()) for change in made["SecondaryStatusTransitions"]]
     assert changes == [
         ("Pending", 110), ("Training", 170), ("Interrupted", 180), ("Training", 240), ("Completed", 240),
     ]  # fmt: skip
-    assert told["TrainingStartTime"].timestamp() == 110
-    assert told["TrainingEndTime"].timestamp() == 240
-    assert told["ModelArtifacts"]["S3ModelArtifacts"] == "file:///fsx/run/jobs/run-train-00000001/output/model"
+    assert made["TrainingStartTime"].timestamp() == 110
+    assert made["TrainingEndTime"].timestamp() == 240
+    assert made["ModelArtifacts"]["S3ModelArtifacts"] == "file:///fsx/run/jobs/run-train-00000001/output/model"

@@ -129,10 +129,10 @@ def records(metrics: bytes) -> dict[int, tuple[float, float]]:
 
 
 def metrics_of(*jobs: Job) -> dict[int, tuple[float, float]]:
-    found: dict[int, tuple[float, float]] = {}
+    by_step: dict[int, tuple[float, float]] = {}
     for job in jobs:
-        found |= records(job.target.read(job.output.removesuffix("model/") + "data/metrics.jsonl"))
-    return found
+        by_step |= records(job.target.read(job.output.removesuffix("model/") + "data/metrics.jsonl"))
+    return by_step
 
 
 def test_a_chain_goes_on_without_its_client_to_an_exported_model(site: Site, chain: dict[str, list[Job]]) -> None:
@@ -186,12 +186,12 @@ def test_a_printed_script_is_submitted_by_plain_sbatch(site: Site) -> None:
     path = site.shared.parent / "by-hand.yaml"
     path.write_text(yaml.safe_dump({**site.config, "name": "by-hand"}))
     words = [sys.executable, "-m", "smtrain", "launch", str(path), "--stage", "prepare", "--dry-run", "--upload"]
-    told = subprocess.run(words, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout + told.stderr
-    (folder,) = re.findall(r"By hand: mkdir -p (\S+) && sbatch", told.stdout)
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = re.findall(r"By hand: mkdir -p (\S+) && sbatch", done.stdout)
     Path(folder).mkdir(parents=True)
     script = site.shared.parent / "by-hand.sh"
-    script.write_text(told.stdout)
+    script.write_text(done.stdout)
     site.slurm.run("sbatch", str(script))
     job = site.job("prepare", "by-hand")
     assert site.ended(job) == "Completed", job.explain()

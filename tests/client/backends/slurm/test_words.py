@@ -34,10 +34,10 @@ def test_a_program_that_cannot_be_started_is_named(bench: Bench) -> None:
     shown = typed("logs", job.name, "--target", "slurm")
     assert shown.returncode == 0
     assert "slurm-out | slurmstepd-node1: error: execve(): python3: No such file or directory" in shown.stdout
-    told = typed("status", job.name, "--target", "slurm").stdout
-    assert "execve(): python3" in told
-    assert "on a cluster of your own" in told
-    assert "$" not in told
+    output = typed("status", job.name, "--target", "slurm").stdout
+    assert "execve(): python3" in output
+    assert "on a cluster of your own" in output
+    assert "$" not in output
     assert "execve()" in typed("logs", job.name, "--target", "slurm", "--host", "slurm-out").stdout
     assert typed("logs", job.name, "--target", "slurm", "--host", "algo-1").stdout == ""
     followed = typed("logs", job.name, "--target", "slurm", "--follow", "--plain")
@@ -60,7 +60,9 @@ def test_words_of_an_attempt_stay_in_the_log_when_the_next_one_begins(bench: Ben
 def test_a_held_job_says_so_and_how_it_is_let_go(bench: Bench) -> None:
     job = bench.start(bench.place(sbatch=["--hold"]), counting())
     id_ = queued(job)
-    shown = wait_for(lambda: "JobHeldUser" in (told := typed("status", job.name, "--target", "slurm").stdout) and told)
+    shown = wait_for(
+        lambda: "JobHeldUser" in (output := typed("status", job.name, "--target", "slurm").stdout) and output
+    )
     assert f"it is held; `scontrol release {id_}` on the head node lets it run" in shown
     bench.slurm.run("scontrol", "release", id_)
     assert bench.ended(job)["TrainingJobStatus"] == "Completed"
@@ -73,10 +75,10 @@ def test_a_job_that_somebody_cancelled_says_so(bench: Bench) -> None:
     assert bench.ended(job)["TrainingJobStatus"] == "Stopped"
     assert "cancelled in Slurm" in typed("status", job.name, "--target", "slurm").stdout
     assert wait_for(lambda: [line for line in job.lines() if line.host == "slurm-out" and "CANCELLED AT" in line.text])
-    asked = bench.start(bench.place(), counting(last=4000))
-    wait_for(lambda: asked.loss)
-    asked.stop()
-    assert "cancelled" not in str(bench.ended(asked))
+    stopped = bench.start(bench.place(), counting(last=4000))
+    wait_for(lambda: stopped.loss)
+    stopped.stop()
+    assert "cancelled" not in str(bench.ended(stopped))
 
 
 def test_a_runner_that_was_killed_from_outside_is_not_hidden_by_the_last_step(bench: Bench) -> None:
@@ -141,9 +143,9 @@ def test_words_are_read_before_there_is_a_log_and_keep_their_time(tmp_path: Path
     with words.open("a") as more:
         more.write(" is whole\n")
     os.utime(words, (200, 200))
-    found = log.since(0)
-    assert [event["timestamp"] for event in found] == [100_000, 100_000, 200_000]
-    assert {event["logStreamName"] for event in found} == {"job/slurm-out-0"}
+    lines = log.since(0)
+    assert [event["timestamp"] for event in lines] == [100_000, 100_000, 200_000]
+    assert {event["logStreamName"] for event in lines} == {"job/slurm-out-0"}
     assert [event["message"] for event in log.last(1)] == ["half is whole"]
     words.write_text("of the next attempt\n")
     assert [event["message"] for event in log.since(0)] == ["of the next attempt"]
@@ -158,7 +160,7 @@ def test_words_are_read_before_there_is_a_log_and_keep_their_time(tmp_path: Path
 )  # fmt: skip
 def test_what_a_job_waits_for_is_said_in_words(reason: str, says: str) -> None:
     row = QueueRow("7", "run-train-00000001", "PENDING", reason)
-    assert says in state_of([{"at": 100, "event": "submitted"}], row, asked=False).message
+    assert says in state_of([{"at": 100, "event": "submitted"}], row, stopping=False).message
 
 
 def test_a_stage_that_has_said_nothing_yet_is_told_apart_from_an_empty_log(bench: Bench) -> None:
