@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from smtrain.core import text
 from smtrain.core.errors import CheckpointError, ConfigError
@@ -13,15 +13,12 @@ from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.public import public, public_class
 from smtrain.core.text import Say
-from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, Carried, companions_of
 from smtrain.worker.checkpoint.huggingface.folder import is_hf_folder, read_config, write_hf
-from smtrain.worker.checkpoint.huggingface.peft import write_peft
 from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
-from smtrain.worker.checkpoint.merge import Changed, Merged
 from smtrain.worker.checkpoint.native.reader import StateReader
 from smtrain.worker.checkpoint.native.writer import write_native
 from smtrain.worker.checkpoint.nemo_megatron.reader import NNMSource, Reordered
@@ -31,6 +28,9 @@ from smtrain.worker.checkpoint.open import open_weights, step_names
 from smtrain.worker.checkpoint.sources import Cast, WeightSource
 from smtrain.worker.checkpoint.storage import is_uri, place, refuse_overlap
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Peft, Target, unknown
+
+if TYPE_CHECKING:
+    from smtrain.worker.checkpoint.merge import Changed
 
 
 @public_class
@@ -120,6 +120,9 @@ def convert(
     carried = companions_of(place(config)) if config is not None else _companions(source, weights)
     merged = None
     if merge_adapter is not None:
+        from smtrain.worker.checkpoint.adapter import open_adapter
+        from smtrain.worker.checkpoint.merge import Merged
+
         weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))
     _write(weights, output, to, config, overwrite, carried)
     carried.tell(say)
@@ -144,6 +147,9 @@ def _refuse_another_kind(output: Path | str, to: Target) -> None:
 
 
 def _convert_adapter(source: str, output: Path | str, config: str | None, overwrite: bool, say: Say) -> None:
+    from smtrain.worker.checkpoint.adapter import native_adapter
+    from smtrain.worker.checkpoint.huggingface.peft import write_peft
+
     adapter = native_adapter(place(source)) if is_uri(source) or Path(source).is_dir() else None
     if adapter is None:
         raise CheckpointError(
