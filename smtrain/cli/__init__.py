@@ -51,7 +51,10 @@ COMMANDS = {
         "`report` on text; `prepare`, `merge`, `split`, `inspect`, `export`, `import` tokens.",
     ),
     "demo": ("smtrain.cli.demo", "SmolLM2-135M learns this machine's Python documentation: answers before and after."),
-    "config": ("smtrain.cli.config", "`schema` prints JSON Schema for editors, `show CONFIG` the whole config."),
+    "config": (
+        "smtrain.cli.config",
+        "`show` a config whole, `set` keys in its file, or print its JSON `schema` for editors.",
+    ),
     "cluster": (
         "smtrain.cli.cluster",
         "`template CONFIG` prints a Slurm cluster on AWS, `clean` frees the shared folder of one.",

@@ -1,7 +1,11 @@
-"""`smtrain config schema|show`."""
+"""`smtrain config schema|show|set`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 import yaml
 
 from smtrain.cli import options
@@ -24,3 +28,35 @@ def show(config: options.Config, set_: options.Set = None) -> None:
     from smtrain.client.planner.resolve import load_config
 
     say(yaml.safe_dump(load_config(config, set_=set_ or ()).model_dump(mode="json"), sort_keys=False), end="")
+
+
+@app.command("set")
+def set_keys(
+    config: options.Config,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys to write, e.g. train.lr=2e-4.")],
+) -> None:
+    """Write keys into a config's file; comments and the order of the rest stay.
+
+    Nothing is written if a key is unknown or its value is not valid.
+    """
+    from smtrain.client.planner.resolve import load_config
+    from smtrain.core.config.load import assigned, draft
+    from smtrain.core.config.write import with_value
+    from smtrain.core.config.yaml_file import read_settings
+    from smtrain.core.errors import ConfigError
+    from smtrain.core.files import write_atomically
+
+    path = Path(config)
+    pairs = [assigned(text) for text in keys]
+    content = read_settings(path, "config", "name the YAML file of the config")
+    draft(path)  # a file that is no config is left alone
+    for parts, value in pairs:
+        content = with_value(content, parts, value)
+    names = {".".join(parts) for parts, _ in pairs}
+    try:
+        load_config(path, set_=keys)
+    except ConfigError as error:  # faults of other keys are not this command's
+        if faults := [fault for fault in error.faults if names & set(fault.partition(": ")[0].split(", "))]:
+            raise ConfigError(faults) from None
+    write_atomically(path.resolve(), content, mode=path.stat().st_mode & 0o777)
+    say(f"wrote {', '.join(sorted(names))} into {path}")

@@ -151,6 +151,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("smtrain demo --tiny", "a model from scratch, nothing to download"),
     ),
     "config": (("smtrain config show run.yaml", "with all defaults"),),
+    "config set": (("smtrain config set run.yaml train.lr=2e-4", "comments stay"),),
     "config schema": (("smtrain config schema > smtrain.schema.json", "for an editor"),),
     "config show": (("smtrain config show run.yaml --set train.lr=2e-4", "as --set leaves it"),),
     "cluster": (("smtrain cluster template run.yaml > cluster.yaml", "a file for ParallelCluster"),),

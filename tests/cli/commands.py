@@ -152,6 +152,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "config schema": Command(),
     "config show": Command("run.yaml", "config"),
+    "config set": Command(
+        "run.yaml name=other", "config", any_number=True, wrong=("run.yaml name", "run.yaml nme=x", "run.yaml name=''")
+    ),
     "cluster template": Command("run.yaml --set cluster.shared=/fsx/smtrain", "config"),
     "cluster post-install": Command(),
     "cluster clean": Command(wrong=("--older-than soon", "--older-than -1d")),

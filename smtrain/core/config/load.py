@@ -219,22 +219,10 @@ def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
 
 
 def _assign(raw: dict[str, Any], text: str) -> list[str]:
-    key, equals, value = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        return [f"--set {shown(text)}: must look like train.lr=2e-4"]
-    if len(parts) > MOST_DEPTH:
-        return [f"--set {shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4"]
-    text_key = _is_text(parts)
     try:
-        parsed = parse(value)
-    except YamlError as error:
-        fault = unfilled([value]) or (
-            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.message
-        )
-        if fault:
-            return [hide(f"--set {shown(text)}: {fault}")]
-        parsed = value
+        parts, value = assigned(text)
+    except ConfigError as error:
+        return [f"--set {fault}" for fault in error.faults]
     here = raw
     for part in parts[:-1]:
         child = here.setdefault(part, {})
@@ -243,9 +231,30 @@ def _assign(raw: dict[str, Any], text: str) -> list[str]:
                 f"--set {shown(text)}: {part} holds a value, not keys; leave out what follows it, or set {part} itself"
             ]
         here = child
-    here[parts[-1]] = value if isinstance(parsed, int | float) and text_key else parsed
+    here[parts[-1]] = value
     _absolute(raw, Path.cwd())
     return []
+
+
+def assigned(text: str) -> tuple[list[str], Any]:
+    """The parts of the key and the value in `a.b=value`. Raises `ConfigError` for other text."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"{shown(text)}: must look like train.lr=2e-4")
+    if len(parts) > MOST_DEPTH:
+        raise ConfigError(f"{shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4")
+    text_key = _is_text(parts)
+    try:
+        parsed = parse(value)
+    except YamlError as error:
+        fault = unfilled([value]) or (
+            "" if error.syntax or (text_key and value.lstrip()[:1] not in "[{") else error.message
+        )
+        if fault:
+            raise ConfigError(hide(f"{shown(text)}: {fault}")) from None
+        parsed = value
+    return parts, value if isinstance(parsed, int | float) and text_key else parsed
 
 
 def _is_text(parts: list[str]) -> bool:
