@@ -13,7 +13,7 @@ from smtrain.client.launch import graphs
 from smtrain.client.planner.this_machine import is_here
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts import instance
-from smtrain.core.facts.engines import is_gpu
+from smtrain.core.facts.engines import LNC, is_gpu, lnc_of
 from smtrain.core.facts.images import sdk_release
 from smtrain.core.facts.warm_pools import WARM_POOL_CACHE
 from smtrain.stages import stage_named
@@ -38,7 +38,7 @@ def environment(
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
             variables |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-        variables |= _neuron(config, sdk_release(image), logical_cores=row.get("logical_cores", 1))
+        variables |= _neuron(config, sdk_release(image), row.get("logical_cores", 1) > 1)
         if config.train.engine == "nxd" and not config.network.isolation:
             variables[graphs.VARIABLE] = graphs.cache_uri(
                 config, image, variables | config.compute.environment, described
@@ -59,12 +59,12 @@ def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _neuron(config: JobConfig, release: tuple[int, int, int] | None, logical_cores: int) -> dict[str, str]:
+def _neuron(config: JobConfig, release: tuple[int, int, int] | None, grouped: bool) -> dict[str, str]:
     pipeline = config.parallel.pp > 1
     variables = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
-    if logical_cores > 1:
-        # Physical cores behind each logical one; the compiler's --lnc must be the same.
-        variables["NEURON_LOGICAL_NC_CONFIG"] = str(logical_cores)
+    if grouped:
+        # The compiler's --lnc must be the same.
+        variables[LNC] = str(lnc_of(config.compute.instance_type, config.compute.environment))
     if cache := _compile_cache(config):
         variables[graphs.VARIABLE] = cache
     if release is None or release >= (2, 31, 0):

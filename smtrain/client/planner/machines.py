@@ -12,7 +12,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
-from smtrain.core.facts.engines import no_gpu_for_fp16
+from smtrain.core.facts.engines import lnc_of, no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
@@ -104,7 +104,10 @@ class Machine:
         """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
         compute, own = config.compute, config.own_machine
         if own is None:
-            return cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+            machine = cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
+            row = instance(compute.instance_type) or {}
+            part = lnc_of(compute.instance_type, compute.environment) / row.get("logical_cores", 1)
+            return replace(machine, core_flops=machine.core_flops * part, core_bytes=machine.core_bytes * part)
         made = cls.described(compute.instance_type, compute.instance_count, own)
         return replace(made, cores=config.processes_per_instance)
 

@@ -16,7 +16,7 @@ from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, 
 from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
-from smtrain.core.facts import instance
+from smtrain.core.facts.engines import cores_of
 from smtrain.core.facts.sagemaker import TargetName
 
 Stage = str
@@ -78,8 +78,9 @@ class JobConfig(Section):
     @property
     def processes_per_instance(self) -> int:
         """Training processes on each host of the train stage."""
-        row, own = instance(self.compute.instance_type), self.own_machine
-        return self.compute.processes_per_instance or (own.devices if own else row["cores"] if row else 1)
+        compute, own = self.compute, self.own_machine
+        cores = own.devices if own else cores_of(compute.instance_type, compute.environment)
+        return compute.processes_per_instance or cores
 
     @property
     def own_machine(self) -> MachineEntry | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Literal
 
-from smtrain.core.facts import table
+from smtrain.core.facts import instance, table
 
 EngineName = Literal["native", "nxd"]
 ENGINES: tuple[EngineName, ...] = ("native", "nxd")
@@ -29,6 +31,55 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
         f"train.engine: native does not run on {instance_type}, as TorchNeuron knows trn2 and trn3 only; set "
         "train.engine: nxd (the default there), or take ml.trn2.48xlarge"
     )
+
+
+LNC, _LNC_OF_OLD = "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"
+"""The runtime's variable for the physical cores behind each logical one (LNC), and its name in older releases."""
+_LNC_FLAG = re.compile(r"(?:--lnc|--logical-nc-config|-lnc)[= ](\d+)")
+
+
+def lnc_of(instance_type: str, environment: Mapping[str, str]) -> int:
+    """Physical Neuron cores behind each that a process uses: as these variables say, else as the type is by default."""
+    row = instance(instance_type) or {}
+    said = environment.get(LNC) or environment.get(_LNC_OF_OLD)
+    default: int = row.get("logical_cores", 1)
+    return int(said) if said in ("1", str(default)) else default
+
+
+def cores_of(instance_type: str, environment: Mapping[str, str]) -> int:
+    """Accelerators of a type that processes can use, for these variables; 1 for a type without."""
+    row = instance(instance_type)
+    if row is None:
+        return 1
+    return int(row["cores"]) * int(row.get("logical_cores", 1)) // lnc_of(instance_type, environment)
+
+
+def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int) -> str | None:
+    """The fault, with its remedy, of variables for logical cores, or of more processes than a Neuron type has cores."""
+    row = instance(instance_type)
+    if row is None or not is_neuron(instance_type):
+        return None
+    default = int(row.get("logical_cores", 1))
+    allowed = "1 or 2" if default == 2 else "1 only, as its cores are not grouped"
+    said = {name: environment[name] for name in (LNC, _LNC_OF_OLD) if name in environment}
+    for name, value in said.items():
+        if value not in ("1", str(default)):
+            return f"compute.environment.{name}: is {value!r}, and {instance_type} takes {allowed}; leave it out"
+    if len(set(said.values())) > 1:
+        return f"compute.environment.{_LNC_OF_OLD}: differs from {LNC}, which means the same; leave it out"
+    lnc, flag = lnc_of(instance_type, environment), _LNC_FLAG.search(environment.get("NEURON_CC_FLAGS", ""))
+    if flag and int(flag[1]) != lnc:
+        return (
+            f"compute.environment.NEURON_CC_FLAGS: compiles for LNC {flag[1]}, and the runtime has LNC {lnc}; leave "
+            f"{flag[0]} out of it"
+        )
+    cores = cores_of(instance_type, environment)
+    if processes > cores:
+        ways = f"set at most {cores}"
+        if lnc > 1 and processes <= cores * lnc:
+            ways += f", or compute.environment.{LNC}: '1' for {cores * lnc} cores of {row['core_gib'] / lnc:g} GiB each"
+        return f"compute.processes_per_instance: {processes}, and {instance_type} has {cores} Neuron cores; {ways}"
+    return None
 
 
 def precision_fault(precision: str, engine: str, instance_type: str) -> str | None:

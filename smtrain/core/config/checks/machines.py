@@ -9,6 +9,7 @@ from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
+from smtrain.core.facts.engines import lnc_fault
 from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {
@@ -137,6 +138,10 @@ def machine_faults(config: JobConfig) -> Iterator[Fault]:
     """Machines, network and names that cannot be used together."""
     yield from broken(COMPUTE, config)
     yield from _name_faults(config)
+    if config.target == "aws":
+        compute = config.compute
+        if fault := lnc_fault(compute.instance_type, compute.environment, config.processes_per_instance):
+            yield {"compute.environment", "compute.processes_per_instance", "compute.instance_type"}, fault
     if config.target == "slurm":
         yield from _cluster_faults(config)
 
