@@ -32,9 +32,14 @@ def image() -> None:
 def build(
     config: options.Config,
     base: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="What to build on; default: the image of the config's jobs.")
+        str | None,
+        typer.Option(
+            "--from", "--base", metavar="IMAGE", help="What to build on; default: the image of the config's jobs."
+        ),
     ] = None,
-    tag: Annotated[str, typer.Option(metavar="NAME", help="Name of the new image.")] = "smtrain:latest",
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the new image; default: smtrain with the base's tag.")
+    ] = None,
     context: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Only write Dockerfile, lock file and wheels there.")
     ] = None,
@@ -47,14 +52,19 @@ def build(
     Packages of the base image are never replaced. Without Docker, --context writes the input of any builder.
     """
     from smtrain.core.errors import LocalError
+    from smtrain.core.facts.images import sdk_release
     from smtrain.plane.docker import connect, present_image
     from smtrain.tools.image import build as builder
     from smtrain.tools.image.verify import verify as look_at
 
-    job = _load(config, set_)
+    # The config's own image may be the one that cannot be used.
+    job = _load(config, [*(set_ or ()), "compute.image=null"] if base else set_)
     if push and (context or print_):
         raise typer.BadParameter("--push needs the image to be built; leave --print and --context out")
     base = base or _image_of(job)
+    if "*" in base:
+        raise LocalError(f"image {base} is a pattern, and an image is built on one; name a whole tag with --from")
+    tag = tag or f"smtrain:{base.rpartition(':')[2] if sdk_release(base) else 'latest'}"
     _say_unpatched(base)
     client = None
     try:
@@ -80,7 +90,11 @@ def build(
         ):
             raise LocalError(f"{context} is not empty, and nothing in it is from an earlier build; name another folder")
         recipe.write(context, say)
-        say(f"wrote {context}: `docker build -t {tag} {context}` makes the image")
+        say(
+            f"wrote {context}: `docker build -t {tag} {context}` makes the image; for AWS name it like "
+            f"ACCOUNT.dkr.ecr.REGION.amazonaws.com/{tag}, `docker push` it, and `smtrain config set {config} "
+            "compute.image=` that name"
+        )
         return
     built = builder.build(client, recipe, tag, say)
     report = look_at(client, built, stages, job.train.engine, job.compute.instance_type, needs)
@@ -92,7 +106,7 @@ def build(
         from smtrain.tools.image.registry import push as send
 
         send(client, ecr_of(push), built, push, say)
-        say(f"image {push} is there; write `image: {push}` below `compute:`")
+        say(f"image {push} is there; `smtrain config set {config} compute.image={push}` makes it that of the jobs")
     else:
         say(f"image {tag} is made: here with --docker --set local.image={tag}; on AWS by compute.image, after --push")
 
@@ -200,7 +214,7 @@ def _image_of(job: JobConfig) -> str:
     from smtrain.client.backends.sagemaker.target import Target
     from smtrain.client.launch.request import image_of
 
-    if job.compute.image:
+    if job.compute.image and "/" in job.compute.image:
         return job.compute.image
     region = job.compute.region or Target("aws").region_name()
     return image_of(job.model_copy(update={"compute": job.compute.model_copy(update={"region": region})}))

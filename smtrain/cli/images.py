@@ -10,7 +10,7 @@ import typer
 
 from smtrain.cli import options
 from smtrain.core.facts import table
-from smtrain.core.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, unpatched
+from smtrain.core.facts.images import gpu_image_uri, gpu_rows, image_rows, image_uri, known_image, looked_for, unpatched
 from smtrain.core.text import say
 
 app = options.app()
@@ -31,8 +31,7 @@ def images(
 ) -> None:
     """List the images, newest first. A whole URI in compute.image always wins."""
     rows, facts = image_rows(), table("images")
-    known = any(engine.value in row["engines"] for row in rows)
-    uri = image_uri(region, engine.value) if known else None
+    uri = image_uri(region, engine.value) if known_image(engine.value) else None
     if as_json:
         needs = {name: row["needs"] for name, row in facts["engines"].items()}
         summary = {"date": facts["date"], "uri": uri, "needs": needs, "images": rows}
@@ -51,7 +50,7 @@ def images(
         name = f"{row['repository']}:{row['tag']}"
         say(f"{name:94} {row['cuda']:5} {row['patched_until']}{' (ended)' if unpatched(name) else ''}")
         say(f"    {row['note']}")
-    default = uri or "no image is known; set compute.image"
+    default = uri or f"no image is known; {looked_for(engine.value)}"
     say(f"\n{region}, engine {engine.value} on Neuron cores: {default}")
     say(f"{region}, engine native on GPUs: {gpu_image_uri(region)}")
     say(f"(known {facts['date']}; a whole URI in compute.image always wins)")

@@ -191,10 +191,17 @@ class StartOptions(ConfigOptions):
         """Print what would be uploaded, or the requests; upload what they read if asked to."""
         from smtrain.client.backends.choose import target_of
         from smtrain.client.launch import one_job
+        from smtrain.client.launch.image_pattern import is_pattern
         from smtrain.client.launch.inputs import described_uploads
         from smtrain.client.launch.stages import Chain
 
         chain = Chain(config, target_of(config, self.target_name), look=False)
+        if chain.target.name == "aws" and is_pattern(config.compute.image):
+            say(
+                f"compute.image: {config.compute.image} is a pattern; a launch first asks the registry for the newest "
+                "tag that matches, as `smtrain check` does",
+                error=True,
+            )
         plans = [chain.plan(stage) for stage in stages]
         if self.show_uploads:
             for line in described_uploads([upload for plan in plans for upload in plan.uploads]):

@@ -19,6 +19,7 @@ from smtrain.client.iam.statements import (
     serving_images,
 )
 from smtrain.client.launch.graphs import cache_root
+from smtrain.client.launch.image_pattern import is_pattern
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig, Stage
@@ -147,7 +148,8 @@ def caller_statements(config: JobConfig, requests: Requests, others: OtherComman
         Statement("ReadLogs", logs, (a.logs, f"{a.logs}:*")),
     ]  # fmt: skip
     if images := _images(a, requests):
-        out.append(Statement("CheckImage", ("ecr:BatchGetImage",), images))
+        more = ("ecr:ListImages",) if is_pattern(config.compute.image) else ()
+        out.append(Statement("CheckImage", ("ecr:BatchGetImage", *more), images))
     token = config.model.token
     if token and token.ssm:
         out.append(Statement("CheckToken", ("ssm:DescribeParameters",), ("*",)))

@@ -106,7 +106,7 @@ def launch(
         'Completed'
     """
     config = load_config(source, set_=set_, target=target, **sections)
-    chain = Chain(config, target_of(config, target))
+    chain = _chain(config, target, say)
     plan = standing(chain, chain.plan(stage))
     if plan.done and not again:
         say(f"{plan.done.name} has done this already (output {plan.done.output}); --again (again=True) repeats it")
@@ -164,7 +164,7 @@ def run(
         6
     """
     config = load_config(source, set_=set_, target=target, **sections)
-    chain = Chain(config, target_of(config, target))
+    chain = _chain(config, target, say)
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
     if check:
@@ -204,6 +204,13 @@ def run(
             call(chain, say)
         notify.finished(chain, done.results[-1].stage, done.results[-1].job, say)
     return done
+
+
+def _chain(config: JobConfig, target: TargetName | None, say: Say) -> Chain:
+    chain = Chain(config, target_of(config, target))
+    if chain.image_note:
+        say(chain.image_note)
+    return chain
 
 
 def _require_checkpoints(chain: Chain, stages: Sequence[Stage]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from smtrain.client.backends.choose import sagemaker, target_of
 from smtrain.client.backends.sagemaker.calls import unnamed
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import upload_all
 from smtrain.client.launch.names import checked
 from smtrain.client.launch.stages import Chain, StagePlan
@@ -85,6 +86,10 @@ def pipeline(
         )
     name = config.name if name is None else name
     checked("pipeline", name, "name")
+    if upsert or start:
+        config, note = with_whole_image(config, place)
+        if note:
+            say(note)
     chain = Chain(config, place, look=False)
     plans = [chain.plan(stage) for stage in stages_of(chain.config, place.name)]
     definition = definition_of(chain.config, plans)

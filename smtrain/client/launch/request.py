@@ -13,7 +13,7 @@ from smtrain.client.planner.stages import machine_for, volume_for
 from smtrain.client.planner.this_machine import is_here
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.facts.engines import family
-from smtrain.core.facts.images import image_uri, training_image
+from smtrain.core.facts.images import image_uri, in_registry, training_image
 from smtrain.core.protocol.requests import HERE, machines_of
 from smtrain.core.protocol.uris import data_source
 from smtrain.core.text import clean
@@ -117,8 +117,10 @@ def image_of(config: JobConfig) -> str:
     compute, region = config.compute, config.compute.region or ""
     if config.target == "local" and config.local.image:
         return config.local.image
-    if compute.image or config.target != "aws":
+    if config.target != "aws":
         return compute.image or image_uri(region, config.train.engine)
+    if compute.image:
+        return in_registry(compute.image, region)
     return training_image(region, config.train.engine, compute.instance_type)
 
 

@@ -13,6 +13,7 @@ from smtrain.client.jobs.listing import attempts_at, jobs_of, list_jobs
 from smtrain.client.launch import graphs
 from smtrain.client.launch.bundle import build_bundle
 from smtrain.client.launch.environment import environment
+from smtrain.client.launch.image_pattern import resolved as with_whole_image
 from smtrain.client.launch.inputs import Resolved, Upload, resolve
 from smtrain.client.launch.request import create_training_job, image_of
 from smtrain.core.config import JobConfig, Stage
@@ -57,7 +58,11 @@ class Chain:
         self.lent: dict[Stage, str] = {}
         """s3:// prefixes of outputs of another run's stages, which this chain reads instead of its own."""
         self.resolved: Resolved = resolve(config, target)
+        self.image_note: str | None = None
+        """A sentence about the image, if a pattern named it; a dry run leaves the pattern as it is."""
         self.config = self.resolved.config
+        if look:
+            self.config, self.image_note = with_whole_image(self.config, target)
         if not (self.config.data.all_sources or self.config.data.prepared):
             raise ConfigError(
                 ["data.path: is missing; give text to prepare, or data.prepared"], code="config.missing_key"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.inputs import Upload
 from smtrain.core.facts import table
-from smtrain.core.facts.images import gpu_row
+from smtrain.core.facts.images import python_of
 from smtrain.core.files import home
 from smtrain.core.protocol.entrypoints import entrypoints_folder
 from smtrain.core.text import Say
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from smtrain.client.launch.image_inspect import Contents
 
 SECONDS = 180  # for the download
-_PYTHON = re.compile(r"-py3(\d+)(?:-|$)")
 
 
 def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
@@ -78,12 +77,9 @@ def lock_file() -> Path:
 
 
 def pythons(image: str) -> list[str]:
-    """The CPython releases that an image may have, as pip says them ("312"): from facts about the image or its tag,
-    else all."""
-    if row := gpu_row(image):
-        return [row["python"].replace(".", "")]
-    release = _PYTHON.search(image.rpartition(":")[2])
-    return [f"3{release[1]}"] if release else list(table("images")["contents"]["pythons"])
+    """The CPython releases that an image may have, as pip says them ("312"): its own if it is known, else all."""
+    python = python_of(image)
+    return [python] if python else list(table("images")["contents"]["pythons"])
 
 
 def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:

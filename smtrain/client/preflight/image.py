@@ -13,7 +13,17 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import is_gpu, is_neuron
-from smtrain.core.facts.images import ecr_image, end_of_life, gpu_row, of_aws, sdk_release, serves, unpatched
+from smtrain.core.facts.images import (
+    contents_known,
+    ecr_image,
+    end_of_life,
+    gpu_row,
+    of_aws,
+    python_of,
+    sdk_release,
+    serves,
+    unpatched,
+)
 from smtrain.core.facts.sagemaker import LOG_GROUP
 from smtrain.core.protocol import log_lines
 from smtrain.core.protocol.entrypoints import WORDS, data_needs, entrypoints_folder, packages
@@ -28,6 +38,8 @@ def image(context: Context) -> Iterator[Finding]:
     if not context.on_aws:
         yield from _here(context)
         return
+    if context.chain.image_note:
+        yield Finding("image", "ok", context.chain.image_note.removeprefix("compute.image: "))
     for uri in sorted({r["AlgorithmSpecification"].get("TrainingImage", "") for r in context.requests.values()}):
         yield from _release(context, uri)
         yield from _there(context, uri)
@@ -118,12 +130,11 @@ def _for_gpus(uri: str) -> Iterator[Finding]:
 def _contents(uri: str) -> Finding:
     """Libraries of the stages that the image may lack. No container installs anything from a network."""
     names, here = ", ".join(wheels.names()), wheels.folder_of(uri).is_dir()
-    first = tuple(int(part) for part in table("images")["contents"]["whole_since"].split("."))
-    release = sdk_release(uri)
-    if release is None or release < first:
+    if not contents_known(uri):
         return Finding(
             "image", "warning", "whether the image has every library of the stages cannot be determined from here",
-            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code",
+            f"it needs torch and what entrypoints/requirements.txt names; {names} travel with the code; `smtrain image "
+            "build CONFIG --push URI` makes one that has all",
         )  # fmt: skip
     source = "are on this machine" if here else "will be downloaded here"
     return Finding("image", "ok", f"the image lacks {names}, which travel with the code as wheels; they {source}")
@@ -132,7 +143,13 @@ def _contents(uri: str) -> Finding:
 def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
     for need in data_needs(config.data.model_dump()):
         names = ", ".join(packages(entrypoints_folder() / "requirements.txt", need))
-        if of_aws(uri) and need in table("images")["contents"]["without"]:
+        python, unbuilt = python_of(uri) or "", table("images")["contents"]["no_wheel"]
+        if need in unbuilt.get(python, ()):
+            yield Finding(
+                "image", "fault", f"{need} needs {names}, which has no wheel for Python {python[0]}.{python[1:]}",
+                "make tokens of it on another Python with `smtrain data prepare`, and name them in data.prepared",
+            )  # fmt: skip
+        elif of_aws(uri) and need in table("images")["contents"]["without"]:
             yield Finding(
                 "image", "fault", f"{need} needs {names}, and no image of AWS has it",
                 "`smtrain image build CONFIG --push URI` makes one that has; name that in compute.image",

@@ -58,7 +58,8 @@ class Compute(Section):
     price_limit: float | None = Field(None, ge=0)
     """Dollars: a run on AWS whose plan costs more asks before it starts; default: it never asks."""
     image: str | None = None
-    """Container image URI; default: the newest training image of the region for these machines (`smtrain images`)."""
+    """Container image: a URI, or a tag of AWS's Neuron training images, in which * takes the newest tag that matches;
+    default: the newest training image of the region for these machines (`smtrain images`)."""
     role: str | None = None
     """Execution role: its ARN or its name; needed with target aws, but in SageMaker Studio, which has one."""
     region: str | None = Field(None, pattern=r"^[a-z]{2,}(-[a-z]+)+-\d+$")

@@ -11,7 +11,10 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import is_gpu, is_neuron
 
-_SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+)")
+_SDK = re.compile(r"sdk(\d+)\.(\d+)\.(\d+|\*)")
+_PYTHON = re.compile(r"-py(\d)(\d+)(?:-|$)")
+_TORCH = re.compile(r":(\d+\.\d+(?:\.\d+)?)-neuronx-")
+_BARE_TAG = re.compile(r"\d+(\.\d+)+-neuronx-[^:/]+")
 _ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?:[:@](.+))?$")
 
 
@@ -46,15 +49,42 @@ def of_aws(uri: str) -> bool:
     return named is not None and named.account in {images["default_account"], *images["accounts"].values()}
 
 
-def image_uri(region: str, engine: str = "native", tag: str | None = None) -> str:
+def image_uri(region: str, engine: str = "native") -> str:
     """URI of the newest training image with what `engine` needs, else of the newest image, in the registry of `region`.
 
     Raises `ConfigError` for a region whose registry is unknown.
     """
     images = table("images")
-    if tag is None:
-        tag = next((row["tag"] for row in images["tags"] if serves(row["tag"], engine)), images["default_tag"])
-    return f"{_registry(region)}/{images['repository']}:{tag}"
+    return f"{_registry(region)}/{known_image(engine) or images['repository'] + ':' + images['default_tag']}"
+
+
+def known_image(engine: str) -> str | None:
+    """Repository and tag of the newest known image with what an engine needs on Neuron cores; None if none is known."""
+    images = table("images")
+    if images["engines"][engine].get("seen"):
+        return guessed_image(engine)
+    tag = next((row["tag"] for row in images["tags"] if serves(row["tag"], engine)), None)
+    return tag and f"{images['repository']}:{tag}"
+
+
+def guessed_image(engine: str) -> str:
+    """Repository and tag that the image of an engine is expected to have; unverified until the row says `seen`."""
+    row = table("images")["engines"][engine]
+    return f"{row['repository']}:{row['tag']}"
+
+
+def with_repository(image: str) -> str:
+    """An image by repository and tag, if it is only a tag of AWS's Neuron training images; else as it is."""
+    return f"{table('images')['repository']}:{image}" if _BARE_TAG.fullmatch(image) else image
+
+
+def in_registry(image: str, region: str) -> str:
+    """The URI of an image: a tag of AWS's Neuron training images, or one of AWS's repositories with a tag, is in the
+    registry of the region; any other name is left as it is."""
+    images, image = table("images"), with_repository(image)
+    rows = [images, *images["gpu"], *(row for row in images["engines"].values() if "repository" in row)]
+    ours = image.partition(":")[0] in {row["repository"] for row in rows}
+    return f"{_registry(region)}/{image}" if ours else image
 
 
 def gpu_image_uri(region: str) -> str:
@@ -118,24 +148,50 @@ def training_image(region: str, engine: str, instance_type: str) -> str:
 
     Machines without accelerator also get the newest Neuron image, for its torch and transformers; GPUs always run
     engine native. Raises `ConfigError` if no image is known."""
-    known = [row["tag"] for row in table("images")["tags"] if serves(row["tag"], engine)]
     if is_gpu(instance_type):
         return gpu_image_uri(region)
-    if is_neuron(instance_type) and not known:
-        lacking = f"with what it needs there: {_needs(engine)}"
-    else:
-        return image_uri(region, engine)
-    raise ConfigError(
-        f"compute.image: no image is known for train.engine {engine} on {instance_type}; set compute.image to one "
-        f"{lacking}",
-        code="config.combination",
+    if is_neuron(instance_type) and known_image(engine) is None:
+        raise ConfigError(
+            f"compute.image: no image is known for train.engine {engine} on {instance_type}; {looked_for(engine)}",
+            code="config.combination",
+        )
+    return image_uri(region, engine)
+
+
+def looked_for(engine: str) -> str:
+    """The remedy while the image of an engine is unknown: the tag to look for, and both ways to an image."""
+    row = table("images")["engines"][engine]
+    return (
+        f"look at {row['gallery']} and `smtrain config set CONFIG compute.image={row['tag']}` (a guess, unverified), "
+        "or copy it with `smtrain image build CONFIG --from URI --push URI`"
     )
 
 
 def sdk_release(uri: str) -> tuple[int, int, int] | None:
-    """Release of the Neuron SDK in an image, from its tag; None if the tag has none."""
+    """Release of the Neuron SDK in an image, from its tag; None if the tag has none. `sdk2.33.*` is 2.33.0."""
     match = _SDK.search(uri.rpartition("/")[2])
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+    return (int(match[1]), int(match[2]), int(match[3].replace("*", "0"))) if match else None
+
+
+def python_of(uri: str) -> str | None:
+    """CPython release in an image as pip writes it ("312"), from facts about the image or its tag; None if unknown."""
+    if row := gpu_row(uri):
+        return str(row["python"]).replace(".", "")
+    match = _PYTHON.search(uri.rpartition(":")[2])
+    return f"{match[1]}{match[2]}" if match else None
+
+
+def torch_of(uri: str) -> str:
+    """The release of torch that the tag of a Neuron image begins with; "0" if it begins with another thing."""
+    match = _TORCH.search(uri.rpartition("/")[2])
+    return match[1] if match else "0"
+
+
+def contents_known(uri: str) -> bool:
+    """Whether the table says what is in an image with this release of Neuron."""
+    contents, release = table("images")["contents"], sdk_release(uri)
+    first, last = (tuple(map(int, contents[key].split("."))) for key in ("whole_since", "whole_until"))
+    return release is not None and first <= release <= last
 
 
 def serves(uri: str, engine: str) -> bool | None:
@@ -147,49 +203,17 @@ def serves(uri: str, engine: str) -> bool | None:
     return first <= release and (not last or release <= last[0])
 
 
-def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
-    """The fault, with its remedy, if stage train cannot run in an image on machines of a type, judging by its name."""
-    if is_gpu(instance_type):
-        row = gpu_row(uri)
-        if sdk_release(uri):
-            return (
-                f"this image is for Neuron cores, and {instance_type} has GPUs; name one with CUDA, or leave it out "
-                "for the newest that is known (`smtrain images`)"
-            )
-        if row is not None and not row["whole"]:
-            whole = next(r for r in gpu_rows() if r["whole"])
-            return (
-                f"{row['repository']} has no transformers, which every stage imports; build one on it that has, or "
-                f"leave it out for {whole['repository']}"
-            )
-    elif is_neuron(instance_type):
-        if gpu_row(uri):
-            return (
-                f"this image is for GPUs, and {instance_type} has Neuron cores; leave it out for the newest that is "
-                "known for them (`smtrain images`)"
-            )
-        if serves(uri, engine) is False:
-            release = ".".join(map(str, sdk_release(uri) or ()))
-            known = any(serves(row["tag"], engine) for row in table("images")["tags"])
-            otherwise = ", or leave it out for the newest that is known (`smtrain images`)" if known else ""
-            return (
-                f"this image has Neuron {release}, and engine {engine} needs {_needs(engine)}; name one that has "
-                f"that{otherwise}"
-            )
-    return None
-
-
-def _needs(engine: str) -> str:
-    needs: str = table("images")["engines"][engine]["needs"]
-    return needs.partition(", whose")[0]
-
-
 def image_rows() -> list[dict[str, Any]]:
     """The known tags, newest first, each with its engines."""
     images = table("images")
+    seen = [
+        {"tag": row["tag"], "sdk": ".".join(map(str, sdk_release(row["tag"]) or ())), "note": f"seen {row['seen']}"}
+        for row in images["engines"].values()
+        if row.get("seen")
+    ]
     return [
         {**row, "engines": [engine for engine in images["engines"] if serves(row["tag"], engine)]}
-        for row in images["tags"]
+        for row in (*seen, *images["tags"])
     ]
 
 

@@ -17,13 +17,14 @@ from smtrain.client.launch.image_inspect import Contents
 from smtrain.core.config import Stage
 from smtrain.core.errors import LocalError
 from smtrain.core.facts import table
+from smtrain.core.facts.images import contents_known, torch_of
 from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, requirements
 from smtrain.core.text import Say
 from smtrain.plane.docker import plainly, sentence
 from smtrain.tools.image.lock import Interpreter, Pin, download, resolve
 from smtrain.version import __version__
 
-LOCK = "requirements.lock"
+LOCK, WANTED = "requirements.lock", "requirements.txt"
 PLACE = "/opt/smtrain"
 LABEL = "smtrain.lock"
 """Label of an image built here: the first characters of its lock file's sha256."""
@@ -41,6 +42,8 @@ class Recipe:
     """Packages that every image needs and the base lacks."""
     extras: str
     """Entries of wheels.txt that it lacks, as pip reads them."""
+    unread: tuple[str, ...] = ()
+    """Requirements of the stages, if the packages of the base are unknown: it gets those that it lacks."""
 
     @property
     def lock(self) -> str:
@@ -52,14 +55,25 @@ class Recipe:
     def dockerfile(self) -> str:
         """The Dockerfile; its context also holds the lock file and the folder wheels."""
         as_root, back = ("USER root\n", f"USER {self.user}\n") if self.user not in ("", "root", "0") else ("", "")
+        head = f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at start.\n"
+        if self.unread:
+            # pip leaves a package that satisfies a requirement alone; the constraints keep it from replacing others.
+            return (
+                f"{head}# What {self.base} has is unknown here: its own packages stay, and it gets what it lacks.\n"
+                f"FROM {self.base}\n{as_root}COPY {LOCK} {WANTED} {PLACE}/\nCOPY wheels {PLACE}/wheels\n"
+                f"RUN python3 -m pip list --disable-pip-version-check --format=freeze >{PLACE}/had.txt \\\n"
+                "    && PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir \\\n"
+                f"      --disable-pip-version-check --no-index --find-links={PLACE}/wheels \\\n"
+                f"      -c {PLACE}/had.txt -r {PLACE}/{WANTED} \\\n"
+                f"    && rm -rf {PLACE}/wheels\n{back}"
+            )
         install = (
             f"RUN PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --disable-pip-version-check \\\n"
             f"      --no-index --find-links={PLACE}/wheels --no-deps --require-hashes -r {PLACE}/{LOCK} \\\n"
             f"    && rm -rf {PLACE}/wheels\n"
         )
         return (
-            f"# From `smtrain image build` ({__version__}): jobs from this image install nothing at start.\n"
-            f"FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels {PLACE}/wheels\n{install}{back}"
+            f"{head}FROM {self.base}\n{as_root}COPY {LOCK} {PLACE}/{LOCK}\nCOPY wheels {PLACE}/wheels\n{install}{back}"
         )
 
     def write(self, folder: Path, say: Say) -> None:
@@ -67,6 +81,8 @@ class Recipe:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "Dockerfile").write_text(self.dockerfile, "utf-8")
         (folder / LOCK).write_text(self.lock, "utf-8")
+        if self.unread:
+            (folder / WANTED).write_text("".join(f"{line}\n" for line in self.unread), "utf-8")
         shutil.rmtree(folder / "wheels", ignore_errors=True)
         say(f"downloading {self.count} wheels for Python {self.interpreter.python} on {self.interpreter.machine}")
         download(folder / LOCK, self.interpreter, folder / "wheels")
@@ -82,8 +98,8 @@ def recipe(
 ) -> Recipe:
     """The packages to add to a base for these stages and for their data (core/protocol/data_packages.py).
 
-    Without `contents` the base is not here; the table of AWS's images says that it lacks the wheels and the packages of
-    `needs`. Raises `LocalError` if the base cannot be completed.
+    Without `contents` the base is not here; the table of AWS's images says of older ones that they lack the wheels and
+    the packages of `needs`. Raises `LocalError` if the base cannot be completed.
     """
     if contents is None:
         python = wheels.pythons(base)
@@ -93,6 +109,8 @@ def recipe(
                 f"`smtrain image pull {base}` first, to look into it"
             )
         interpreter = Interpreter(f"3.{python[0][1:]}.0", table("images")["contents"]["architecture"])
+        if not contents_known(base):
+            return _unread(base, user, stages, needs, interpreter)
         return Recipe(base, user, interpreter, _alone(base, needs, interpreter), _extras(stages, None))
     if "torch" not in contents.packages:
         raise LocalError(f"image {base} has no torch, which is not added; build on one that has (`smtrain images`)")
@@ -105,6 +123,18 @@ def recipe(
     pins = resolve([*sorted(lacking), *travelling], contents.packages, interpreter)
     locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
     return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras)
+
+
+def _unread(base: str, user: str, stages: Sequence[Stage], needs: Sequence[str], interpreter: Interpreter) -> Recipe:
+    """A recipe for a base whose packages are unknown, but for torch: the wheels of all that the stages may lack."""
+    file, words = entrypoints_folder() / "requirements.txt", [*stages, *(WORDS[need] for need in needs)]
+    lines = sorted({line for word in words for line in requirements(file, word)})
+    extras = _extras(stages, None)
+    travelling = [line.split()[0] for line in extras.splitlines() if "==" in line]
+    locked = {canonicalize_name(line.partition("==")[0]) for line in travelling}
+    pins = resolve([*lines, *travelling], {"torch": torch_of(base)}, interpreter)
+    wanted = tuple(sorted({*lines, *locked}))
+    return Recipe(base, user, interpreter, tuple(pin for pin in pins if pin.name not in locked), extras, wanted)
 
 
 def _alone(base: str, needs: Sequence[str], interpreter: Interpreter) -> tuple[Pin, ...]:

@@ -95,7 +95,7 @@ def test_the_command_lists_them() -> None:
     without = json.loads(subprocess.run(command, capture_output=True, check=True, env={**os.environ}).stdout)
     assert without["uri"] is None
     assert listed["images"] == image_rows()
-    assert "not known here" in listed["needs"]["native"]
+    assert "TorchNeuron" in listed["needs"]["native"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from smtrain.client.launch.image_inspect import Contents
 from smtrain.client.launch.wheels import lock_file
 from smtrain.core.errors import LocalError
 from smtrain.core.facts.images import image_uri
-from smtrain.core.protocol.entrypoints import WORDS
+from smtrain.core.protocol.entrypoints import WORDS, entrypoints_folder, requirements
 from smtrain.stages import STAGES
 from smtrain.tools.image.build import recipe
 from smtrain.tools.image.lock import Interpreter, Pin
@@ -72,6 +72,31 @@ def test_what_the_data_needs_is_added_too(index: Path) -> None:
     made = recipe("mine:1", ["export"], replace(WHOLE, lacking=lacking), needs=["data.path: hf://"])
     assert [str(pin).partition(" ")[0] for pin in made.pins] == ["datasets==4.0", "tiny-base==1.0"]
     assert recipe("mine:1", ["export"], replace(WHOLE, lacking=lacking)).count == 0
+
+
+def test_a_base_of_unknown_contents_gets_only_what_it_lacks(index: Path) -> None:
+    """TorchNeuron's image is public, and its packages were not read: its own stay, and torch never comes from here."""
+    base = "public.ecr.aws/neuron/pytorch-training-neuronx:2.14.0-neuronx-py314-sdk2.33.0-ubuntu26.04"
+    stages = [stage for stage in STAGES if stage != "evaluate"]
+    words = [line for stage in stages for line in requirements(entrypoints_folder() / "requirements.txt", stage)]
+    for line in sorted({*words}):
+        name = re.split(r"[^\w-]", line)[0]
+        wheel(index, name.replace("-", "_"), "99.0", *(["torch>=2.4", "tiny-base"] if name == "transformers" else []))
+    for line in lock_lines():
+        name, version = line.split()[0].split("==")
+        wheel(index, name.replace("-", "_"), version)
+    wheel(index, "tiny_base", "1.0")
+    made = recipe(base, stages, None)
+    assert made.interpreter == Interpreter("3.14.0", "x86_64")
+    pinned = set(re.findall(r"^([\w-]+)==", made.lock, re.M))
+    assert {"transformers", "tiny-base", "pyarrow", "gigatoken", "zlib-ng"} <= pinned
+    assert "torch" not in pinned
+    file = made.dockerfile
+    assert f"\nFROM {base}\n" in file
+    assert file.index("pip list") < file.index("pip install"), "what it has is read first, and is the constraint"
+    assert "-c /opt/smtrain/had.txt -r /opt/smtrain/requirements.txt" in file
+    assert "gigatoken" in made.unread, "any release of it will do"
+    assert "transformers>=4.56" in made.unread
 
 
 def test_a_base_without_torch_or_of_an_unknown_python_is_refused() -> None:

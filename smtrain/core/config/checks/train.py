@@ -11,7 +11,7 @@ from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import Sentence
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
-from smtrain.core.facts.images import unsuited
+from smtrain.core.facts.image_fit import unsuited
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import readable_schemes, respelled
 

@@ -1,0 +1,112 @@
+"""Judge by its name whether an image can run the train stage, before anything is uploaded or paid."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from smtrain.core.facts import table
+from smtrain.core.facts.engines import is_gpu, is_neuron
+from smtrain.core.facts.images import (
+    gpu_row,
+    gpu_rows,
+    known_image,
+    looked_for,
+    python_of,
+    sdk_release,
+    serves,
+    torch_of,
+    with_repository,
+)
+
+_SERVES_MODELS = re.compile(r"inference|serving|(^|[-_])(vllm|sglang|tgi|tei|djl)([-_:]|$)")
+_CUDA = re.compile(r"-(gpu|cu\d{2,3})(-|$)")
+_CPU = re.compile(r"-cpu(-|$)")
+
+
+def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
+    """The fault, with its remedy, if stage train cannot run in an image on machines of a type."""
+    name = with_repository(uri).rpartition("/")[2]
+    if "*" in name and (fault := _pattern_fault(name)):
+        return fault
+    if uri.startswith("public.ecr.aws/"):
+        return (
+            f"SageMaker does not pull from public.ecr.aws; copy it with `smtrain image build CONFIG --from {uri} "
+            "--push URI` to a repository of your account, and name that"
+        )
+    remedy = _remedy(engine, instance_type)
+    return _wrong_kind(name, instance_type, remedy) or _wrong_release(name, engine, instance_type, remedy)
+
+
+def _pattern_fault(name: str) -> str | None:
+    """A pattern must fix what decides about the job: repository, and release of Neuron."""
+    repository, _, tag = name.partition(":")
+    if "*" in repository or not tag:
+        return "a pattern may have * in the tag only; write REPOSITORY:TAG"
+    if sdk_release(name) is None:
+        return f"the pattern {tag} does not fix a release of Neuron; write one that does, such as *-neuronx-*-sdk2.33.*"
+    return None
+
+
+def _remedy(engine: str, instance_type: str) -> str:
+    """Say what to name instead. No image of engine native is known for Neuron cores until one was seen."""
+    if not is_neuron(instance_type) or known_image(engine):
+        return "leave it out for the newest that is known (`smtrain images`)"
+    return looked_for(engine)
+
+
+def _wrong_kind(name: str, instance_type: str, remedy: str) -> str | None:
+    """An image that serves models, or one for other devices than the machines have."""
+    if _SERVES_MODELS.search(name.partition(":")[0]):
+        return f"this image serves models ({name.partition(':')[0]}) and has no training software; {remedy}"
+    neuron, gpu = is_neuron(instance_type), is_gpu(instance_type)
+    if gpu and (sdk_release(name) or "neuronx" in name):
+        return f"this image is for Neuron cores, and {instance_type} has GPUs; {remedy}"
+    if neuron and (gpu_row(name) or _CUDA.search(name)):
+        return f"this image is for GPUs, and {instance_type} has Neuron cores; {remedy}"
+    if (neuron or gpu) and _CPU.search(name):
+        return f"this image is for CPUs, and {instance_type} has {'GPUs' if gpu else 'Neuron cores'}; {remedy}"
+    row = gpu_row(name)
+    if gpu and row is not None and not row["whole"]:
+        whole = next(r for r in gpu_rows() if r["whole"])
+        return (
+            f"{row['repository']} has no transformers, which every stage imports; build one on it that has, or leave "
+            f"it out for {whole['repository']}"
+        )
+    return None
+
+
+def _wrong_release(name: str, engine: str, instance_type: str, remedy: str) -> str | None:
+    """An image whose Python, release of Neuron or torch the job cannot use."""
+    images: dict[str, Any] = table("images")
+    python, ours = python_of(name), images["contents"]["pythons"]
+    if python is not None and python not in ours:
+        return f"this image has Python {_dotted(python)}, and smtrain runs on {_span(ours)}; {remedy}"
+    if not is_neuron(instance_type):
+        return None
+    row = images["engines"][engine]
+    if serves(name, engine) is False:
+        release = ".".join(map(str, sdk_release(name) or ()))
+        return f"this image has Neuron {release}, and engine {engine} needs {row['needs']}; {remedy}"
+    if python is not None and python not in row.get("pythons", ours):
+        return f"this image has Python {_dotted(python)}, and TorchNeuron has only {_span(row['pythons'])}; {remedy}"
+    torch = torch_of(name)
+    if torch != "0" and _numbers(torch) < _numbers(row.get("torch", "0")):
+        return (
+            f"this image has torch {torch}, and engine {engine} needs TorchNeuron on torch {row['torch']} or later; "
+            f"{remedy}"
+        )
+    return None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def _dotted(python: str) -> str:
+    """Write 314 as 3.14."""
+    return f"{python[0]}.{python[1:]}"
+
+
+def _span(pythons: list[str]) -> str:
+    return f"Python {_dotted(pythons[0])} to {_dotted(pythons[-1])}"
