@@ -15,6 +15,8 @@ from smtrain.core.config.compute import MachineEntry, MachineName
 from smtrain.core.config.error_messages import key_of, sentence_of
 from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import lnc_of
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.files import home_path
 
@@ -54,12 +56,15 @@ def _sentence(detail: Any) -> str:
     return f"{key}: is missing; {_HINT}" if detail["type"] == "missing" else sentence_of(JobConfig, key, detail)
 
 
-def machine_of(type_: str, count: int, known: Mapping[str, MachineEntry]) -> Machine:
-    """A known instance type or a described machine. Raises `ConfigError` for any other name."""
+def machine_of(
+    type_: str, count: int, known: Mapping[str, MachineEntry], environment: Mapping[str, str] | None = None
+) -> Machine:
+    """A known instance type or a described machine, with the LNC that a job's environment says. Raises `ConfigError`
+    for any other name."""
     if type_ in known:
         return Machine.described(type_, count, known[type_])
-    if type_.startswith("ml."):
-        return Machine.of(type_, count)
+    if type_.startswith("ml.") or instance(type_):
+        return Machine.of(type_, count, lnc=lnc_of(type_, environment or {}))
     if near := instance_meant(type_):
         raise ConfigError(f"machines: {type_} is no instance type; did you mean {near}?", code="config.wrong_value")
     names = f"known: {', '.join(sorted(known))}" if known else "none is described"

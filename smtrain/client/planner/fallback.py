@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.planner.machines import Machine, Mesh
+from smtrain.client.planner.routable import broken_group
 from smtrain.client.planner.search import refusals
 from smtrain.client.planner.workload import shape_of, work_of
 from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
@@ -12,7 +13,9 @@ from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.checks.train import machine_fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
+from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.torus import torus_sentence
 
 KEY = "compute.fallback_instance_types"
 
@@ -52,9 +55,12 @@ def _faults(config: JobConfig) -> Iterator[str]:
     if fault := machine_fault(config):
         yield fault.partition("; ")[0]
         return
+    if config.target == "aws" and (fault := sagemaker_lack(compute.instance_type)):
+        yield fault
+        return
     try:
         machine = Machine.of_config(config)
-        alone = Machine.of(compute.instance_type, 1)
+        alone = Machine.of(compute.instance_type, 1, lnc=config.lnc)
     except ConfigError:
         near = instance_meant(compute.instance_type)
         nearest = f"; {near} is the nearest one" if near else ""
@@ -71,5 +77,7 @@ def _faults(config: JobConfig) -> Iterator[str]:
             yield f"tp x pp x dp = {parallel.tp * parallel.pp * config.dp} is not its {machine.world} processes"
         elif config.train.global_batch_size % (config.dp * parallel.micro_batch_size):
             yield f"train.global_batch_size is no multiple of dp x micro_batch_size = {config.dp} x {mesh.micro_batch}"
+        elif (group := broken_group(config)) and machine.torus_chip:
+            yield torus_sentence(group, machine.torus_chip, machine.type)
         return
     yield from refusals(work, machine, mesh)

@@ -12,8 +12,9 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.compute import MachineEntry
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
-from smtrain.core.facts.engines import lnc_of, no_gpu_for_fp16
+from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.torus import Group, ends, torus_chip, torus_sentence, untiled
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
@@ -44,10 +45,15 @@ class Machine:
     """From a device to the others of its host, in bytes per second and direction; 0: in proportion to its peak."""
     chip: str = ""
     """The GPU, as in core/facts/instances.toml; empty for Neuron cores and described machines."""
+    torus_chip: int | None = None
+    """Processes on a chip, if groups of processes must tile the torus of a host's chips (core/facts/torus.py)."""
 
     @classmethod
-    def of(cls, type_: str, count: int, cores: int | None = None) -> Machine:
-        """The machine in a row of core/facts/instances.toml. Raises `ConfigError` for an unknown type."""
+    def of(cls, type_: str, count: int, cores: int | None = None, lnc: int | None = None) -> Machine:
+        """The machine in a row of core/facts/instances.toml. Raises `ConfigError` for an unknown type.
+
+        lnc: physical cores behind each Neuron core, which share its peak and memory. Default: those of the type.
+        """
         row = instance(type_)
         if type_ in table("instances")["cpu"] or (row is not None and "core_gib" not in row):
             raise ConfigError(
@@ -60,23 +66,26 @@ class Machine:
             known = (t for t, r in table("instances")["instances"].items() if "core_gib" in r)
             near = instance_meant(type_)
             meant = f"did you mean {near}? " if near else ""
-            kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" for t in known))
+            kinds = ", ".join(dict.fromkeys(t.rpartition(".")[0] + ".*" if "." in t else t for t in known))
             raise ConfigError(
                 f"compute.instance_type: nothing is known about {type_} to plan with; {meant}known: {kinds}; any "
                 "other machine can be described under machines (docs/gpus.md)",
                 code="config.wrong_value",
             )
+        usual = row.get("logical_cores", 1)
+        lnc = lnc or usual
         return cls(
             type=type_,
             count=count,
-            cores=cores or row["cores"],
-            core_flops=row["core_tflops"] * 1e12,
-            core_bytes=row["core_gib"] * GIB,
+            cores=cores or row["cores"] * usual // lnc,
+            core_flops=row["core_tflops"] * 1e12 * lnc / usual,
+            core_bytes=row["core_gib"] * GIB * lnc / usual,
             host_bytes=row["host_gib"] * GIB,
             network=row["network_gbps"] * 1e9 / 8,
             disk_bytes=row.get("disk_gib", 0) * GIB,
             link=row.get("link_gbs", 0.0) * 1e9,
             chip=row.get("chip", ""),
+            torus_chip=torus_chip(type_, lnc),
         )
 
     @classmethod
@@ -104,10 +113,7 @@ class Machine:
         """The hosts of a config's train stage. Raises `ConfigError` as `of` and `described` do."""
         compute, own = config.compute, config.own_machine
         if own is None:
-            machine = cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance)
-            row = instance(compute.instance_type) or {}
-            part = lnc_of(compute.instance_type, compute.environment) / row.get("logical_cores", 1)
-            return replace(machine, core_flops=machine.core_flops * part, core_bytes=machine.core_bytes * part)
+            return cls.of(compute.instance_type, compute.instance_count, config.processes_per_instance, config.lnc)
         made = cls.described(compute.instance_type, compute.instance_count, own)
         return replace(made, cores=config.processes_per_instance)
 
@@ -231,6 +237,14 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
 
 
+def untiled_group(work: Work, machine: Machine, mesh: Mesh) -> Group | None:
+    """The first group of a mesh that the torus of the machine's chips does not connect; None if it connects all."""
+    if machine.torus_chip is None:
+        return None
+    pairs = ends(mesh.pp) if work.shape.tied else ()
+    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs)
+
+
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
@@ -240,6 +254,8 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"tp x pp x dp = {mesh.tp * mesh.pp * mesh.dp} is not the {machine.count} x {machine.cores} = "
             f"{machine.world} cores"
         )
+    elif group := untiled_group(work, machine, mesh):
+        yield torus_sentence(group, machine.torus_chip or 1, machine.type)
     if work.global_batch % (mesh.dp * mesh.micro_batch):
         yield (
             f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "

@@ -104,7 +104,7 @@ def plan(
     described = machines_known(config, machine_file)
     known = Prices(prices or own_prices(), own_price_rows(described), config.target)
     work, _ = work_of(config, shape)
-    some = [machine_of(t, n, described) for t, n in machines]
+    some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
     mesh = Mesh.of_config(config)
     some = some or [own]

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from smtrain.client.planner.fallback import fallback_faults
 from smtrain.client.planner.machines import named_shape
 from smtrain.client.planner.resolve_mesh import NO_MESH, with_engine, with_processes, with_sizes
+from smtrain.client.planner.routable import torus_faults
 from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
@@ -18,6 +19,7 @@ from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError, reworded
 from smtrain.core.facts import table
+from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.public import public
@@ -78,7 +80,9 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
-        faults += [text for keys, text in fallback_faults(config) if not left_out & keys]
+        faults += [
+            text for keys, text in (*torus_faults(config), *fallback_faults(config)) if not left_out & keys
+        ]  # fmt: skip
         if faults:  # else the data is checked when a job is made (client/launch/inputs.py)
             named = {fault.partition(":")[0] for fault in faults}
             faults += [fault for fault in _of_data(config, left_out) if fault.partition(":")[0] not in named]
@@ -103,7 +107,8 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
         try:
             return with_sizes(config, auto=drafted.auto), set()
         except ConfigError as error:
-            drafted.faults += error.faults
+            if config.target != "aws" or not sagemaker_lack(config.compute.instance_type):  # which is reported instead
+                drafted.faults += error.faults
     undecided = {"train.seq_len", "train.global_batch_size"} - {f"train.{key}" for key in config.train.model_fields_set}
     if "sequence_parallel" not in config.parallel.model_fields_set:
         undecided.add("parallel.sequence_parallel")

@@ -16,6 +16,7 @@ from smtrain.client.planner.machines import (
     layers_of,
     mesh_faults,
     stage_numbers,
+    untiled_group,
 )
 from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
 from smtrain.client.planner.throughput import Coefficients, exchange_time, slot_time, step_time
@@ -72,6 +73,8 @@ def search(
         hourly = price.get(machine.type)
         for tp in table.degrees:
             for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
+                if untiled_group(work, machine, Mesh(tp, pp, dp)) is not None:
+                    continue
                 best = table.fastest(tp, pp, dp)
                 if best is not None:
                     mesh, seconds, need = best

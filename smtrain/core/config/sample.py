@@ -17,6 +17,7 @@ from smtrain.core.config.section import descriptions
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.names import positions
+from smtrain.core.facts.torus import torus_chip
 from smtrain.core.model.hf_config import positions_named
 
 HERE = "here"
@@ -49,7 +50,7 @@ def values(model: str, data: str, machines: Machines, *, mesh: bool) -> dict[str
     and machines (`mesh`), mesh and batch."""
     here, row = machines.instance_type is None, instance(machines.instance_type or "") or {}
     cores = row.get("cores", 1)
-    tp = min(8, cores)
+    tp = torus_chip(machines.instance_type or "", row.get("logical_cores", 1)) or min(8, cores)
     guessed: dict[str, Any] = {}
     batch: dict[str, int] = {}
     if here:

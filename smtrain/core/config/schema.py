@@ -16,7 +16,7 @@ from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, 
 from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
-from smtrain.core.facts.engines import cores_of
+from smtrain.core.facts.engines import cores_of, lnc_of
 from smtrain.core.facts.sagemaker import TargetName
 
 Stage = str
@@ -81,6 +81,11 @@ class JobConfig(Section):
         compute, own = self.compute, self.own_machine
         cores = own.devices if own else cores_of(compute.instance_type, compute.environment)
         return compute.processes_per_instance or cores
+
+    @property
+    def lnc(self) -> int:
+        """Physical cores behind each Neuron core of the train stage."""
+        return lnc_of(self.compute.instance_type, self.compute.environment)
 
     @property
     def own_machine(self) -> MachineEntry | None:

@@ -10,12 +10,23 @@ from smtrain.core.facts import instance, table
 
 EngineName = Literal["native", "nxd"]
 ENGINES: tuple[EngineName, ...] = ("native", "nxd")
+TRAINIUM2 = "ml.trn2.48xlarge"
+"""The one type of SageMaker's training jobs that TorchNeuron runs on."""
 
 
 def engine_of(instance_type: str) -> EngineName:
     """The default engine on instances of a type."""
     neuron = is_neuron(instance_type) and family(instance_type) in table("instances")["engines"]["nxd"]
     return "nxd" if neuron else "native"
+
+
+def sagemaker_lack(instance_type: str) -> str | None:
+    """Say that SageMaker has no training job on a type that a Slurm cluster may have; None if it has."""
+    has = (instance(instance_type) or {}).get("sagemaker", True)
+    if has is True:
+        return None
+    elsewhere = "a HyperPod or other Slurm cluster" if has == "hyperpod" else "a Slurm cluster on EC2"
+    return f"{instance_type} is for {elsewhere} (target: slurm, docs/slurm.md), as SageMaker has no training job on it"
 
 
 def engine_fault(engine: str, instance_type: str) -> str | None:
@@ -29,7 +40,7 @@ def engine_fault(engine: str, instance_type: str) -> str | None:
         )
     return (
         f"train.engine: native does not run on {instance_type}, as TorchNeuron knows trn2 and trn3 only; set "
-        "train.engine: nxd (the default there), or take ml.trn2.48xlarge"
+        f"train.engine: nxd (the default there), or take {TRAINIUM2}"
     )
 
 
@@ -108,7 +119,8 @@ def family(instance_type: str) -> str:
 
 def is_neuron(instance_type: str) -> bool:
     """Whether instances of this type have Neuron cores."""
-    return instance_type.startswith("ml.trn")
+    named = instance_type.startswith("trn") and instance(instance_type) is not None  # EC2 has no name for Trainium3
+    return instance_type.startswith("ml.trn") or named
 
 
 def is_gpu(instance_type: str) -> bool:

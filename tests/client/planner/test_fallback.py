@@ -48,7 +48,7 @@ def test_more_processes_than_cores_are_refused(raw: dict[str, Any]) -> None:
 def test_memory_is_counted_where_the_model_is_known(raw: dict[str, Any]) -> None:
     big = {
         "name": "big", "model": {"path": "s3://models/llama-2-70b"}, "data": {"prepared": "s3://data/tokens/"},
-        "parallel": {"tp": 8, "pp": 4, "activation_checkpointing": "full", "sequence_parallel": True},
+        "parallel": {"tp": 16, "pp": 2, "activation_checkpointing": "full", "sequence_parallel": True},
         "train": {"global_batch_size": 64, "seq_len": 4096},
         "compute": {"instance_type": "ml.trn2.48xlarge", "instance_count": 1, "processes_per_instance": 32},
     }  # fmt: skip

@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_refused_by_how_much() -> None:
 
 
 def test_trn2_is_uncalibrated_and_its_price_a_guess() -> None:
-    given = raw("Llama-3.1-8B", tp=8, pp=1, hosts=1)
+    given = raw("Llama-3.1-8B", tp=4, pp=1, hosts=1)
     given["compute"]["instance_type"] = "ml.trn2.48xlarge"
     plan = smtrain.plan(given)
     assert not plan.calibrated

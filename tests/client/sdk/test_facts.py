@@ -17,6 +17,7 @@ from botocore.session import Session
 import smtrain
 from smtrain.core.config.training import Train
 from smtrain.core.facts import table
+from smtrain.core.facts.engines import is_neuron, sagemaker_lack
 from smtrain.core.facts.images import (
     gpu_row,
     gpu_rows,
@@ -74,9 +75,24 @@ def test_the_table_is_in_order_and_speaks_of_every_engine() -> None:
 def test_instance_types_are_those_that_sagemaker_trains_on() -> None:
     known = Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").metadata["enum"]
     types = table("instances")
-    named = {*types["instances"], *types["cpu"]}
+    lacking = {kind for kind in types["instances"] if sagemaker_lack(kind)}
+    named = {*types["instances"], *types["cpu"]} - lacking
     assert named <= set(known)
+    assert not lacking & set(known), "SageMaker has it by now: leave out its line `sagemaker`"
+    assert lacking == {"ml.trn2u.48xlarge", "ml.trn2.3xlarge", "trn3-gen1", "trn3-gen2"}
     assert {row["type"] for row in table("prices")["rows"]} <= named
+
+
+def test_trainium_has_names_that_aws_has() -> None:
+    """The types of Slurm clusters by the names of EC2, and those that HyperPod has by its own."""
+    on_ec2 = set(Session().get_service_model("ec2").shape_for("InstanceType").metadata["enum"])
+    on_hyperpod = set(Session().get_service_model("sagemaker").shape_for("ClusterInstanceType").metadata["enum"])
+    for kind, row in table("instances")["instances"].items():
+        if is_neuron(kind):
+            named = kind.removeprefix("ml.") in on_ec2
+            assert named == kind.startswith("ml."), "EC2 names Trainium3 by now: take its name"
+            assert row.get("sagemaker") != "hyperpod" or kind in on_hyperpod
+    assert not any(kind.startswith("trn3") for kind in on_ec2)
 
 
 def test_the_page_of_gpus_names_every_chip_there_is() -> None:

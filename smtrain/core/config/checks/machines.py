@@ -9,7 +9,9 @@ from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
-from smtrain.core.facts.engines import lnc_fault
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
+from smtrain.core.facts.torus import ends, instead, torus_chip, untiled
 from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {
@@ -43,8 +45,30 @@ def _processes(config: JobConfig) -> str:
 def _wrong_dp(config: JobConfig) -> str:
     mesh, world = _mesh(config), config.world_size
     remedy = f"dp = {world // mesh} would do" if world % mesh == 0 else "change tp, pp or compute"
+    if way := _on_torus(config):
+        remedy = f"tp = {way[0]}, pp = {way[1]} and dp = {world // (way[0] * way[1])} would do"
     product = mesh * (config.parallel.dp or 1)
     return f"parallel.dp: tp x pp x dp = {product}, but the processes are {_processes(config)}; {remedy}"
+
+
+def _not_divided(config: JobConfig) -> str:
+    way = _on_torus(config)
+    remedy = (
+        f"tp = {way[0]} and pp = {way[1]} would do" if way
+        else "change tp, pp, compute.instance_count or compute.processes_per_instance"
+    )  # fmt: skip
+    return (
+        f"parallel.tp, parallel.pp: tp x pp = {_mesh(config)} does not divide the number of processes, "
+        f"{_processes(config)}; {remedy}"
+    )
+
+
+def _on_torus(config: JobConfig) -> tuple[int, int] | None:
+    """The (tp, pp) most like the config's that the machines' torus connects; None if it has no such rule."""
+    chip = torus_chip(config.compute.instance_type, config.lnc)
+    if chip is None or config.own_machine is not None or config.target == "local":
+        return None
+    return instead(config.parallel.tp, config.parallel.pp, config.world_size, config.processes_per_instance, chip)
 
 
 def _wrong_batch(config: JobConfig) -> str:
@@ -59,9 +83,7 @@ def _wrong_batch(config: JobConfig) -> str:
 
 
 MESH = (
-    Rule(_MESH, lambda c: c.parallel.dp is None and not mesh_fits(c),
-         lambda c: f"parallel.tp, parallel.pp: tp x pp = {_mesh(c)} does not divide the number of processes, "
-                   f"{_processes(c)}; change tp, pp, compute.instance_count or compute.processes_per_instance"),
+    Rule(_MESH, lambda c: c.parallel.dp is None and not mesh_fits(c), _not_divided),
     Rule(_MESH, lambda c: c.parallel.dp is not None and not mesh_fits(c), _wrong_dp),
     Rule(f"{_MESH} train.global_batch_size parallel.micro_batch_size",
          lambda c: mesh_fits(c) and c.train.global_batch_size % (c.dp * c.parallel.micro_batch_size),
@@ -182,7 +204,9 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
 def _own_machine_fault(config: JobConfig) -> str | None:
     """The reason why a machine other than SageMaker's cannot train this run."""
     name = config.compute.instance_type
-    if name.startswith("ml."):
+    if config.target == "aws" and config.own_machine is None and (lack := sagemaker_lack(name)):
+        return f"{lack}; {_of_sagemaker(config)}"
+    if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
         return f"{name} is no instance type; take one, such as ml.p5.48xlarge, or describe {name} under machines"
@@ -193,6 +217,18 @@ def _own_machine_fault(config: JobConfig) -> str | None:
         f"{name} is a machine of yours, and {where}; name an instance type, and plan with `smtrain plan CONFIG "
         f"--machines {name}:1`"
     )
+
+
+def _of_sagemaker(config: JobConfig) -> str:
+    """The keys to set for a machine that SageMaker lacks, with the planner's mesh if the given one does not fit."""
+    other = config.model_copy(update={"compute": config.compute.model_copy(update={"instance_type": TRAINIUM2})})
+    parallel, chip = other.parallel, torus_chip(TRAINIUM2, other.lnc) or 1
+    kept = (
+        "parallel" not in config.model_fields_set
+        or (mesh_fits(other) and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
+            and not untiled(parallel.tp, parallel.pp, other.dp, other.processes_per_instance, chip, ends(parallel.pp)))
+    )  # fmt: skip
+    return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
 
 
 def _cluster_faults(config: JobConfig) -> Iterator[Fault]:

@@ -1,0 +1,113 @@
+"""Meshes whose groups the chips of a Trainium2 host cannot form, each with a mesh that they can.
+
+core/facts/torus.py has the rule. The remedy is tried before it is named: it passes the config's checks and fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smtrain.client.planner.resolve_mesh import with_sizes
+from smtrain.client.planner.workload import shape_of
+from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
+from smtrain.core.config.checks.rule import Fault
+from smtrain.core.config.schema import JobConfig
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts.torus import SIDE, Group, ends, instead, torus_chip, torus_sentence, untiled
+
+_MOST = 16
+"""Hosts that a remedy proposes at most, unless the config has more."""
+
+
+def torus_faults(config: JobConfig) -> Iterator[Fault]:
+    """The fault of a mesh that cannot run on the config's machines; on this machine CPUs run any mesh."""
+    compute, chip = config.compute, torus_chip(config.compute.instance_type, config.lnc)
+    group = None if config.target == "local" or not mesh_fits(config) else broken_group(config)
+    if group is not None and chip is not None:
+        parallel = config.parallel
+        yield (
+            {*MESH_KEYS, "model.path", "train.global_batch_size"},
+            f"parallel: with tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}, "
+            f"{torus_sentence(group, chip, compute.instance_type)}; {_remedy(config, chip)}",
+        )
+
+
+def broken_group(config: JobConfig) -> Group | None:
+    """The first group of a config's mesh that its machines cannot form; None if they form all."""
+    chip = torus_chip(config.compute.instance_type, config.lnc)
+    if chip is None or config.own_machine is not None:
+        return None
+    parallel = config.parallel
+    try:
+        tied = shape_of(config).tied
+    except ConfigError:  # reported when the model is read
+        tied = False
+    pairs = ends(parallel.pp) if tied else ()
+    return untiled(parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs)
+
+
+def _remedy(config: JobConfig, chip: int) -> str:
+    """The keys to set, and the mesh that they give."""
+    try:
+        shape_of(config)
+    except ConfigError:
+        return _by_geometry(config, chip)
+    least = config.compute.instance_count
+    counts = [least << more for more in range(_MOST.bit_length()) if more == 0 or least << more <= _MOST]
+    open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",), ("train.global_batch_size",)]
+    for left_out in open_keys:
+        if not all(_is_given(config, key) for key in left_out):
+            continue
+        for count in counts:
+            found = _chosen(config, count, left_out)
+            if found is not None:
+                more = f" and compute.instance_count: {count}" if count != least else ""
+                without = "".join(f" and leave out {key}" for key in left_out)
+                mesh = found.parallel
+                return (
+                    f"set parallel: auto{more}{without}, which gives tp {mesh.tp} x pp {mesh.pp} x dp {found.dp} with "
+                    f"micro-batches of {mesh.micro_batch_size}"
+                )
+    return (
+        f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs (ml.p5.48xlarge) "
+        "or Trainium3 (target slurm) with parallel: auto, whose devices any group can have"
+    )
+
+
+def _is_given(config: JobConfig, key: str) -> bool:
+    section, _, name = key.partition(".")
+    return name in getattr(config, section).model_fields_set
+
+
+def _chosen(config: JobConfig, count: int, left_out: tuple[str, ...]) -> JobConfig | None:
+    """The config with the planner's mesh on so many hosts, and without some keys; None if no mesh fits."""
+    sections = {
+        "compute": config.compute.model_copy(update={"instance_count": count}),
+        "train": config.train.model_copy(),
+    }
+    for key in left_out:
+        section, _, name = key.partition(".")
+        default = type(sections[section]).model_fields[name].default
+        sections[section] = sections[section].model_copy(update={name: default})
+        sections[section].model_fields_set.discard(name)
+    try:
+        return with_sizes(config.model_copy(update=sections), auto=True)
+    except ConfigError:
+        return None
+
+
+def _by_geometry(config: JobConfig, chip: int) -> str:
+    """A mesh like the given one, for a model of unknown shape."""
+    parallel, without = config.parallel, ""
+    world, host = config.world_size, config.processes_per_instance
+    if (found := instead(parallel.tp, parallel.pp, world, host, chip)) is None:
+        host, without = chip * SIDE**2, " and leave out compute.processes_per_instance"
+        world = config.compute.instance_count * host
+        found = instead(parallel.tp, parallel.pp, world, host, chip)
+    tp, pp = found or (1, 1)
+    dp = world // (tp * pp)
+    keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (f", parallel.dp: {dp}" if parallel.dp is not None else "")
+    each = dp * parallel.micro_batch_size
+    if rest := config.train.global_batch_size % each:
+        keys += f", train.global_batch_size: {config.train.global_batch_size + each - rest}"
+    return f"set {keys}{without}"

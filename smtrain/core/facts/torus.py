@@ -1,0 +1,130 @@
+"""Which groups of processes the chips of a Trainium2 host can form: parts of its 4 x 4 torus.
+
+On trn2.48xlarge and trn2u.48xlarge a collective finds a path only if the chips of its group on each host are one chip,
+two neighbours (the last of a row or column is the first one's neighbour), a whole row or column, or a rectangle of
+these, and if every chip gives the same cores. Any other group ends with "failed to init a collective algorithm ...
+no_hier no_mesh" at its first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3 has a switch and
+no such rule, and nor has Trainium1. docs/trainium.md explains the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from math import log2
+from typing import NamedTuple
+
+from smtrain.core.facts import instance
+
+SIDE = 4
+"""Chips in a row and in a column of a host."""
+
+
+class Group(NamedTuple):
+    """Processes of one host that must exchange something together, by local rank."""
+
+    kind: str
+    members: tuple[int, ...]
+
+    def chips(self, per_chip: int) -> list[int]:
+        """The chips of its processes, in order."""
+        return sorted({member // per_chip for member in self.members})
+
+
+def torus_chip(instance_type: str, lnc: int) -> int | None:
+    """Processes on a chip of a type whose groups must tile the torus, with `lnc` physical cores each; None for other
+    types."""
+    row = instance(instance_type)
+    return row["cores"] * row["logical_cores"] // lnc // row["chips"] if row and row.get("torus") else None
+
+
+def tiles(members: Iterable[int], per_chip: int) -> bool:
+    """Whether processes of one host (local ranks, `per_chip` on a chip, chips row by row) can be a group."""
+    cores: dict[int, set[int]] = {}
+    for member in members:
+        cores.setdefault(member // per_chip, set()).add(member % per_chip)
+    if len({frozenset(of_chip) for of_chip in cores.values()}) != 1:
+        return False
+    rows, columns = {chip // SIDE for chip in cores}, {chip % SIDE for chip in cores}
+    return len(cores) == len(rows) * len(columns) and _in_line(rows) and _in_line(columns)
+
+
+def _in_line(places: set[int]) -> bool:
+    """One place of a ring, two neighbours, or all."""
+    return len(places) in (1, SIDE) or (len(places) == 2 and max(places) - min(places) in (1, SIDE - 1))
+
+
+@cache
+def untiled(
+    tp: int, pp: int, dp: int, host: int, per_chip: int, pairs: tuple[tuple[int, int], ...] = ()
+) -> Group | None:
+    """The first group of a mesh that does not tile the torus; None if all do.
+
+    Ranks are in the order of the engine: pp outermost, then dp, tp innermost; `host` of them are on each host. A group
+    over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs within
+    a tensor-parallel group (copies of key/value heads) tile if the group does.
+
+    pairs: pipeline stages whose ranks exchange in twos: the first and the last, if embeddings are tied. Messages
+    between neighbouring stages are point to point and not collectives.
+    """
+    for local in _hosts(tp, pp, dp, host):
+        for group in local:
+            if not tiles(group.members, per_chip):
+                return group
+    stage = tp * dp
+    for low, high in pairs if stage < host else ():
+        for rank in range(stage):
+            first, last = low * stage + rank, high * stage + rank
+            pair = Group("pair of first and last stage", (first % host, last % host))
+            if first // host == last // host and not tiles(pair.members, per_chip):
+                return pair
+    return None
+
+
+def _hosts(tp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
+    """The groups of each host; hosts that are divided like an earlier one are left out."""
+    stage, seen = tp * dp, set()
+    for start in range(0, stage * pp, host):
+        within = start % stage
+        way = start % tp, within if within + host > stage else -1
+        if way in seen:
+            continue
+        seen.add(way)
+        found: dict[tuple[str, int, int], list[int]] = {}
+        for local in range(min(host, stage * pp - start)):
+            rank = start + local
+            found.setdefault(("tensor-parallel group", rank // tp, 0), []).append(local)
+            found.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
+            found.setdefault(("pipeline group", rank % stage, 0), []).append(local)
+        yield [Group(kind, tuple(members)) for (kind, _, _), members in found.items()]
+
+
+def ends(pp: int) -> tuple[tuple[int, int], ...]:
+    """The stages that exchange in twos if embeddings are tied."""
+    return ((0, pp - 1),) if pp > 1 else ()
+
+
+def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
+    """Say which chips a group would have, and which it may have."""
+    chips = group.chips(per_chip)
+    shown = ", ".join(map(str, chips[:6])) + (", ..." if len(chips) > 6 else "")
+    of_chips = f"chips {shown}" if len(chips) > 1 else f"a part of chip {shown}"
+    return (
+        f"a {group.kind} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE} torus connects one chip, "
+        "two neighbours, whole rows and columns, and rectangles of these (docs/trainium.md)"
+    )
+
+
+def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int, int] | None:
+    """The (tp, pp) most like the given ones whose groups tile, tied embeddings included; tp divides the given one.
+
+    A division into at least as many parts is preferred, as each part of the model is then no larger.
+    """
+    found = [
+        (low, high)
+        for low in range(1, tp + 1) if tp % low == 0
+        for high in range(1, world // low + 1) if world % (low * high) == 0
+        and untiled(low, high, world // (low * high), host, per_chip, ends(high)) is None
+    ]  # fmt: skip
+    apart = {way: log2(way[0] * way[1] / (tp * pp)) for way in found}
+    return min(found, key=lambda way: (apart[way] < 0, abs(apart[way]), -way[0]), default=None)

@@ -1,0 +1,193 @@
+"""Meshes on Trainium2: only those that its torus connects are proposed, and the remedy of any other one runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import smtrain
+from smtrain.client.planner.resolve import load_config
+from smtrain.client.planner.routable import broken_group
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import table
+from tests.tiers import examples
+
+TRN2 = "ml.trn2.48xlarge"
+MODELS = sorted(table("models")["models"])
+DEGREES = [1, 2, 4, 8, 16, 32, 64]
+
+
+def of(model: str, parallel: Any, batch: int | None = None, count: int = 1, **more: Any) -> dict[str, Any]:
+    train = {"global_batch_size": batch} if batch else {}
+    return {
+        "model": {"path": model}, "data": {"path": "s3://texts/t/"}, "parallel": parallel,
+        "train": {**train, **more.pop("train", {})},
+        "compute": {"instance_type": TRN2, "instance_count": count, **more.pop("compute", {})}, **more,
+    }  # fmt: skip
+
+
+def faults(raw: dict[str, Any], target: str = "aws") -> list[str]:
+    try:
+        load_config(raw, target=target)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def followed(raw: dict[str, Any], told: str) -> dict[str, Any]:
+    """The config with every key set as the sentence says."""
+    raw = yaml.safe_load(yaml.safe_dump(raw))
+    remedy = told.rpartition("; set ")[2].partition(", which gives")[0]
+    for section, key in re.findall(r" and leave out (\w+)\.(\w+)", remedy):
+        del raw[section][key]
+    remedy = re.sub(r" and leave out [\w.]+", "", remedy)
+    for text in re.split(r", | and ", remedy):
+        key, value = text.split(": ")
+        *sections, last = key.split(".")
+        here = raw
+        for section in sections:
+            here = here.setdefault(section, {})
+        here[last] = yaml.safe_load(value)
+    return raw
+
+
+@settings(max_examples=examples(120), deadline=None)
+@given(
+    model=st.sampled_from(MODELS), batch=st.none() | st.integers(1, 512), count=st.integers(1, 4),
+    lnc=st.sampled_from([None, "1", "2"]), target=st.sampled_from(["aws", "local"]),
+)  # fmt: skip
+def test_auto_gives_only_meshes_that_the_torus_connects(
+    model: str, batch: int | None, count: int, lnc: str | None, target: str
+) -> None:
+    compute = {"environment": {"NEURON_LOGICAL_NC_CONFIG": lnc}} if lnc else {}
+    raw = of(f"s3://models/{model}", "auto", batch, count, compute=compute)
+    if told := faults(raw, target):
+        assert told[0].startswith("parallel: auto finds no mesh")
+        return
+    config = load_config(raw, target=target)
+    assert broken_group(config) is None
+    assert config.world_size == count * (128 if lnc == "1" else 64)
+    written = {**raw, "parallel": config.parallel.model_dump(mode="json")}
+    written["train"] = {"global_batch_size": config.train.global_batch_size}
+    assert not faults(written)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    model=st.sampled_from([*(f"s3://models/{name}" for name in MODELS), "hf://someone/unknown"]),
+    tp=st.sampled_from(DEGREES), pp=st.sampled_from(DEGREES), micro=st.sampled_from([1, 2]),
+    slots=st.integers(1, 3), count=st.sampled_from([1, 2, 3]),
+    dp=st.booleans(), adapter=st.booleans(), processes=st.sampled_from([None, 64, 32, 24, 8]),
+)  # fmt: skip
+def test_what_a_refused_mesh_is_told_to_take_runs(
+    model: str, tp: int, pp: int, micro: int, slots: int, count: int, dp: bool, adapter: bool, processes: int | None
+) -> None:
+    world = (processes or 64) * count
+    assume(world % (tp * pp) == 0)
+    copies = world // (tp * pp)
+    parallel = {"tp": tp, "pp": pp, "micro_batch_size": micro, **({"dp": copies} if dp else {})}
+    train = {"adapter": {"rank": 8}} if adapter else {}
+    compute = {"processes_per_instance": processes} if processes else {}
+    raw = of(model, parallel, copies * micro * slots, count, train=train, compute=compute)
+    told = [fault for fault in faults(raw) if fault.startswith("parallel: with")]
+    assert len(told) == len(faults(raw)) <= 1
+    if not told:
+        return
+    if "take GPUs" in told[0]:
+        assert faults({**raw, "parallel": "auto"})[0].startswith("parallel: auto finds no mesh")
+        return
+    taken = followed(raw, told[0])
+    assert not faults(taken), (told, taken)
+    config = load_config(taken, target="aws")
+    if "which gives" in told[0]:
+        mesh = f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp} with micro-batches of"
+        assert f"{mesh} {config.parallel.micro_batch_size}" in told[0]
+        assert smtrain.plan(taken, target="aws").fits
+
+
+def test_the_sentence_names_the_chips_and_a_mesh() -> None:
+    told = faults(of("s3://models/llama-3.1-8b", {"tp": 8}))
+    assert told == [
+        "parallel: with tp 8 x pp 1 x dp 8, a data-parallel group would be chips 0, 2, 4, 6, 8, 10, ... of "
+        f"{TRN2}, whose 4 x 4 torus connects one chip, two neighbours, whole rows and columns, and rectangles of these "
+        "(docs/trainium.md); set parallel: auto, which gives tp 4 x pp 1 x dp 16 with micro-batches of 1"
+    ]
+
+
+def test_tied_embeddings_need_their_two_stages_side_by_side() -> None:
+    tied, apart = "s3://models/llama-3.2-1b", "s3://models/llama-2-7b"
+    sixteen = {"tp": 1, "pp": 16, "activation_checkpointing": "full"}
+    assert "a pair of first and last stage would be chips 0, 15" in faults(of(tied, sixteen, 32))[0]
+    assert not faults(of(apart, sixteen, 32))
+    assert not faults(of(tied, {"tp": 1, "pp": 4}, 32))
+
+
+def test_other_machines_have_no_such_rule() -> None:
+    raw = of("s3://models/llama-3.1-8b", {"tp": 8}, 64)
+    slurm = {**raw, "cluster": {"shared": "/fsx/x"}}
+    for kind in ("ml.trn1.32xlarge", "ml.p5.48xlarge", "trn3-gen1", "trn3-gen2"):
+        on = {**slurm, "compute": {"instance_type": kind, "instance_count": 8}}
+        on["parallel"] = {"tp": 8, "sequence_parallel": True}
+        assert not faults(on, "slurm"), kind
+    assert not faults(
+        {**slurm, "parallel": {"tp": 2, "pp": 2}, "compute": {"instance_type": "ml.trn2.3xlarge"}}, "slurm"
+    )
+    assert faults({**slurm, "compute": {"instance_type": "ml.trn2u.48xlarge"}}, "slurm")[0].startswith("parallel: with")
+    assert not faults(raw, "local"), "CPUs run any mesh"
+    own = {"devices": 64, "memory_gib": 24, "tflops": 100, "host_memory_gib": 2048, "network_gbs": 100}
+    mine = {**slurm, "machines": {"mine": own}, "compute": {"instance_type": "mine"}}
+    assert not faults(mine, "slurm")
+
+
+@pytest.mark.parametrize("model", ["s3://models/llama-3.1-8b", "hf://someone/unknown"])
+def test_meshes_of_other_sentences_run_too(model: str) -> None:
+    """A wrong dp, and a tp x pp that does not divide: what "would do" is a mesh that the torus connects."""
+    for parallel in ({"tp": 8, "dp": 4}, {"tp": 24}, {"tp": 8, "pp": 8, "dp": 2}, {"tp": 64, "pp": 2}):
+        told = next(fault for fault in faults(of(model, parallel, 64)) if "would do" in fault)
+        named = dict(re.findall(r"(tp|pp|dp) = (\d+)", told.rpartition("; ")[2]))
+        assert not faults(of(model, {key: int(value) for key, value in named.items()}, 64)), told
+
+
+def test_a_fallback_whose_torus_does_not_connect_the_mesh_is_refused() -> None:
+    for model in ("s3://models/llama-3.1-8b", "hf://someone/unknown"):
+        raw = of(model, {"tp": 8}, 64)
+        raw["compute"] = {
+            "instance_type": "ml.p5.48xlarge", "instance_count": 8, "capacity_wait": "1h",
+            "fallback_instance_types": [TRN2], "processes_per_instance": 8,
+        }  # fmt: skip
+        assert not faults(raw), "eight processes are two chips"
+        raw["compute"] |= {"instance_count": 1, "processes_per_instance": None}
+        told = faults(raw)
+        assert len(told) == 1
+        assert "ml.trn2.48xlarge cannot take this job: a data-parallel group would be chips 0, 2, 4" in told[0]
+
+
+def test_plans_of_machines_propose_only_such_meshes() -> None:
+    raw = of("s3://models/llama-3.1-8b", {}, 256)
+    plan = smtrain.plan(raw, machines=[(TRN2, 1), (TRN2, 2), ("ml.trn2u.48xlarge", 4)], best=True)
+    assert len(plan.choices) == 5
+    for choice in plan.choices:
+        count, _, kind = choice.machines.partition(" x ")
+        mesh = choice.mesh
+        parallel = {"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp, "micro_batch_size": mesh.micro_batch}
+        tried = {**of("s3://models/llama-3.1-8b", parallel, 256), "cluster": {"shared": "/fsx/x"}}
+        assert not faults({**tried, "compute": {"instance_type": kind, "instance_count": int(count)}}, "slurm")
+
+
+def test_what_sagemaker_lacks_is_one_sentence_with_what_it_has() -> None:
+    for kind, parallel in (
+        ("ml.trn2u.48xlarge", {"tp": 4}), ("ml.trn2.3xlarge", {"tp": 4}), ("trn3-gen1", {"tp": 8}),
+        ("trn3-gen2", {"tp": 4}),
+    ):  # fmt: skip
+        raw = of("s3://models/llama-3.1-8b", parallel, 16)
+        raw["compute"]["instance_type"] = kind
+        told = faults(raw)
+        assert len(told) == 1
+        assert told[0].startswith(f"compute.instance_type: {kind} is for a ")
+        assert "SageMaker has no training job on it; set compute.instance_type: ml.trn2.48xlarge" in told[0]
+        assert not faults(followed(raw, told[0])), told
