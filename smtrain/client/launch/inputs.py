@@ -28,6 +28,8 @@ from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts import instance
+from smtrain.core.facts.engines import TRAINIUM2, sagemaker_lack
+from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
 from smtrain.core.protocol.uris import HUBS, is_mounted, split_uri
@@ -295,7 +297,9 @@ def type_faults(config: JobConfig) -> list[str]:
     known = (default, *config.machines)
     doubtful = [(key, kind) for key, kind in named if instance(kind) is None and kind not in known]
     return [
-        f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
+        f"compute.{key}: {sagemaker_lack(str(instance_meant(kind)))}; take {TRAINIUM2}"
+        if kind.startswith("ml.trn3")
+        else f"compute.{key}: {kind} is no training instance type that boto3 knows; did you mean "
         f"{nearest(kind, sorted(_known()), cutoff=0.0)}? (if it is new, update boto3)"
         for key, kind in doubtful
         if kind not in _known()

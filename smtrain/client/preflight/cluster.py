@@ -28,7 +28,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.slurm_options import options_of
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
-from smtrain.core.facts import instance
+from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
@@ -211,6 +211,15 @@ class NodeAnswer:
     kind: str = ""
     """EC2's instance type, without `ml.`; empty if it is not an EC2 machine."""
 
+    @property
+    def type(self) -> str:
+        """Its type as compute.instance_type names it; Trainium3, whose names were not public, by its devices."""
+        if self.kind.startswith("trn3"):
+            kinds = table("instances")["instances"].items()
+            own = [kind for kind, row in kinds if kind.startswith("trn3") and row["chips"] == self.neuron]
+            return own[0] if own else f"ml.{self.kind}"
+        return f"ml.{self.kind}"
+
 
 def answers(text: str) -> list[NodeAnswer]:
     """The rows of a probe, without other lines that a node's profile may print."""
@@ -292,9 +301,9 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
         if names:
             good = False
             yield Finding("nodes", "fault", f"{_listed(names)} {text}", remedy)
-    if other := [n for n in nodes if n.kind and f"ml.{n.kind}" != kind]:
+    if other := [n for n in nodes if n.kind and n.type != kind]:
         good = False
-        kinds = sorted({f"ml.{n.kind}" for n in other})
+        kinds = sorted({n.type for n in other})
         given = "" if "instance_type" in config.compute.model_fields_set else ", as the config names no other"
         yield Finding(
             "nodes", "warning",

@@ -19,6 +19,8 @@ def instance_meant(word: str) -> str | None:
             return str(one)
     chips: dict[str, str] = {str(row.get("chip", "")).lower(): kind for kind, row in rows.items()}
     chips |= {"trainium": "ml.trn1.32xlarge", "trainium1": "ml.trn1.32xlarge", "trainium2": "ml.trn2.48xlarge"}
+    if plain.removeprefix("ml.").startswith(("trn3", "trainium3")):  # named by UltraServer, as EC2 has no name for it
+        return "trn3-gen2" if "gen2" in plain else "trn3-gen1"
     if chip := next(
         (one for one in (plain, plain.rpartition(":")[0], plain.replace("nvidia-", "")) if one in chips), ""
     ):

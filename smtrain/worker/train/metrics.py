@@ -18,6 +18,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.section import Secret
 from smtrain.core.errors import SmtrainError
 from smtrain.core.facts import instance
+from smtrain.core.facts.engines import lnc_of
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.log_lines import step_line
 from smtrain.core.tracking.buffer import Buffered, open_trackers
@@ -43,7 +44,8 @@ def peak_flops(instance_type: str) -> float | None:
     chip = row.get("chip") if row else None
     gpu = bool(chip) and torch.cuda.is_available() and str(chip) in torch.cuda.get_device_name()
     if row and (gpu or neuron or Path("/dev/neuron0").exists()):  # torch.accelerator does not know PyTorch/XLA
-        return float(row["core_tflops"]) * 1e12
+        share = lnc_of(instance_type, os.environ) / float(row.get("logical_cores", 1))
+        return float(row["core_tflops"]) * 1e12 * share
     if not torch.accelerator.is_available():
         return None
     n, best = 4096, 0.0

@@ -11,10 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import smtrain
+from smtrain.client.launch.inputs import type_faults
+from smtrain.client.planner.custom_machines import machine_of
+from smtrain.client.planner.machines import GIB, Machine
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.routable import broken_group
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.facts.names import instance_meant
 from tests.tiers import examples
 
 TRN2 = "ml.trn2.48xlarge"
@@ -191,3 +195,34 @@ def test_what_sagemaker_lacks_is_one_sentence_with_what_it_has() -> None:
         assert told[0].startswith(f"compute.instance_type: {kind} is for a ")
         assert "SageMaker has no training job on it; set compute.instance_type: ml.trn2.48xlarge" in told[0]
         assert not faults(followed(raw, told[0])), told
+
+
+def test_a_type_of_trainium3_that_ec2_may_name_is_known_by_its_family() -> None:
+    for name in ("ml.trn3.48xlarge", "trn3", "trainium3", "ml.trn3-gen1.48xlarge"):
+        assert instance_meant(name) == "trn3-gen1"
+    assert instance_meant("trn3-gen2u") == "trn3-gen2"
+    raw = {**of("hf://someone/unknown", {}, 64), "compute": {"instance_type": "ml.trn3.48xlarge"}}
+    (told,) = type_faults(load_config(raw))
+    assert told.startswith("compute.instance_type: trn3-gen1 is for a Slurm cluster on EC2 (target: slurm")
+    assert told.endswith("as SageMaker has no training job on it; take ml.trn2.48xlarge")
+    with pytest.raises(ConfigError, match="did you mean trn3-gen1"):
+        Machine.of("ml.trn3.48xlarge", 1)
+
+
+def test_trainium_has_its_memory_and_peak_by_lnc() -> None:
+    """Cores x memory of a host are the same at LNC 1 and 2: 16 chips of 96 GiB, 10.7 PF."""
+    for kind, cores, gib, flops, host in (
+        (TRN2, 64, 24, 10.672e15, 2048), ("ml.trn2u.48xlarge", 64, 24, 10.672e15, 2048),
+        ("ml.trn2.3xlarge", 4, 24, 0.667e15, 128), ("trn3-gen1", 64, 36, 10.736e15, 2048),
+        ("trn3-gen2", 16, 36, 2.684e15, 768),
+    ):  # fmt: skip
+        for lnc in (1, 2):
+            raw = of("hf://someone/unknown", {}, 128)
+            environment = {"NEURON_RT_VIRTUAL_CORE_SIZE": str(lnc)}
+            raw["compute"] = {"instance_type": kind, "environment": environment}
+            config = load_config({**raw, "cluster": {"shared": "/fsx/x"}}, target="slurm")
+            machine = Machine.of_config(config)
+            assert (machine.cores, machine.core_bytes / GIB) == (cores * 2 // lnc, gib * lnc / 2), kind
+            assert machine.core_flops * machine.cores == pytest.approx(flops)
+            assert machine.host_bytes == host * GIB
+            assert machine_of(kind, 1, {}, environment) == machine

@@ -12,6 +12,7 @@ from typing import Any
 
 from smtrain.client.planner.cost import Prices, own_prices
 from smtrain.core.config import JobConfig
+from smtrain.core.config.checks.machines import trainium2_instead
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.near import hint
@@ -152,6 +153,11 @@ def _faults(config: JobConfig, site: Site) -> list[str]:
         faults.append(
             f"compute.instance_type: {config.compute.instance_type} is a machine of yours, and AWS has none; "
             "name an instance type, such as ml.p5.48xlarge"
+        )
+    elif "." not in config.compute.instance_type:
+        faults.append(
+            f"compute.instance_type: EC2 had no name for {config.compute.instance_type} when this was written; "
+            f"{trainium2_instead(config)}"
         )
     if site.os not in OSES:
         faults.append(f"--os: ParallelCluster does not support {site.os}; {hint(str(site.os), OSES)}")

@@ -205,7 +205,7 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     """The reason why a machine other than SageMaker's cannot train this run."""
     name = config.compute.instance_type
     if config.target == "aws" and config.own_machine is None and (lack := sagemaker_lack(name)):
-        return f"{lack}; {_of_sagemaker(config)}"
+        return f"{lack}; {trainium2_instead(config)}"
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
@@ -219,8 +219,8 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     )
 
 
-def _of_sagemaker(config: JobConfig) -> str:
-    """The keys to set for a machine that SageMaker lacks, with the planner's mesh if the given one does not fit."""
+def trainium2_instead(config: JobConfig) -> str:
+    """The keys to set for SageMaker's Trainium2 machines, with the planner's mesh if the given one does not fit."""
     other = config.model_copy(update={"compute": config.compute.model_copy(update={"instance_type": TRAINIUM2})})
     parallel, chip = other.parallel, torus_chip(TRAINIUM2, other.lnc) or 1
     kept = (

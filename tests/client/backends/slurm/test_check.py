@@ -169,6 +169,7 @@ def node(
             "warning",
             "n2: ml.trn1n.32xlarge; the plan is made for ml.trn1.32",
         ),
+        ([node(kind="trn3x.48xlarge")], "warning", "n1: trn3-gen1; the plan is made for ml.trn1.32xlarge"),
         ([node(kind="trn9.1xlarge")], "warning", "n1: ml.trn9.1xlarge; the plan is made for ml.trn1.32xlarge"),
         ([], "warning", "nodes were asked and did not answer"),
     ],
@@ -203,3 +204,16 @@ def test_a_config_that_names_no_machine_is_told_what_the_nodes_are(raw: dict[str
     (finding,) = node_findings(settings.model_copy(update={"compute": left}), [node(kind="trn1n.32xlarge")], 1)
     assert finding.text.endswith("the plan is made for ml.trn1.32xlarge, as the config names no other")
     assert finding.remedy == "set compute.instance_type to ml.trn1n.32xlarge"
+
+
+def test_trainium3_is_known_by_its_devices(raw: dict[str, Any]) -> None:
+    asked = load_config({
+        **raw, "train": {**raw["train"], "engine": "native"}, "parallel": {}, "target": "slurm",
+        "compute": {"instance_type": "trn3-gen2", "processes_per_instance": 2}, "cluster": {"shared": "/fsx/smtrain"},
+    })  # fmt: skip
+    (finding,) = node_findings(asked, [node(kind="trn3e.24xlarge", neuron=4)], 1)
+    assert finding.level == "ok"
+    (finding,) = node_findings(asked, [node(kind="trn3.48xlarge", neuron=16)], 1)
+    assert finding.remedy == "set compute.instance_type to trn3-gen1"
+    finding = next(iter(node_findings(asked, [node(kind="trn3e.24xlarge", neuron=0)], 1)))
+    assert "have no Neuron device" in finding.text

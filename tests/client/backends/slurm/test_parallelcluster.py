@@ -52,6 +52,17 @@ def test_a_capacity_block_has_all_its_nodes_at_once_and_no_placement_group(raw: 
     assert "PlacementGroup" not in train["Networking"]
 
 
+def test_trainium2_has_its_names_of_ec2_and_trainium3_has_none(raw: dict[str, Any]) -> None:
+    compute = {"instance_count": 2, "processes_per_instance": 2}
+    base = {**raw, "train": {**raw["train"], "engine": "native"}, "target": "slurm", "cluster": {"shared": "/fsx/x"}}
+    for kind in ("trn2u.48xlarge", "trn2.3xlarge"):
+        made = template(load_config({**base, "compute": {**compute, "instance_type": f"ml.{kind}"}}), SITE)
+        (resource,) = queue(made)["ComputeResources"]
+        assert (resource["InstanceType"], resource["Efa"]) == (kind, {"Enabled": True})
+    with pytest.raises(ConfigError, match=r"EC2 had no name for trn3-gen1 .*; set compute.instance_type: ml.trn2.48xl"):
+        template(load_config({**base, "compute": {**compute, "instance_type": "trn3-gen1"}}), SITE)
+
+
 def test_queues_are_the_partitions_of_the_config(raw: dict[str, Any]) -> None:
     def names(**cluster: Any) -> list[str]:
         return [one["Name"] for one in template(config(raw, **cluster), SITE)["Scheduling"]["SlurmQueues"]]
