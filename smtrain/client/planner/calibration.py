@@ -26,6 +26,7 @@ _PRIORS = ((0.45, 0.3), (1e-3, 0.7), (0.5, 0.7), (0.01, 1.0), (1.5, 0.5), (1.5, 
 _GPU_PRIORS = ((0.65, 0.3), (4e-4, 0.7), (0.8, 0.7), (0.01, 1.0), (1.5, 0.5), (3.0, 0.5), (0.03, 0.7))
 Priors = tuple[tuple[float, float], ...]
 _NAMES = tuple(f.name for f in fields(Coefficients))
+UNTRIED = 2.3  # the same for TorchNeuron: 0.1 to 10 times, as beta users reported 1 to 4 % of peak (docs/trainium.md)
 UNCALIBRATED = 0.6  # half-width in log of the interval if no published run is near: 0.55 to 1.8 times
 
 
@@ -239,6 +240,13 @@ def half_width(spread: float, near: Near | None) -> float:
     return 2.13 * spread * sqrt(1 + near.distance**2)
 
 
+def width_of(machine: Machine, near: Near | None, corrected: Correction, *, untried: bool) -> float:
+    """Half-width of a plan's interval: narrow after a run of the user's own, wide for a library that is `untried`."""
+    if corrected.is_own(machine):
+        return 2.13 * spread_of(machine)
+    return UNTRIED if untried else half_width(spread_of(machine), near)
+
+
 def _features(work: Work, mesh: Mesh) -> tuple[float, ...]:
     # Size and pipeline depth count half: the model extrapolates well over both, as each has a term of its own.
     return (
@@ -287,7 +295,11 @@ class Correction:
 
     def of(self, machine: Machine) -> float:
         """The factor for a machine: 1 if it has another chip."""
-        return self.factor if machine.core_flops == self.core_flops else 1.0
+        return self.factor if self.is_own(machine) else 1.0
+
+    def is_own(self, machine: Machine) -> bool:
+        """Whether the user's run was on this machine's chip."""
+        return bool(self.core_flops) and machine.core_flops == self.core_flops
 
     def said(self, machine: Machine) -> list[str]:
         """A sentence about the correction of a plan for this machine."""

@@ -175,12 +175,13 @@ class Cost:
 def cost(
     work: Work, machine: Machine, steps: int, step_s: float, lost: Saving, *, spot: bool, keep_alive_s: float,
     stages: dict[str, float], cpu_types: dict[str, str], region: str | None, prices: Prices,
-    together: Mapping[str, int] | None = None, attempt_s: float | None = None,
+    together: Mapping[str, int] | None = None, attempt_s: float | None = None, first_step_s: float = 0.0,
 ) -> Cost:  # fmt: skip
     """The cost of a run.
 
     `stages` has the seconds of the other jobs: `compile` runs on one training instance, the others on one CPU instance
-    or on `together` of them, never on spot. `attempt_s` is how long one attempt may train under a cluster's time limit.
+    or on `together` of them, never on spot. `attempt_s` is how long one attempt may train under a cluster's time limit,
+    `first_step_s` how long all machines wait in the very first step for its graphs.
     """
     a = prices.assumptions
     price = prices.find(machine.type, "spot" if spot else "on_demand", region)
@@ -188,7 +189,7 @@ def cost(
     cpus = {stage: prices.find(kind, "on_demand", region) for stage, kind in cpu_types.items()}
     train_s, start_s = steps * step_s * lost.stretch, a["startup_minutes"] * 60
     attempts = 1 if attempt_s is None or train_s == inf else max(1, ceil(train_s / max(attempt_s - start_s, step_s, 1)))
-    hours = (train_s + attempts * start_s) / HOUR
+    hours = (train_s + attempts * start_s + first_step_s) / HOUR
     used = tuple(dict.fromkeys(p for p in (price, full if stages.get("compile") else None, *cpus.values()) if p))
     by_stage = {stage: seconds / HOUR for stage, seconds in stages.items()} | {"train": hours}
     if price is None:

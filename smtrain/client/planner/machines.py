@@ -104,8 +104,8 @@ class Machine:
             core_bytes=own.memory_gib * GIB,
             host_bytes=own.host_memory_gib * GIB,
             network=(own.network_gbs or own.link_gbs or 1.0) * 1e9,
-            accelerated=own.kind == "gpu",
-            link=(own.link_gbs or own.network_gbs or 1.0) * 1e9,
+            accelerated=own.kind != "cpu",
+            link=0.0 if own.kind == "neuron" else (own.link_gbs or own.network_gbs or 1.0) * 1e9,
         )
 
     @classmethod
@@ -120,6 +120,11 @@ class Machine:
     @property
     def world(self) -> int:
         return self.count * self.cores
+
+    @property
+    def neuron(self) -> bool:
+        """Whether its devices are Neuron cores, whose link has no figure of its own."""
+        return self.accelerated and not self.link
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,10 @@ class Work:
     global_batch: int
     precision: Precision = "bf16"
     fused_attention: bool = True
-    """False if scores are written to memory (stacks of 2023), which makes attention far slower."""
+    """False if scores are written to memory (stacks of 2023, and TorchNeuron without its flash kernel), which makes
+    attention far slower."""
+    apart: bool = False
+    """Whether a mask keeps the samples or documents of a row apart (engine native)."""
     gathers_again: bool = False
     """With sequence parallelism: whether the backward pass gathers a region's input again (neuronx-distributed,
     Megatron), or keeps the whole input from the forward pass (native engine)."""
@@ -168,6 +176,11 @@ class Work:
     def parameters(self) -> int:
         """Number of parameters of the model."""
         return self.shape.parameters()
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention gets a mask: samples apart, or a window shorter than the sequence."""
+        return self.apart or (self.shape.sliding_window is not None and self.shape.sliding_window < self.seq_len)
 
     @property
     def width(self) -> int:
@@ -261,7 +274,7 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
             f"train.global_batch_size = {work.global_batch} is not a multiple of dp x micro-batch = "
             f"{mesh.dp} x {mesh.micro_batch}"
         )
-    if work.precision == "fp16" and not machine.accelerated:
+    if work.precision == "fp16" and (machine.neuron or not machine.accelerated):
         yield no_gpu_for_fp16(machine.type)
     if mesh.sequence_parallel and work.seq_len % mesh.tp:
         yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"

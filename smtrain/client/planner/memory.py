@@ -124,12 +124,11 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return w * (part + 2 * h + 2 * i) if shape.plain else 2 * ((4 + w) * part + w * h) + 4 * w * i
     attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
-    if not work.fused_attention and mesh.recompute == "none":
+    if not work.fused_attention and mesh.recompute != "selective":
         attention += 2.0 * w * shape.heads / mesh.tp * work.seq_len
     if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
-    masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
-    attention += w * (4 * q if masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
+    attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
     if shape.family == "qwen3":
         attention += (4 + w) * (q + kv)  # q_norm and k_norm
     return 2 * ((4 + w) * part + w * h) + attention + 4 * w * i
@@ -153,12 +152,11 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
-    if not work.fused_attention and mesh.recompute == "none":
+    if not work.fused_attention and mesh.recompute != "selective":
         kept += 2.0 * w * shape.heads / mesh.tp * work.seq_len
     if neox:
         return kept + w * 6 * q
-    masked = shape.sliding_window is not None and shape.sliding_window < work.seq_len
-    kept += w * (4 * q if masked else 2 * q + 2 * kv)
+    kept += w * (4 * q if work.masked else 2 * q + 2 * kv)
     return kept + ((4 + w) * (q + kv) if shape.family == "qwen3" else 0.0)
 
 
@@ -188,6 +186,8 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
+    if not work.fused_attention and layers:  # gradients of the scores and of their softmax
+        moments.append((kept + again, 0.0, 2.0 * w * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
@@ -208,11 +208,11 @@ def _step_buffers(machine: Machine, width: int, shard: int) -> float:
 
 
 def _standing(work: Work, mesh: Mesh) -> float:
-    """Bytes of ids and labels of the batch, rotary tables, and the mask of a sliding window."""
+    """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
     shape, t = work.shape, work.seq_len
     ids = 16.0 * work.global_batch / mesh.dp * t
-    masked = shape.sliding_window is not None and shape.sliding_window < t
-    return ids + t * (2.0 * work.width * shape.head_dim + 8) + (mesh.micro_batch * t * t if masked else 0.0)
+    mask = float(mesh.micro_batch * t * t) if work.masked else 0.0
+    return ids + t * (2.0 * work.width * shape.head_dim + 8) + mask
 
 
 def _along_sequence(mesh: Mesh) -> int:

@@ -9,15 +9,7 @@ from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
-from smtrain.client.planner.calibration import (
-    UNCALIBRATED,
-    Correction,
-    best_published,
-    correction,
-    half_width,
-    nearest,
-    spread_of,
-)
+from smtrain.client.planner.calibration import Correction, best_published, correction, nearest, width_of
 from smtrain.client.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, is_planned
@@ -30,13 +22,13 @@ from smtrain.client.planner.search import Candidate, doubts, search
 from smtrain.client.planner.stages import machine_for, need
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.planner.throughput import step_time
-from smtrain.client.planner.warnings import image_warnings, memory_warnings, run_warnings
+from smtrain.client.planner.warnings import image_warnings, memory_warnings, neuron_warnings, run_warnings
 from smtrain.client.planner.what_if import Limits, dollars, larger_batch
 from smtrain.client.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.engines import ENGINES, EngineName, engine_fault, engine_of, is_neuron
+from smtrain.core.facts.engines import EngineName, engine_fault, engine_of
 from smtrain.core.protocol.uris import HUBS
 from smtrain.core.public import public
 from smtrain.stages import stage_named
@@ -146,7 +138,7 @@ def plan(
                 code="config.combination",
             )
         own, mesh = choices[0][0].machine, choices[0][0].mesh
-        work, _ = work_of(config, shape, _engine(config, own))
+        work, _ = work_of(config, shape, _engine(config, own), neuron=own.neuron)
     made = _plan(config, work, own, mesh, choices, known, corrected)
     same = next((c for c, _ in choices if c.machine == own), None)
     beyond += larger_batch(config, same, lambda larger: _legal(larger, by_time(larger)))
@@ -183,11 +175,12 @@ def _search(config: JobConfig, machines: Sequence[Machine]) -> list[Candidate]:
     """All meshes that fit these machines, each with the engine that runs on its machine."""
     found: list[Candidate] = []
     shape = shape_of(config)
-    for engine in ENGINES:
-        some = [m for m in machines if _engine(config, m) == engine]
+    kinds = {machine: (_engine(config, machine), machine.neuron) for machine in machines}
+    for engine, neuron in dict.fromkeys(kinds.values()):
+        some = [m for m in machines if kinds[m] == (engine, neuron)]
+        work, recompute = work_of(config, shape, engine, neuron=neuron)
         if config.target == "aws":
             some = [m for m in some if engine_fault(engine, m.type) is None]
-        work, recompute = work_of(config, shape, engine)
         found += search(work, some, recompute=recompute)
     return found
 
@@ -208,7 +201,10 @@ def _plan(
     host = host_memory(work, machine, mesh) if legal else None
     step = step_time(work, machine, mesh).faster(corrected.of(machine)) if legal else None
     near = nearest(work, machine, mesh)
-    calibrated = near is not None and near.calibrated
+    own, native = corrected.is_own(machine), _engine(config, machine) == "native"
+    untried = native and machine.neuron
+    calibrated = own or (near is not None and near.calibrated and not untried)
+    wide = width_of(machine, near, corrected, untried=untried)
     steps = config.train.steps
     spent = lost = None
     same = [c for c, _ in choices if c.machine == machine]
@@ -227,12 +223,13 @@ def _plan(
         where = machine.type if near is None else f"this shape (nearest: {near.run})"
         warnings.append(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
-            f"up to {exp(UNCALIBRATED):.1f} times"
+            f"up to {exp(wide):.1f} times"
         )
-    if _engine(config, machine) == "native":
+    if untried:
+        warnings += neuron_warnings(config, work, machine, mesh, _first_step_s(config, machine, prices), measured=own)
+    if native:
         whose = "llm-foundry's, torchtitan's and Megatron-LM's" if machine.link else "neuronx-distributed's and NeMo's"
         warnings.append(f"the published runs are {whose}; none is of the native engine")
-    wide = half_width(spread_of(machine), near)
     rate = work.global_batch / step.total if step else None
     tokens = rate * work.seq_len if rate else None
     option = "spot" if config.compute.spot else "on_demand"
@@ -243,6 +240,7 @@ def _plan(
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings += [f"price: {p}" for p in used if p.guess]
     flops = work.shape.flops_per_token(work.seq_len)
+    most = machine.core_flops * machine.world / flops / work.seq_len
     mfu = tokens * flops / (machine.core_flops * machine.world) if tokens else None
     top = best_published(machine)
     if mfu and not faults and top and mfu > top.mfu:
@@ -262,7 +260,9 @@ def _plan(
         memory_gib=_gib({**asdict(core), "total": core.total, "available": machine.core_bytes}) if core else {},
         host_memory_gib=_gib({**asdict(host), "available": machine.host_bytes}) if host else {},
         step_s={**asdict(step), "total": step.total} if step else None,
-        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
+        sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": min(rate * exp(wide), max(most, rate))}
+        if rate
+        else None,
         tokens_per_s=tokens,
         mfu=mfu,
         calibrated=calibrated,
@@ -282,6 +282,7 @@ def _plan(
             Choice(_machines(c.machine), c.mesh, b.train_hours, b.total, c.core_bytes / GIB)
             for c, b in choices[:_SHOWN]
         ),
+        by_own_run=own,
     )
 
 
@@ -292,11 +293,12 @@ def _saving(config: JobConfig, work: Work, machine: Machine, step_s: float, pric
 
 def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: float, prices: Prices) -> Cost:
     stages = {}
+    compiled = machine.neuron and _engine(config, machine) == "nxd"
     if steps:
         written = need(config, "generate", described_of(config), prices.assumptions)
         fetched = need(config, "fetch", described_of(config), prices.assumptions)
         stages = stage_seconds(
-            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=is_neuron(machine.type),
+            work, prices.assumptions, text_bytes=text_bytes(config), accelerated=compiled,
             generated=written.seconds if written else None,
             fetched=fetched.seconds if fetched and config.model.path.startswith(HUBS) else None,
             machines=config.data.machines,
@@ -312,7 +314,14 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
         stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
         together={"prepare": config.data.machines},
+        first_step_s=_first_step_s(config, machine, prices),
     )  # fmt: skip
+
+
+def _first_step_s(config: JobConfig, machine: Machine, prices: Prices) -> float:
+    """Time that TorchNeuron compiles in the very first step; engine nxd has a stage for it."""
+    compiles = _engine(config, machine) == "native" and machine.neuron
+    return 60 * prices.assumptions["first_step_minutes"] if compiles else 0.0
 
 
 def _preparing(config: JobConfig) -> str:

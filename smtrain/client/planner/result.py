@@ -73,6 +73,8 @@ class Plan:
     """The disk of a run on this machine: `needed` below $SMTRAIN_HOME, and `free` there."""
     hours_by_stage: dict[str, float] = field(default_factory=dict)
     """Hours of each stage of a run on AWS; stages run one after the other."""
+    by_own_run: bool = False
+    """Corrected by a run of the user's own on the same chip (`measured`)."""
     here: bool = False
     """Planned for this machine, at no cost."""
 
@@ -110,6 +112,7 @@ def summary(plan: Plan) -> str:
     if plan.fits and plan.sequences_per_s and plan.step_s:
         s = plan.sequences_per_s
         known = "" if plan.calibrated else ", by a measurement of this machine" if plan.here else ", UNCALIBRATED"
+        known = ", by your own run" if plan.by_own_run else known
         share = "" if plan.mfu is None else f", {plan.mfu:.0%} of peak"
         lines.append(
             f"throughput  {_three(s['value'])} sequences/s ({span(_three(s['low']), _three(s['high']))}), "

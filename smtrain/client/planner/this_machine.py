@@ -87,7 +87,7 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
 def memory_of(config: JobConfig) -> float | None:
     """Peak bytes of all training processes on CPUs; None for an unknown model."""
     try:
-        work, _ = work_of(config, shape_of(config), "native")
+        work, _ = work_of(config, shape_of(config), "native", neuron=False)
     except ConfigError:
         return None
     mesh, plain = Mesh.of_config(config), _host(config)
@@ -102,7 +102,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     once if `measure`. Raises `ConfigError` for an unknown model.
     """
     shape = shape_of(config)
-    work, _ = work_of(config, shape, "native")
+    work, _ = work_of(config, shape, "native", neuron=False)
     mesh, host, steps = Mesh.of_config(config), _host(config), config.train.steps
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     memory, room = memory_here(), free_disk()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf, isfinite
 
 from smtrain.client.planner.cost import HOUR, Cost, Saving
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.client.planner.memory import host_memory
+from smtrain.client.planner.workload import positions_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import FLASH_HEAD, FLASH_LENGTHS, flash_lack
 from smtrain.core.facts.images import unpatched
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
@@ -85,3 +88,48 @@ def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
                 f"short by {(need - machine.host_bytes) / GIB:.0f} GiB"
             )
     return out
+
+
+def neuron_warnings(
+    config: JobConfig, work: Work, machine: Machine, mesh: Mesh, first_step_s: float, *, measured: bool
+) -> list[str]:
+    """What is unknown or slow about engine native on Neuron cores, each with a number."""
+    out = []
+    if instance(machine.type):
+        out.append(
+            f"the share of peak is of {machine.core_flops / 1e12:.4g} TF a core (AWS's data sheet, divided by the "
+            "cores); torchtitan divides by 158 TF at LNC 2"
+        )
+    if not measured:
+        out.append(
+            "AWS published no throughput of training with TorchNeuron, and beta users reported 1 to 4 % of peak for "
+            "models with slow kernels; measure a short run, and correct this plan with --measured JOB"
+        )
+    stages = f", and each of the {mesh.pp} stages compiles its own while the others wait" if mesh.pp > 1 else ""
+    out.append(
+        f"the first step compiles every graph, {spell(first_step_s)} by assumption{stages}; a later job takes them "
+        "from the cache"
+    )
+    lack = flash_lack(work.seq_len, work.shape.head_dim, masked=work.masked, compiled=config.train.compile)
+    if lack is not None:
+        scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
+        kept = "kept by every layer" if mesh.recompute == "none" else "for one layer at a time"
+        out.append(
+            f"attention runs without its flash kernel: {lack}. Its scores take {scores / GIB:.2g} GiB of a core, {kept}"
+            f"{_flash_remedy(config, work)}"
+        )
+    return out
+
+
+def _flash_remedy(config: JobConfig, work: Work) -> str:
+    """What brings the flash kernel back, if a key of the config does."""
+    window, kept = work.shape.sliding_window, config.train.objective != "sft" and not config.data.document_mask
+    multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
+    if config.data.document_mask:
+        return "; leave out data.document_mask if the documents of a row may see each other"
+    if work.shape.head_dim > FLASH_HEAD or not kept:
+        return ""
+    longest = min(positions_of(config) or inf, window or inf)
+    above, below = -(-work.seq_len // multiple) * multiple, min(work.seq_len, longest) // multiple * multiple
+    length = above if above <= longest else below
+    return f"; set train.seq_len: {length:.0f}" if length else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from smtrain.client.planner.machines import Recompute, Work, named_shape
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.facts import table
-from smtrain.core.facts.engines import EngineName
+from smtrain.core.facts.engines import EngineName, flash_lack, is_neuron
 from smtrain.core.facts.names import positions
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named
@@ -26,17 +27,29 @@ _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
 
 
 def work_of(
-    config: JobConfig, shape: ModelShape, engine: EngineName | None = None
+    config: JobConfig, shape: ModelShape, engine: EngineName | None = None, *, neuron: bool | None = None
 ) -> tuple[Work, tuple[Recompute, ...]]:
-    """The work of a config, and the recomputations that its engine (or `engine`) supports."""
-    recompute, again = _ENGINES[engine or config.train.engine]
+    """The work of a config, and the recomputations that its engine (or `engine`) supports.
+
+    neuron: whether it runs on Neuron cores, whose attention is another. Default: whether the config's machines do.
+    """
+    engine = engine or config.train.engine
+    recompute, again = _ENGINES[engine]
     train = config.train
     asked, lora = train.adapter, None
     if asked is not None:
         lora = Lora(asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora)
-    return Work(
-        shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora
-    ), recompute  # fmt: skip
+    work = Work(
+        shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora,
+        apart=engine == "native" and (config.data.document_mask or train.objective == "sft"),
+    )  # fmt: skip
+    if neuron is None:
+        own = config.own_machine
+        neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
+    lack = None
+    if neuron and engine == "native":
+        lack = flash_lack(train.seq_len, shape.head_dim, masked=work.masked, compiled=train.compile)
+    return replace(work, fused_attention=lack is None), recompute
 
 
 def shape_of(config: JobConfig) -> ModelShape:

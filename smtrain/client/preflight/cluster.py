@@ -275,6 +275,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
     """Findings about nodes that have answered."""
     row = instance(config.compute.instance_type)
     kind, own = config.compute.instance_type, config.own_machine
+    neuron = own.kind == "neuron" if own else is_neuron(kind)
     gpus = config.processes_per_instance if is_gpu(kind) or (own and own.kind == "gpu") else 0
     faults: list[tuple[str, list[str], str]] = [
         ("do not see cluster.shared or an input as the head node does, or may not write there",
@@ -284,7 +285,7 @@ def node_findings(config: JobConfig, nodes: Sequence[NodeAnswer], count: int) ->
          [n.name for n in nodes if n.lacks == "venv"],
          f"make it there (`python3 -m venv {config.cluster.venv}`), or correct cluster.venv"),
         ("have no python3", [n.name for n in nodes if n.lacks == "python3"], "set cluster.venv or cluster.modules"),
-        ("have no Neuron device", [n.name for n in nodes if is_neuron(kind) and not n.neuron],
+        ("have no Neuron device", [n.name for n in nodes if neuron and not n.neuron],
          f"{kind} has some: see that the Neuron driver is installed, or correct compute.instance_type"),
         (f"have fewer than {gpus} GPUs, one for each training process", [n.name for n in nodes if n.gpus < gpus],
          "correct compute.instance_type or compute.processes_per_instance, or ask for nodes that have them"),

@@ -102,7 +102,7 @@ MachineName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$"
 class MachineEntry(Section):
     """A machine that no table has, for the planner; `smtrain plan --probe` measures the one at hand."""
 
-    kind: Literal["gpu", "cpu"] = "gpu"
+    kind: Literal["gpu", "neuron", "cpu"] = "gpu"
     """Kind of its devices; a device of kind cpu is a training process's share of the host."""
     devices: int = Field(ge=1, le=1024)
     """Devices of a host: one training process runs on each."""

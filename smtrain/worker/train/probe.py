@@ -1,12 +1,14 @@
 """Measure this machine: matrix multiplication, memory, and all-reduce between its devices.
 
-`smtrain plan --probe` writes the result as an entry of `machines`. There is one process a device: GPUs with NCCL, cores
-with gloo.
+`smtrain plan --probe` writes the result as an entry of `machines`. There is one process a device: GPUs with NCCL,
+Neuron cores with TorchNeuron's backend (not tried on one), processor cores with gloo.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import tempfile
 import time
@@ -18,6 +20,8 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
+from smtrain.core.errors import ConfigError
+from smtrain.core.facts import instance
 from smtrain.core.machine import cores_here, memory_here
 
 Number = Literal["bf16", "fp32"]
@@ -27,32 +31,47 @@ MOST = 8
 _SECONDS = 1.0  # for each measurement
 _PARTS = 4  # of it; the fastest counts, as the machine may be busy
 _TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-_SIDE = {"cuda": 8192, "cpu": 1024}  # of the square matrices
-_USUAL: dict[str, Number] = {"cuda": "bf16", "cpu": "fp32"}
-_MESSAGE = {"cuda": 256 * 2**20, "cpu": 32 * 2**20}  # bytes of an all-reduce
+_SIDE = {"cuda": 8192, "neuron": 4096, "cpu": 1024}  # of the square matrices
+_USUAL: dict[str, Number] = {"cuda": "bf16", "neuron": "bf16", "cpu": "fp32"}
+_MESSAGE = {"cuda": 256 * 2**20, "neuron": 256 * 2**20, "cpu": 32 * 2**20}  # bytes of an all-reduce
+_KINDS = {"cuda": "gpu", "neuron": "neuron", "cpu": "cpu"}
+_EC2_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 
 def measure(processes: int | None = None, number: Number | None = None) -> dict[str, Any]:
     """Measure the fields of a machine's entry.
 
     Args:
-        processes: How many devices take part. Default: every GPU, or as many processes as cores, at most 8.
-        number: Format of the numbers that are multiplied. Default: bf16 on GPUs, fp32 on CPUs, as the engine trains.
+        processes: How many devices take part. Default: every GPU or Neuron core, or as many processes as cores, at most
+            8.
+        number: Format of the numbers that are multiplied. Default: bf16 on accelerators, fp32 on CPUs, as the engine
+            trains.
 
     Returns:
         `kind`, `devices`, `memory_gib` of a device, `tflops` of the slowest one, `link_gbs` by an all-reduce if there
         are several devices, and `host_memory_gib`.
+
+    Raises `ConfigError` if the memory of a device is unknown.
     """
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    count = processes or (torch.cuda.device_count() if kind == "cuda" else min(MOST, cores_here()))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = accelerator.type if accelerator is not None and accelerator.type in _KINDS else "cpu"
+    count = processes or (min(MOST, cores_here()) if kind == "cpu" else torch.accelerator.device_count())
     host = (memory_here() or 0.0) / GIB
+    if kind == "neuron":  # a process gets its core from these, in init_process_group
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     with tempfile.TemporaryDirectory(prefix="smtrain-probe-") as folder:
         spawn(_worker, args=(count, folder, kind, number or _USUAL[kind]), nprocs=count)  # type: ignore[no-untyped-call]
         ranks = [_read(Path(folder) / str(rank)) for rank in range(count)]
+    memory = host / count if kind == "cpu" else min(t[1] for t in ranks) or _memory_by_name()
+    if not memory:
+        raise ConfigError([f"--probe: torch does not say the memory of a {kind} device here; describe the machine by "
+                           "hand (docs/gpus.md)"])  # fmt: skip
     fields: dict[str, Any] = {
-        "kind": "gpu" if kind == "cuda" else "cpu",
+        "kind": _KINDS[kind],
         "devices": count,
-        "memory_gib": round(min(t[1] for t in ranks) if kind == "cuda" else host / count, 2),
+        "memory_gib": round(memory, 2),
         "tflops": _figures(min(t[0] for t in ranks)),
         "host_memory_gib": round(host, 1),
     }
@@ -63,18 +82,32 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
 
 def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> None:
     """Measure one device's rate, memory and share of an all-reduce; write them to a file named after the rank."""
-    cuda = kind == "cuda"
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
+    if kind == "neuron":
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        os.environ |= {name: str(value) for name, value in places.items()}
+        distributed.init_process_group(kind)  # before the first use of the device
     else:
+        backend, meeting = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/meeting"
+        distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=count)
+    if kind == "cpu":
         torch.set_num_threads(max(1, cores_here() // count))
-    distributed.init_process_group(
-        "nccl" if cuda else "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count
-    )
-    wait: Callable[[], None] = torch.cuda.synchronize if cuda else (lambda: None)
+    else:
+        torch.accelerator.set_device_index(rank)
+    rate, memory, moved = rates(torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number)
+    (Path(folder) / str(rank)).write_text(f"{rate} {memory} {moved}", "utf-8")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def rates(device: torch.device, count: int, number: Number) -> tuple[float, float, float]:
+    """Measure a device of the process group: 1e12 operations a second, GiB of memory (0: unknown), 1e9 bytes a second.
+
+    The last is 0 for a group of one. Every rank calls it at the same time.
+    """
+    kind = device.type
+    wait: Callable[[], None] = (lambda: None) if kind == "cpu" else torch.accelerator.synchronize
     side = _SIDE[kind]
-    a = torch.randn(side, side, device=device, dtype=_TYPES[number])
+    a = torch.randn(side, side, dtype=_TYPES[number]).to(device)  # on the host, as Neuron may have no generator
     distributed.barrier()  # all together, as in training: they share power, and on CPUs memory
     multiplied = 2 * side**3 / _seconds(lambda: torch.mm(a, a), wait)
     moved = 0.0
@@ -83,10 +116,26 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
         # A fixed number on all ranks: each all-reduce needs every one of them.
         each = _seconds(lambda: distributed.all_reduce(message), wait, times=8)
         moved = 2 * (count - 1) / count * _MESSAGE[kind] / each
-    memory = torch.cuda.get_device_properties(device).total_memory / GIB if cuda else 0.0
-    (Path(folder) / str(rank)).write_text(f"{multiplied / 1e12} {memory} {moved / 1e9}", "utf-8")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return multiplied / 1e12, _memory(device), moved / 1e9
+
+
+def _memory(device: torch.device) -> float:
+    """GiB of a device, as torch says; 0 if it does not."""
+    if device.type == "cpu":
+        return 0.0
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / GIB
+    try:
+        return torch.accelerator.get_memory_info(device)[1] / GIB
+    except (AttributeError, RuntimeError, NotImplementedError):  # not in torch 2.9, or not of this backend
+        return 0.0
+
+
+def _memory_by_name() -> float:
+    """GiB of a device of this EC2 machine, by its type's name; 0 if it has none in the table."""
+    name = _EC2_NAME.read_text("utf-8").strip() if _EC2_NAME.exists() else ""
+    row = instance(f"ml.{name}")
+    return float(row["core_gib"]) if row else 0.0
 
 
 def _seconds(work: Callable[[], object], wait: Callable[[], None], times: int | None = None) -> float:

@@ -138,7 +138,7 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"compute.image", "train.engine", "compute.instance_type"}, f"compute.image: {fault}"
     if fault := precision_fault(train.precision, train.engine, kind):
         yield {"train.precision", "train.engine", "compute.instance_type"}, fault
-    elif train.precision == "fp16" and config.own_machine and config.own_machine.kind == "cpu":
+    elif train.precision == "fp16" and config.own_machine and config.own_machine.kind != "gpu":
         yield {"train.precision", "compute.instance_type"}, no_gpu_for_fp16(kind)
     yield from broken(NATIVE if train.engine == "native" else NXD, config)
 
