@@ -67,6 +67,8 @@ def untiled(
     pairs: pipeline stages whose ranks exchange in twos: the first and the last, if embeddings are tied. Messages
     between neighbouring stages are point to point and not collectives.
     """
+    if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
+        return None
     for local in _hosts(tp, pp, dp, host):
         for group in local:
             if not tiles(group.members, per_chip):

@@ -123,6 +123,12 @@ def test_the_sentence_names_the_chips_and_a_mesh() -> None:
     ]
 
 
+def test_more_processes_than_cores_are_one_fault() -> None:
+    raw = of("s3://models/llama-3.1-8b", {"tp": 8}, 128, compute={"processes_per_instance": 128})
+    (told,) = faults(raw)
+    assert told.startswith("compute.processes_per_instance: 128, and ml.trn2.48xlarge has 64 Neuron cores")
+
+
 def test_tied_embeddings_need_their_two_stages_side_by_side() -> None:
     tied, apart = "s3://models/llama-3.2-1b", "s3://models/llama-2-7b"
     sixteen = {"tp": 1, "pp": 16, "activation_checkpointing": "full"}
