@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
@@ -10,9 +11,10 @@ from smtrain.client.planner.this_machine import processes_here
 from smtrain.client.planner.workload import positions_of, shape_of, work_of
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.section import Section
-from smtrain.core.config.training import MOST_STEPS
+from smtrain.core.config.training import MOST_STEPS, AdapterSection
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.engines import EngineName, engine_of
+from smtrain.core.facts import instance
+from smtrain.core.facts.engines import EngineName, engine_of, is_gpu
 
 NO_MESH = "compute.instance_count: no mesh of "
 """Beginning of the fault if no mesh fits and the config names none."""
@@ -22,6 +24,7 @@ _GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
 _EQUAL = 0.98  # the same share if train.max_global_batch_size is set
 _LARGE = 4  # sequences per process in the largest batch that is tried
 _MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing")
+_DOUBLINGS = 8  # numbers of instances that are tried if none fits
 _Some = TypeVar("_Some", bound=Section)
 
 
@@ -61,7 +64,8 @@ def with_sizes(config: JobConfig, *, auto: bool) -> JobConfig:
     steps = -(-config.train.tokens // (config.train.global_batch_size * config.train.seq_len))
     if steps > MOST_STEPS:
         raise ConfigError(
-            f"train.tokens: {config.train.tokens} take {steps:,} steps; at most {MOST_STEPS:,} are possible",
+            f"train.tokens: {config.train.tokens} take {steps:,} steps, and at most {MOST_STEPS:,} are possible; lower "
+            "it, or raise train.global_batch_size",
             code="config.wrong_value",
         )
     return _with(config, train={"steps": steps})
@@ -129,7 +133,8 @@ def accepted(config: JobConfig, machine: Machine, mesh: Mesh, engine: EngineName
         },
         train={"engine": engine or config.train.engine},
     )  # fmt: skip
-    judged = ("parallel.", "train.precision")
+    # A precision that no mesh of the config's own machines can have is told by itself, not as a mesh that is lacking.
+    judged = ("parallel.",) if machine.type == config.compute.instance_type else ("parallel.", "train.precision")
     return not any(key.startswith(judged) for keys, _ in engine_faults(tried) for key in keys)
 
 
@@ -190,14 +195,34 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
     batch = f" and divides train.global_batch_size = {train.global_batch_size}" if given else ""
     if train.max_global_batch_size is not None:
         batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
-    remedy = "take more or larger instances" + (", or another batch" if batch else "")
-    if train.adapter is None:
-        work, recompute = work_of(config, shape_of(config))
-        found = search(with_adapters(work), [Machine.of_config(config)], recompute=recompute)
-        remedy += f", or {LORA_FITS}" if found else ""
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
-    return ConfigError(f"{start} fits the model{length}{batch}; {remedy}", code="config.combination")
+    return ConfigError(f"{start} fits the model{length}{batch}; {', or '.join(_ways_out(config))}", code="config.combination")
+
+
+def _ways_out(config: JobConfig) -> Iterator[str]:
+    """Ways to a mesh that fits, each of which was tried."""
+    compute, train, kind = config.compute, config.train, config.compute.instance_type
+    key = "max_global_batch_size" if train.max_global_batch_size is not None else "global_batch_size"
+    if key in train.model_fields_set:
+        free = _with(config, train={"max_global_batch_size": None})
+        size = next((size for size in _batches(free) if _fastest(_sized(free, size))), None)
+        if size is not None:
+            yield f"set train.{key}: {size}"
+    row = instance(kind)
+    joined = row is not None and (row["efa"] or is_gpu(kind))  # Neuron hosts need EFA to talk to one another
+    counts = [compute.instance_count << n for n in range(1, _DOUBLINGS)] if joined else []
+    more = [_with(config, compute={"instance_count": count}) for count in counts]
+    if "global_batch_size" not in train.model_fields_set:
+        more = [_sized(one, max(_batches(one), default=one.world_size)) for one in more]
+    if found := next((one for one in more if _fastest(one)), None):
+        yield f"set compute.instance_count: {found.compute.instance_count}"
+    yield "take larger instances"
+    if train.adapter is None:
+        adapted = _with(config, train={"adapter": AdapterSection(rank=RANK)})
+        sizes = [train.global_batch_size] if "global_batch_size" in train.model_fields_set else _batches(config)
+        if any(_fastest(_sized(adapted, size)) for size in sizes):
+            yield LORA_FITS
 
 
 def _sized(config: JobConfig, batch: int) -> JobConfig:

@@ -11,7 +11,7 @@ from smtrain.client.preflight.context import Context, Unread, described_in, json
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import textfiles
 from smtrain.core.config.checks.data import tasks_in
-from smtrain.core.config.checks.local_data import mismatches
+from smtrain.core.config.checks.local_data import mismatches, unread_remedy
 from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
@@ -152,5 +152,5 @@ def text(context: Context) -> Iterator[Finding]:
         else:
             yield Finding(
                 "text", "fault", f"{key}: {source.path} holds no file of text that can be read",
-                "give a folder that does, or set data.format: text to read every file as one document",
+                unread_remedy(folder, given.data.encoding),
             )  # fmt: skip

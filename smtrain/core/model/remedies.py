@@ -174,6 +174,8 @@ _FORMS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("*.bin",), "files of torch.save under other names", "rename the one that holds the weights to pytorch_model.bin"),
 )
 """Patterns of names, the kind of folder, and the remedy; the first match counts."""
+_WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
+"""Names of weights in a Hugging Face folder."""
 
 
 def folder_misfit(names: Iterable[str], shown: object) -> str | None:
@@ -191,10 +193,14 @@ def folder_misfit(names: Iterable[str], shown: object) -> str | None:
     inside = sorted(match[1] for name in held if (match := weights.fullmatch(name)) and f"{match[1]}/{CONFIG}" in held)
     if inside:
         return f"{shown} is not the model's folder itself; name {shown}/{inside[-1]}"
+    named_well = [name for name in held if _WEIGHTS.fullmatch(name)]
     for patterns, what, remedy in _FORMS:
-        fits = [name for name in held if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        others = (name for name in held if name not in named_well)
+        fits = [name for name in others if any(fnmatchcase(name, pattern) for pattern in patterns)]
         if fits:
             return f"{shown} holds {what} ({fits[0]}); {remedy}"
+    if named_well and CONFIG not in held:
+        return f"{shown} holds {named_well[0]} without its {CONFIG}; copy {CONFIG} of the same model next to it"
     return None
 
 

@@ -54,7 +54,8 @@ def test_they_follow_the_batch_that_is_chosen_and_are_no_part_of_what_a_job_is()
         ({"tokens": 0}, "train.tokens: got 0; it must be at least 1"),
         (
             {"tokens": "1000T"},
-            "train.tokens: 1000000000000000 take 15,258,789,063 steps; at most 1,000,000,000 are possible",
+            "train.tokens: 1000000000000000 take 15,258,789,063 steps, and at most 1,000,000,000 are possible; lower "
+            "it, or raise train.global_batch_size",
         ),
     ],
 )

@@ -65,7 +65,7 @@ def test_what_an_adapter_cannot_go_with(raw: dict[str, Any]) -> None:
     (fault,) = faults(raw, {}, model={"init": "scratch"})
     assert "model.init: scratch" in fault
     (fault,) = faults(raw, None, export={"merge": True})
-    assert fault == "export.merge: has no effect unless train.adapter is set"
+    assert fault == "export.merge: has no effect unless train.adapter is set; leave it out"
 
 
 def test_engine_nxd_trains_adapters_and_needs_no_masters_of_a_base_in_bf16(raw: dict[str, Any]) -> None:

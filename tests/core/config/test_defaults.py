@@ -134,8 +134,8 @@ def test_where_nothing_fits_one_sentence_says_so_and_a_plan_says_by_how_much() -
     settings = bare("s3://models/llama-3.1-405b")
     sentence = fault(settings, target="aws")
     assert sentence == (
-        f"compute.instance_count: no mesh of 1 x {TRN1} fits the model at train.seq_len 4096; take more or larger "
-        "instances"
+        f"compute.instance_count: no mesh of 1 x {TRN1} fits the model at train.seq_len 4096; set "
+        "compute.instance_count: 32, or take larger instances"
     )
     made = smtrain.plan(settings)
     assert not made.fits

@@ -38,7 +38,7 @@ def faults(raw: dict[str, Any], engine: str, **changes: Any) -> list[str]:
 def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: dict[str, Any]) -> None:
     assert faults(raw, "nxd", **changes) == []
     (fault,) = faults(raw, "native", **changes)
-    assert fault.endswith("only engine nxd does this; leave it out, or set train.engine: nxd")
+    assert fault.endswith("only engine nxd does this; leave it out")
 
 
 @pytest.mark.parametrize(

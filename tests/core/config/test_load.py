@@ -175,7 +175,7 @@ def test_a_secret_written_out_is_refused_and_never_repeated(raw: dict[str, Any],
             "train.seq_len: 64 is beyond the model's 32 positions; use at most that, which it has learned",
         ),
         ({"seq_len": 32, "adapter": {"rank": 4}}, "train.adapter: the linears of a gpt2 model are stored with their"),
-        ({"seq_len": 32, "engine": "nxd"}, "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models"),
+        ({"seq_len": 32, "engine": "nxd"}, "model.path: engine nxd trains no gpt2 models"),
     ],
 )
 def test_what_gpt2_cannot_is_said(

@@ -29,7 +29,7 @@ def faults(raw: dict[str, Any], validation: Any, **train: Any) -> list[str]:
         ({"fraction": 0.1, "intervall": 3}, {}, "did you mean train.validation.interval?"),
         ({"path": "/not/there"}, {}, "train.validation.path: /not/there does not exist"),
         ({"path": "hf://some/text"}, {}, "train.validation.path: hf://some/text is not a path"),
-        ({"split": "980,10,10"}, {}, "set data.format: megatron, or use fraction"),
+        ({"split": "980,10,10"}, {}, "use fraction, or, if it is that, set data.format: megatron"),
         ({"split": "0,10,10"}, {}, "it leaves nothing for training or validation"),
         ({"split": "much"}, {}, "such as 980,10,10"),
         ({"fraction": 0.1, "interval": 0}, {}, "train.validation.interval: got 0"),

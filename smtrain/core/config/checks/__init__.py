@@ -42,7 +42,7 @@ def secret_faults(config: JobConfig) -> Iterator[Fault]:
         if is_secret(value, key.rpartition(".")[2] if key.startswith(("compute.environment.", "tags.")) else ""):
             fault = (
                 f"{key}: looks like a secret, and anyone who may describe the job could read it; keep it in Secrets "
-                "Manager and let the job read it with its role (a Hugging Face token: model.token)"
+                "Manager and let the job read it with its role (model.token is for a Hugging Face one)"
             )
             yield {key}, Sentence(fault, "config.secret")
 

@@ -52,9 +52,10 @@ OBJECTIVE = (
                    "messages"),
     Rule("data.format train.objective",
          lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
-         lambda c: f"data.format: {c.data.format} is instruction data; set train.objective: sft, or another format"),
+         lambda c: f"data.format: {c.data.format} is instruction data; set train.objective: sft (docs/sft.md), or "
+                   "another format"),
     Rule("data.columns train.objective", lambda c: c.train.objective != "sft" and c.data.columns,
-         "data.columns: is for train.objective: sft; name the field of the text in data.text_column"),
+         "data.columns: is for train.objective: sft; leave it out and name the field of the text in data.text_column"),
     Rule("data.overlong train.objective",
          lambda c: c.train.objective != "sft" and not c.data.columns and c.data.overlong != "truncate",
          "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"),
@@ -66,7 +67,11 @@ OBJECTIVE = (
 )  # fmt: skip
 
 PRETRAIN_ONLY = tuple(
-    Rule(f"{key} train.objective", asked, f"{key}: {verb} for train.objective: pretrain; leave it out for sft")
+    Rule(
+        f"{key} train.objective",
+        asked,
+        f"{key}: {verb} for train.objective: pretrain; leave {'it' if verb == 'is' else 'them'} out for sft",
+    )
     for key, verb, asked in (
         ("data.document_mask", "is", lambda c: c.data.document_mask),  # sft always keeps its samples apart
         ("data.text_column", "is", lambda c: c.data.text_column != "text"),
@@ -94,7 +99,7 @@ MEGATRON = tuple(
 PHONES = Rule(
     "data.phone_region data.pii",
     lambda c: c.data.phone_region and not c.data.pii,
-    "data.phone_region: has no effect unless data.pii is set",
+    "data.phone_region: has no effect unless data.pii is set; leave it out",
 )
 
 

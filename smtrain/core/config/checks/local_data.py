@@ -43,11 +43,11 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
 def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
     form = "auto" if config.data.format in ("alpaca", "messages") else config.data.format
     path = Path(given)
-    remedy = "give one that does, or set data.format: text to read every file as one document"
     if path.is_dir():
         choice, _ = choose_in(path, form)
         if not choice.read:
             why = "; ".join(choice.sentences()) or "it is empty"
+            remedy = unread_remedy(path, config.data.encoding)
             yield f"{path} holds no file of text that can be read ({why}); {remedy}"
         files = [(path / name, known) for name, known in choice.read]
     else:
@@ -75,6 +75,13 @@ def _text_faults(config: JobConfig, given: str) -> Iterator[str]:
         named = config.data.encoding or "UTF-8"
         remedy = encoding_remedy(_head(binary[0]), binary[0])
         yield f"{binary[0]}{more} is not text in {named}; {remedy}"
+
+
+def unread_remedy(folder: Path, encoding: str | None) -> str:
+    """The remedy if no file of a folder is read as text."""
+    files = (folder / name for name, _ in choose_in(folder, "text")[0].read)
+    plain = any(not compression(file.name) and not _binary(file, encoding) for file in files)
+    return "give one that does" + (", or set data.format: text to read every file as one document" if plain else "")
 
 
 def _no_archive(file: Path) -> str | None:

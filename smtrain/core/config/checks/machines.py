@@ -99,7 +99,7 @@ COMPUTE = (
          lambda c: bool(c.network.subnets) != bool(c.network.security_group_ids),
          "network.subnets, network.security_group_ids: only one is set; a VPC needs both"),
     Rule("compute.max_wait compute.spot", lambda c: c.compute.max_wait is not None and not c.compute.spot,
-         "compute.max_wait: has no effect unless compute.spot is true"),
+         "compute.max_wait: has no effect unless compute.spot is true; leave it out"),
     Rule("compute.max_wait compute.max_run",
          lambda c: c.compute.spot and c.compute.max_wait is not None and c.compute.max_wait < c.compute.max_run,
          lambda c: f"compute.max_wait: {c.compute.max_wait} s is shorter than compute.max_run = {c.compute.max_run} s; "
@@ -108,7 +108,7 @@ COMPUTE = (
         Rule(f"compute.spot compute.{name}",
              all_set("compute.spot", f"compute.{name}"),
              f"compute.{name}: has no effect with compute.spot: SageMaker itself waits for spot machines until "
-             "compute.max_wait; raise that")
+             "compute.max_wait; leave it out and raise that")
         for name in ("capacity_wait", "fallback_instance_types")
     ),
     Rule("compute.pool_wait compute.keep_alive", lambda c: c.compute.pool_wait and not c.compute.keep_alive,
@@ -118,7 +118,8 @@ COMPUTE = (
     Rule("compute.spot compute.keep_alive", lambda c: c.compute.spot and c.compute.keep_alive,
          "compute.keep_alive: warm pools have no spot machines; set only one of the two"),
     Rule("compute.spot checkpoint.resume", lambda c: c.compute.spot and not c.checkpoint.resume,
-         "compute.spot: needs checkpoint.resume, or every interruption starts the run over; set only one of the two"),
+         "compute.spot: needs checkpoint.resume, or every interruption starts the run over; set checkpoint.resume: "
+         "true or compute.spot: false"),
     *(
         Rule(f"compute.training_plan compute.{name}",
              all_set("compute.training_plan", f"compute.{name}"),
@@ -209,7 +210,8 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:
-        return f"{name} is no instance type; take one, such as ml.p5.48xlarge, or describe {name} under machines"
+        described = f", or describe {name} under machines" if config.target == "slurm" else ""
+        return f"{name} is no instance type; take one, such as ml.p5.48xlarge{described}"
     if config.target == "slurm":
         return None
     where = "AWS has no such type" if config.target == "aws" else "this machine runs jobs of any instance type"

@@ -38,7 +38,7 @@ TRAIN = (
     Rule("train.adapter.targets", lambda c: c.train.adapter and c.train.adapter.targets == (),
          "train.adapter.targets: names no layer; leave it out for all linear layers"),
     Rule("export.merge train.adapter", lambda c: c.export.merge and not c.train.adapter,
-         "export.merge: has no effect unless train.adapter is set"),
+         "export.merge: has no effect unless train.adapter is set; leave it out"),
 )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def _stages(config: JobConfig) -> int:
 
 
 NATIVE = tuple(
-    Rule(f"{key} train.engine", asked, f"{key}: only engine nxd does this; leave it out, or set train.engine: nxd")
+    Rule(f"{key} train.engine", asked, f"{key}: only engine nxd does this; leave it out")
     for key, asked in {
         "parallel.zero1": lambda c: not c.parallel.zero1,
         "parallel.pipeline_cuts": lambda c: c.parallel.pipeline_cuts,
@@ -82,12 +82,12 @@ NATIVE = tuple(
 
 NXD = (
     Rule("train.compile train.engine", lambda c: c.train.compile,
-         "train.compile: engine nxd's steps are compiled graphs already; leave it out, or set train.engine: native"),
+         "train.compile: engine nxd's steps are compiled graphs already; leave it out"),
     Rule("train.deterministic train.engine", lambda c: not c.train.deterministic,
          "train.deterministic: engine nxd's graphs give the same bits each time anyway; leave it out"),
     Rule("train.profile train.engine", lambda c: c.train.profile,
          "train.profile: engine nxd's steps are compiled graphs, which torch's profiler does not see into; leave it "
-         "out and use AWS's neuron-profile, or set train.engine: native"),
+         "out and use AWS's neuron-profile"),
     Rule("compute.compile_ahead network.isolation", lambda c: c.compute.compile_ahead and c.network.isolation,
          "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it; set only one"),
     Rule("parallel.sequence_parallel parallel.tp train.precision",
@@ -104,7 +104,7 @@ NXD = (
          "parallel.zero1: NxD keeps the fp32 master weights of precision bf16 in ZeRO-1 only; set it to true"),
     Rule("train.stochastic_rounding train.precision",
          lambda c: c.train.stochastic_rounding and c.train.precision != "bf16",
-         "train.stochastic_rounding: has no effect unless train.precision is bf16"),
+         "train.stochastic_rounding: has no effect unless train.precision is bf16; leave it out"),
     Rule("parallel.tp parallel.dp compute.processes_per_instance",
          lambda c: (
              c.parallel.tp == 4
@@ -121,7 +121,7 @@ NXD = (
                    f"micro-batches a step, and there are {_micro_batches(c)}; change train.global_batch_size or "
                    "parallel.micro_batch_size"),
     Rule("parallel.virtual_stages parallel.pp", lambda c: c.parallel.virtual_stages > 1 and c.parallel.pp == 1,
-         "parallel.virtual_stages: has no effect unless pp > 1"),
+         "parallel.virtual_stages: has no effect unless pp > 1; leave it out"),
     Rule("parallel.pipeline_cuts parallel.pp parallel.virtual_stages",
          lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
          lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "
@@ -146,12 +146,14 @@ def engine_faults(config: JobConfig) -> Iterator[Fault]:
 BEST = (
     Rule(f"export.checkpoint {_KEY}.keep_best",
          lambda c: c.export.checkpoint == "best" and not (c.train.validation and c.train.validation.keep_best),
-         f"export.checkpoint: best needs {_KEY}.keep_best: true, which keeps that checkpoint; set it, or leave "
-         "export.checkpoint out"),
+         lambda c: f"export.checkpoint: best needs {_KEY}.keep_best: true, which keeps that checkpoint; "
+                   + ("set it to true" if c.train.validation else
+                      f"set that in {_KEY} with a fraction such as 0.01")
+                   + ", or leave export.checkpoint out"),
     Rule("export.checkpoint train.engine",
          lambda c: c.export.checkpoint == "best" and c.train.engine == "nxd" and not c.train.adapter,
-         "export.checkpoint: best is read from the checkpoints of engine native; for engine nxd, download the one that "
-         "the log's last line names, and convert it with `smtrain convert`"),
+         "export.checkpoint: best is read from the checkpoints of engine native; leave it out, and after the run "
+         "download the one that the log's last line names, and convert it with `smtrain convert`"),
 )  # fmt: skip
 
 
@@ -174,14 +176,14 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
         yield (
             {f"{_KEY}.{chosen[0]}", "data.prepared"},
             f"{_KEY}.{chosen[0]}: text is held out when it is prepared, and data.prepared is prepared already; leave "
-            f"{chosen[0]} out if it has a held-out part (manifest.json says so), or prepare it again with "
+            f"{chosen[0]} out; if it has no held-out part (manifest.json says so), first prepare it again with "
             f"--validation-{chosen[0]}",
         )
     if held_out.split is not None and data.format != "megatron":
         yield (
             {f"{_KEY}.split", "data.format"},
             f"{_KEY}.split: cuts Megatron's indexed data by the order of its documents, and data.format is "
-            f"{data.format}; set data.format: megatron, or use fraction",
+            f"{data.format}; use fraction, or, if it is that, set data.format: megatron",
         )
     if held_out.keep_best and train.save_interval % held_out.interval:
         yield (

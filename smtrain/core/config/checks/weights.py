@@ -25,7 +25,7 @@ from smtrain.core.model.remedies import (
     quantization,
 )
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import HUB, HUBS, readable_schemes, respelled
+from smtrain.core.protocol.uris import HUB, HUBS, is_mounted, readable_schemes, respelled
 from smtrain.core.text import with_article
 
 _SCHEMES = ("s3://", "demo://", *HUBS)
@@ -55,7 +55,7 @@ HUB_RULES = (
     Rule("model.token", lambda c: c.model.token and (c.model.token.secret is None) == (c.model.token.ssm is None),
          "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"),
     Rule("model.token model.path", lambda c: c.model.token and not _hubs(c),
-         "model.token: has no effect unless the model or the data is on a hub (hf://, modelscope://)"),
+         "model.token: has no effect unless the model or the data is on a hub (hf://, modelscope://); leave it out"),
     Rule("model.token model.path", lambda c: c.model.token and len(_hubs(c)) > 1,
          "model.token: is the token of one hub, and model and data are on two; use a model or text that is in S3"),
     Rule("network.isolation model.path", lambda c: c.network.isolation and c.model.path.startswith(HUBS),
@@ -129,7 +129,7 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
                 f"{path.removeprefix('hf://')}; use at most that",
             )
     elif "://" in path:
-        if not path.startswith((*_SCHEMES, *readable_schemes(config.target))):
+        if not (path.startswith((*_SCHEMES, *readable_schemes(config.target))) or is_mounted(path)):
             yield {"model.path"}, f"model.path: {path} is not a folder, s3://, hf://, modelscope:// or demo://"
     else:
         described, fault = _read_config(Path(path))
@@ -163,7 +163,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError) as error:
         return {}, f"{file} cannot be read ({first_line(error)}); mend it there, or copy this one file again"
     if not isinstance(described, dict):
-        return {}, f"{file} is {with_article(type(described).__name__)}, not a mapping"
+        return {}, f"{file} is {with_article(type(described).__name__)}, not a mapping; copy this one file again"
     return described, ""
 
 
@@ -203,8 +203,8 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
     if config.train.engine == "nxd" and shape.family == "gpt2":
         yield (
             {"model.path", "train.engine"},
-            "model.path: engine nxd, which ml.trn1 needs, trains no gpt2 models; set train.engine: native and take "
-            "machines that run it (ml.trn2, GPUs)",
+            "model.path: engine nxd trains no gpt2 models; set train.engine: native"
+            + ("" if config.target == "local" else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
         )
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:

@@ -1,0 +1,1063 @@
+"""Every fault of a config by the module that tells it, with the ways out that its sentence names."""
+
+from __future__ import annotations
+
+import gzip
+
+from tests.conftest import LLAMA
+from tests.core.config.followed import (
+    BOX,
+    GPT2,
+    NEOX,
+    OUT,
+    PLAN,
+    WEIGHTS,
+    both,
+    case,
+    prepared,
+    remove,
+    rename,
+    shape,
+    write,
+)  # fmt: skip
+
+MACHINES = (
+    case(
+        "local",
+        {"compute.instance_count": 3},
+        "does not divide the number of processes",
+        ("change tp", {"parallel.tp": 1}),
+        (" pp,", {"parallel.pp": 1}),
+        ("compute.instance_count", {"compute.instance_count": 4}),
+        ("compute.processes_per_instance", {"compute.processes_per_instance": 4}),
+    ),
+    case("local", {"parallel.dp": 3}, "parallel.dp: tp x pp x dp = 12, but", "dp = 1 would do"),
+    case(
+        "local",
+        {"parallel.dp": 1, "compute.instance_count": 1},
+        "but the processes are",
+        ("change tp", {"parallel.tp": 1}),
+        (" pp ", {"parallel.pp": 1}),
+        ("or compute", {"compute.instance_count": 2}),
+    ),
+    case(
+        "local",
+        {"train.global_batch_size": 5, "parallel.micro_batch_size": 2},
+        "is not a multiple of dp",
+        "4 or",
+        "6 would do",
+    ),
+    case(
+        "local",
+        {"train.seq_len": 33, "parallel.sequence_parallel": True},
+        "cannot be cut over tp",
+        ("use a multiple of tp", {"train.seq_len": 40}),
+    ),
+    case(
+        "gpu",
+        {"network.subnets": ["subnet-1"]},
+        "only one is set",
+        ("a VPC needs both", {"network.security_group_ids": ["sg-1"]}),
+    ),
+    case("gpu", {"compute.max_wait": "2d"}, "compute.max_wait: has no effect unless", "leave it out"),
+    case(
+        "gpu",
+        {"compute.max_wait": "1h", "compute.spot": True},
+        "is shorter than compute.max_run",
+        ("raise it", {"compute.max_wait": "2d"}),
+    ),
+    case(
+        "gpu",
+        {"compute.spot": True, "compute.capacity_wait": 60},
+        "compute.capacity_wait: has no effect with",
+        ("leave it out and raise that", {"compute.capacity_wait": OUT, "compute.max_wait": "2d"}),
+    ),
+    case(
+        "gpu",
+        {"compute.spot": True, "compute.fallback_instance_types": ["ml.p5e.48xlarge"]},
+        "compute.fallback_instance_types: has no effect with",
+        ("leave it out and raise that", {"compute.fallback_instance_types": OUT, "compute.max_wait": "2d"}),
+    ),
+    case("gpu", {"compute.pool_wait": 60}, "compute.pool_wait: only", ("set that too", {"compute.keep_alive": 600})),
+    case(
+        "gpu",
+        {"compute.instance_group": "g", "compute.keep_alive": 60},
+        "no warm pool of instance groups",
+        ("set only one", {"compute.instance_group": OUT}),
+        ("of the two", {"compute.keep_alive": OUT}),
+    ),
+    case(
+        "gpu",
+        {"compute.spot": True, "compute.keep_alive": 60},
+        "warm pools have no spot machines",
+        ("set only one", {"compute.spot": OUT}),
+        ("of the two", {"compute.keep_alive": OUT}),
+    ),
+    case(
+        "gpu",
+        {"compute.spot": True, "checkpoint.resume": False},
+        "compute.spot: needs checkpoint.resume",
+        "set checkpoint.resume: true",
+        ("or compute.spot: false", {"compute.spot": False}),
+    ),
+    case(
+        "gpu",
+        {"compute.training_plan": PLAN, "compute.spot": True},
+        "compute.spot: cannot go with",
+        ("leave one", {"compute.training_plan": OUT}),
+        (" out", {"compute.spot": OUT}),
+    ),
+    case(
+        "gpu",
+        {"compute.training_plan": PLAN, "compute.fallback_instance_types": ["ml.p5e.48xlarge"]},
+        "compute.fallback_instance_types: cannot go with",
+        ("leave one", {"compute.training_plan": OUT}),
+        (" out", {"compute.fallback_instance_types": OUT}),
+    ),
+    case(
+        "trn1",
+        {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=/opt/ml/checkpoints/c"}},
+        "the compile cache",
+        ("use an s3:// URI", {"compute.environment": {"NEURON_CC_FLAGS": "--cache_dir=s3://bucket/c"}}),
+        ("leave it to smtrain", {"compute.environment": OUT}),
+    ),
+    case(
+        "gpu",
+        {"track.wandb": {"project": "p", "key": {"secret": "a", "ssm": "b"}}},
+        "track.wandb.key: must name one",
+        ("secret", {"track.wandb.key.ssm": OUT}),
+        ("ssm", {"track.wandb.key.secret": OUT}),
+    ),
+    case("gpu", {"track.by": "job", "network.isolation": True}, "cannot reach a tracker", "set track.by: client"),
+    case(
+        "gpu",
+        {"compute.role": "no role"},
+        "is not a role's ARN",
+        ("arn:aws:iam::123456789012:role/NAME", {"compute.role": "arn:aws:iam::123456789012:role/NAME"}),
+        ("or name", {"compute.role": "NAME"}),
+    ),
+    case(
+        "slurm",
+        {"cluster.shared": OUT},
+        "cluster.shared: is missing",
+        ("such as /fsx/smtrain", {"cluster.shared": "/fsx/smtrain"}),
+    ),
+    case("slurm", {"checkpoint.s3_uri": "s3://bucket/c"}, "on a cluster checkpoints lie below", "leave it out"),
+    *(
+        case("slurm", {f"compute.{name}": value}, f"compute.{name}: applies to SageMaker only", "leave it out")
+        for name, value in {
+            "spot": True,
+            "keep_alive": 60,
+            "training_plan": PLAN,
+            "infra_check": True,
+            "retries": 2,
+        }.items()
+    ),
+    case("slurm", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),
+    case(
+        "gpu",
+        {"output.s3_uri": "s3://My_Bucket/x"},
+        "cannot be a bucket's name",
+        ("lower-case letters", {"output.s3_uri": "s3://my-bucket/x"}),
+    ),
+    case(
+        "gpu",
+        {"model.path": "fsx://fs-0123456789abcdef0/m"},
+        "cannot lie on a file system",
+        ("give a folder", {"model.path": "@/model"}),
+        ("or an s3:// URI", {"model.path": "s3://bucket/model"}),
+    ),
+    case(
+        "gpu",
+        {"data.path": "fsx://fs-0/x", "network": {"subnets": ["s"], "security_group_ids": ["g"]}},
+        "must look like",
+        ("fsx://fs-0123456789abcdef0/folder", {"data.path": "fsx://fs-0123456789abcdef0/folder"}),
+    ),
+    case("gpu", {"tags": {"aws:x": "y"}}, "are AWS's own", ("give it another name", {"tags": {"x": "y"}})),
+    case(
+        "gpu",
+        {"compute.instance_type": "box"},
+        "box is no instance type",
+        ("take one, such as ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
+    ),
+    case(
+        "local",
+        {"compute.instance_type": "box"},
+        "box is no instance type",
+        ("take one, such as ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
+    ),
+    case(
+        "slurm",
+        {"compute.instance_type": "box"},
+        "box is no instance type",
+        ("take one, such as ml.p5.48xlarge", {"compute.instance_type": "ml.p5.48xlarge"}),
+        ("or describe box under machines", {"machines": {"box": BOX}}),
+    ),
+    case(
+        "gpu",
+        {"compute.instance_type": "box", "machines": {"box": BOX}},
+        "AWS has no such type",
+        ("name an instance type", {"compute.instance_type": "ml.p5.48xlarge"}),
+    ),
+    case(
+        "local",
+        {"compute.instance_type": "box", "machines": {"box": BOX}},
+        "this machine runs jobs of any",
+        ("name an instance type", {"compute.instance_type": "ml.p5.48xlarge"}),
+    ),
+    case("slurm", {"cluster.time": 60}, "cluster.time: 60 s leaves no time", "420 s would do"),
+    case("slurm", {"compute.max_run": 60}, "compute.max_run: 60 s leaves no time", "420 s would do"),
+    case(
+        "slurm",
+        {"data.path": "fsx://fs-0123456789abcdef0/t"},
+        "is how SageMaker names",
+        ("give the path under which the nodes have mounted it", {"data.path": "@/text"}),
+    ),
+    case(
+        "slurm",
+        {"cluster.sbatch": ["--wrap=x"]},
+        "cluster.sbatch: ",
+        ("put lines of yours into cluster.setup", {"cluster.sbatch": OUT, "cluster.setup": ["x"]}),
+    ),
+)
+
+
+TRAIN = (
+    case(
+        "local",
+        {"train.global_batch_size": 8, "train.max_global_batch_size": 4},
+        "is above train.max_global_batch_size",
+        ("leave one of the two", {"train.max_global_batch_size": OUT}),
+        (" out", {"train.global_batch_size": OUT}),
+    ),
+    case(
+        "local", {"train.warmup_steps": 9}, "is more than train.steps", ("use at most that", {"train.warmup_steps": 4})
+    ),
+    case("local", {"train.min_lr": 1.0}, "is above train.lr", ("lower it", {"train.min_lr": 1e-5})),
+    case("local", {"train.betas": [1.0, 0.9]}, "number 1 is 1.0", ("below 1", {"train.betas": [0.5, 0.9]})),
+    case("local", {"train.betas": [0.9, -1.0]}, "number 2 is -1.0", ("at least 0", {"train.betas": [0.9, 0.0]})),
+    case(
+        "local",
+        {"train.adapter": {}, "model.init": "scratch"},
+        "train.adapter: needs trained weights",
+        ("leave one of the two", {"train.adapter": OUT}),
+        (" out", {"model.init": OUT}),
+    ),
+    case("local", {"train.adapter": {"targets": []}}, "names no layer", "leave it out for all linear layers"),
+    case("local", {"export.merge": True}, "export.merge: has no effect unless", "leave it out"),
+    *(
+        case(base, {key: value}, f"{key}: only engine nxd does this", "leave it out")
+        for base in ("local", "gpu", "trn2")
+        for key, value in {
+            "parallel.zero1": False,
+            "parallel.pipeline_cuts": [0],
+            "parallel.virtual_stages": 2,
+            "train.stochastic_rounding": True,
+            "compute.compile_ahead": True,
+            "checkpoint.form": "xser",
+            "checkpoint.asynchronous": True,
+        }.items()
+    ),
+    *(
+        case(base, change, says, "leave it out")
+        for base in ("nxd", "trn1")
+        for change, says in (
+            ({"train.compile": True}, "train.compile: engine nxd's steps are"),
+            ({"train.deterministic": False}, "train.deterministic: engine nxd's graphs"),
+            ({"train.profile": {}}, "train.profile: engine nxd's steps"),
+            ({"train.adapter": {}, "checkpoint.form": "xser"}, "checkpoint.form: adapters are saved"),
+            ({"train.stochastic_rounding": True}, "train.stochastic_rounding: has no effect unless"),
+        )
+    ),
+    case(
+        "trn1",
+        {"compute.compile_ahead": True, "network.isolation": True},
+        "compute.compile_ahead: keeps graphs in S3",
+        ("set only", {"compute.compile_ahead": OUT}),
+        (" one", {"network.isolation": OUT}),
+    ),
+    case(
+        "nxd",
+        {"train.precision": "bf16", "parallel.sequence_parallel": False},
+        "gradients are silently wrong",
+        "set it to true",
+    ),
+    case("nxd", {"train.adapter": {"dropout": 0.1}}, "train.adapter.dropout: engine nxd", "set it to 0"),
+    case(
+        "nxd", {"train.precision": "bf16", "parallel.zero1": False}, "keeps the fp32 master weights", "set it to true"
+    ),
+    case(
+        "trn1",
+        {"parallel.tp": 4, "parallel.pp": 2},
+        "NxD lays groups of 4 across a host",
+        ("change tp", {"parallel.tp": 2}),
+        (" pp ", {"parallel.pp": 1}),
+        ("or compute.instance_count", {"compute.instance_count": 2}),
+    ),
+    case(
+        "nxd",
+        {"parallel.virtual_stages": 2, "parallel.tp": 1, "train.global_batch_size": 6},
+        "the interleaved schedule",
+        ("change train.global_batch_size", {"train.global_batch_size": 8}),
+        ("or parallel.micro_batch_size", {"parallel.micro_batch_size": 1, "train.global_batch_size": 12}),
+    ),
+    case(
+        "nxd",
+        {"parallel.virtual_stages": 2, "parallel.pp": 1},
+        "parallel.virtual_stages: has no effect",
+        "leave it out",
+    ),
+    case(
+        "nxd",
+        {"parallel.pipeline_cuts": [0, 1]},
+        "2 cuts for 2 stages",
+        ("give 1", {"parallel.pipeline_cuts": [1]}),
+        ("or none", {"parallel.pipeline_cuts": OUT}),
+    ),
+    case(
+        "local",
+        {"export.checkpoint": "best"},
+        "export.checkpoint: best needs",
+        (
+            "set that in train.validation with a fraction such as 0.01",
+            {"train.validation": {"keep_best": True, "fraction": 0.01}},
+        ),
+        ("leave export.checkpoint out", {"export.checkpoint": OUT}),
+    ),
+    case(
+        "local",
+        {"export.checkpoint": "best", "train.validation": {"fraction": 0.1}},
+        "export.checkpoint: best needs",
+        ("set it to true", {"train.validation.keep_best": True}),
+        ("leave export.checkpoint out", {"export.checkpoint": OUT}),
+    ),
+    case(
+        "nxd",
+        {"export.checkpoint": "best", "train.validation": {"fraction": 0.1, "keep_best": True}},
+        "is read from the checkpoints of engine native",
+        ("leave it out", {"export.checkpoint": OUT}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"fraction": 0.1, "path": "@/text"}},
+        "both say what is held out",
+        ("leave one of them", {"train.validation.path": OUT}),
+        (" out", {"train.validation.fraction": OUT}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"keep_best": True}},
+        "does not say what is held out",
+        ("set fraction (0.01", {"train.validation.fraction": 0.01}),
+        ("or path", {"train.validation.path": "@/text"}),
+    ),
+    case(
+        "local",
+        both(prepared(validation={"samples": 1}), {"train.validation": {"fraction": 0.1}}),
+        "is prepared already",
+        ("leave fraction out", {"train.validation.fraction": OUT}),
+    ),
+    case(
+        "local",
+        both(prepared(), {"train.validation": {"fraction": 0.1}}),
+        "is prepared already",
+        (
+            "leave fraction out; if it has no held-out part (manifest.json says so), first prepare it again with "
+            "--validation-fraction",
+            both({"train.validation.fraction": OUT}, prepared(validation={"samples": 1})),
+        ),
+        more=True,
+    ),
+    case(
+        "local",
+        {"train.validation": {"split": "980,10,10"}},
+        "cuts Megatron's indexed data",
+        ("use fraction", {"train.validation": {"fraction": 0.1}}),
+        (
+            "if it is that, set data.format: megatron",
+            both(
+                {"data.format": "megatron"},
+                write("text/d.bin", b"ab"),
+                write("text/d.idx", b"ab"),
+                remove("text/a.jsonl"),
+            ),
+        ),
+    ),
+    case(
+        "local",
+        {"train.validation": {"fraction": 0.1, "keep_best": True, "interval": 3}},
+        "every checkpoint needs",
+        ("must be a multiple of", {"train.save_interval": 99}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"fraction": 0.1, "samples": 2}},
+        "answers held-out questions",
+        ("leave it out", {"train.validation.samples": OUT}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"path": "gs://x/y"}},
+        "gs://x/y is not a path",
+        ("a path", {"train.validation.path": "@/text"}),
+        ("s3://", {"train.validation.path": "s3://bucket/v"}),
+        ("demo://", {"train.validation.path": "demo://python-stdlib"}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"path": "s3://bucket/*.jsonl"}},
+        "has a wildcard",
+        ("give that", {"train.validation.path": "s3://bucket"}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"path": "@/nowhere"}},
+        "does not exist",
+        ("give a file", {"train.validation.path": "@/text/a.jsonl"}),
+        ("a folder", {"train.validation.path": "@/text"}),
+        ("a glob", {"train.validation.path": "@/text/*.jsonl"}),
+        ("or an s3:// URI", {"train.validation.path": "s3://bucket/v"}),
+    ),
+    case(
+        "local",
+        {"train.validation": {"path": "s3:/bucket/v"}},
+        "train.validation.path: ",
+        ("s3://bucket/v here; give that", {"train.validation.path": "s3://bucket/v"}),
+    ),
+    case(
+        "gpu",
+        {"train.engine": "nxd"},
+        "nxd is the engine of Trainium1",
+        "set train.engine: native",
+        "take ml.trn1.32xlarge",
+    ),
+    case(
+        "trn2",
+        {"train.engine": "nxd"},
+        "nxd is the engine of Trainium1",
+        "set train.engine: native",
+        "take ml.trn1.32xlarge",
+    ),
+    case(
+        "trn1", {"train.engine": "native"}, "native does not run on", "set train.engine: nxd", "take ml.trn2.48xlarge"
+    ),
+    case(
+        "nxd",
+        {"train.precision": "fp16"},
+        "engine nxd trains in bf16 or fp32",
+        ("bf16", {"train.precision": "bf16"}),
+        ("fp32; set one of them", {"train.precision": "fp32"}),
+    ),
+    case(
+        "trn1",
+        {"train.precision": "fp16"},
+        "engine nxd trains in bf16 or fp32",
+        ("bf16", {"train.precision": "bf16"}),
+        ("fp32; set one of them", {"train.precision": "fp32"}),
+    ),
+    case("trn2", {"train.precision": "fp16"}, "computes in bf16", ("set bf16", {"train.precision": "bf16"})),
+    case(
+        "gpu",
+        {"train.precision": "fp16", "compute.instance_type": "ml.m5.4xlarge"},
+        "fp16 is for GPUs, and ml.m5",
+        ("set bf16", {"train.precision": "bf16"}),
+        ("or fp32", {"train.precision": "fp32"}),
+    ),
+    case(
+        "slurm",
+        {"train.precision": "fp16", "compute.instance_type": "box", "machines": {"box": {**BOX, "kind": "cpu"}}},
+        "fp16 is for GPUs, and box",
+        ("set bf16", {"train.precision": "bf16"}),
+        ("or fp32", {"train.precision": "fp32"}),
+    ),
+)
+
+SFT = {"train.objective": "sft"}
+DATA = (
+    case(
+        "local",
+        {"data.sources": [{"path": "@/text/a.jsonl"}]},
+        "both are set",
+        (
+            "name the path among the sources",
+            {"data.path": OUT, "data.sources": [{"path": "@/text/a.jsonl"}, {"path": "@/text"}]},
+        ),
+    ),
+    case(
+        "local",
+        {"data": {"sources": [{"path": "@/text", "weight": 1}, {"path": "@/text/a.jsonl"}]}},
+        "have a weight",
+        (
+            "give one to every source",
+            {"data": {"sources": [{"path": "@/text", "weight": 1}, {"path": "@/text/a.jsonl", "weight": 2}]}},
+        ),
+        ("or to none", {"data": {"sources": [{"path": "@/text"}, {"path": "@/text/a.jsonl"}]}}),
+    ),
+    case(
+        "gpu",
+        {"data.path": "hf://org/data", "network.isolation": True},
+        "hf:// needs the network",
+        ("give the files", {"data.path": "@/text"}),
+        ("or allow it", {"network.isolation": OUT}),
+    ),
+    case(
+        "local",
+        {**SFT, "data.format": "text"},
+        "has no answers to learn",
+        ("use alpaca", {"data.format": "alpaca"}),
+        ("or messages", {"data.format": "messages"}),
+    ),
+    *(
+        case(
+            "local",
+            {"data.format": form},
+            "is instruction data",
+            "set train.objective: sft",
+            ("or another format", {"data.format": "jsonl"}),
+        )
+        for form in ("alpaca", "messages")
+    ),
+    *(
+        case(base, {"train.engine": "nxd", key: value}, "only engine native keeps attention within samples", way)
+        for key, value in (("train.objective", "sft"), ("data.document_mask", True))
+        for base, way in (
+            ("nxd", "set train.engine: native"),
+            (
+                "trn1",
+                (
+                    "set train.engine: native, and take ml.trn2.48xlarge",
+                    {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"},
+                ),
+            ),
+        )
+    ),
+    case(
+        "local",
+        {"data.columns": {"output": "answer"}},
+        "data.columns: is for train.objective: sft",
+        (
+            "leave it out and name the field of the text in data.text_column",
+            {"data.columns": OUT, "data.text_column": "answer"},
+        ),
+    ),
+    case("local", {"data.overlong": "drop"}, "data.overlong: is for train.objective: sft", "leave it out"),
+    *(
+        case(
+            "local",
+            {**SFT, f"data.{key}": value},
+            f"data.{key}: ",
+            (f"leave {'them' if key in ('filters', 'near_duplicates') else 'it'} out for sft", {f"data.{key}": OUT}),
+        )
+        for key, value in {
+            "document_mask": True,
+            "text_column": "body",
+            "separator": "x",
+            "unicode": "nfc",
+            "strip_control": True,
+            "min_characters": 3,
+            "deduplicate": True,
+            "filters": ["c4"],
+            "near_duplicates": {},
+            "pii": "mask",
+        }.items()
+    ),
+    case(
+        "local",
+        {**SFT, "data": {"sources": [{"path": "@/text", "weight": 1}]}},
+        "weights are for train.objective",
+        ("leave them out for sft", {"data": {"sources": [{"path": "@/text"}]}}),
+    ),
+    *(
+        case(
+            "local",
+            both(
+                {"data.format": "megatron", f"data.{key}": value},
+                write("text/d.bin", b"ab"),
+                write("text/d.idx", b"ab"),
+                remove("text/a.jsonl"),
+            ),
+            f"data.{key}: megatron is tokens",
+            "leave it out",
+            (
+                "or give text",
+                both(
+                    {"data.format": OUT},
+                    write("text/a.jsonl", '{"text": "a"}'),
+                    remove("text/d.bin"),
+                    remove("text/d.idx"),
+                ),
+            ),
+        )
+        for key, value in {"filters": ["c4"], "near_duplicates": {}, "pii": "mask"}.items()
+    ),
+    case("local", {"data.phone_region": "US"}, "data.phone_region: has no effect", "leave it out"),
+    case(
+        "local",
+        {"data.path": "s3://bucket/*.jsonl"},
+        "has a wildcard",
+        ("give the prefix", {"data.path": "s3://bucket"}),
+    ),
+    case(
+        "local",
+        {"data.path": "gs://x/y"},
+        "gs://x/y is not a path",
+        ("a path", {"data.path": "@/text"}),
+        ("s3://", {"data.path": "s3://bucket/v"}),
+        ("hf://", {"data.path": "hf://org/data"}),
+        ("demo://", {"data.path": "demo://python-stdlib"}),
+    ),
+    case(
+        "local",
+        {"data.path": "@/nowhere"},
+        "does not exist",
+        ("give a file", {"data.path": "@/text/a.jsonl"}),
+        ("a folder", {"data.path": "@/text"}),
+        ("a glob", {"data.path": "@/text/*.jsonl"}),
+        ("or an s3:// URI", {"data.path": "s3://bucket/v"}),
+    ),
+    case(
+        "local",
+        {"data": {"prepared": "gs://x/y"}},
+        "data.prepared: gs://x/y is not",
+        ("a folder", prepared()),
+        ("or an s3:// URI", {"data.prepared": "s3://bucket/d"}),
+    ),
+    case(
+        "local",
+        {"data": {"prepared": "@/text"}},
+        "holds no manifest.json",
+        ("give a folder", prepared()),
+        ("or its s3:// URI", {"data.prepared": "s3://bucket/d"}),
+    ),
+    case(
+        "local",
+        both(SFT, remove("model/chat_template.jinja")),
+        "has no chat template",
+        ("put a chat_template.jinja there", write("model/chat_template.jinja", "{{ messages }}")),
+    ),
+    case(
+        "local",
+        {"evaluate.data": "@/nowhere"},
+        "evaluate.data: ",
+        ("give one of task YAMLs", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),
+        ("or of MMLU's files", both(write("mmlu/a/test-0.parquet", b"x"), {"evaluate.data": "@/mmlu"})),
+    ),
+    case(
+        "local",
+        {"evaluate.data": "@/text"},
+        "holds no task's .yaml",
+        ("give the folder that does", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),
+    ),
+    case(
+        "local",
+        both(
+            {"evaluate": {"data": "@/tasks", "tasks": ["t"]}},
+            write("tasks/t.yaml", "task: t\ndataset_kwargs:\n  data_files: t.jsonl\n"),
+        ),
+        "which does not exist",
+        ("put it there", write("tasks/t.jsonl", "{}")),
+        (
+            "or correct the task's data_files",
+            both(
+                write("tasks/u.jsonl", "{}"), write("tasks/t.yaml", "task: t\ndataset_kwargs:\n  data_files: u.jsonl\n")
+            ),
+        ),
+    ),
+    # the text itself
+    case(
+        "local",
+        both(remove("text/a.jsonl"), write("text/a.dat", "hello")),
+        "holds no file of text that can be read",
+        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+        "set data.format: text",
+    ),
+    case(
+        "local",
+        write("text/a.jsonl", ""),
+        "holds no file of text that can be read",
+        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+    ),
+    case(
+        "local",
+        both(remove("text/a.jsonl"), write("text/a.pdf", b"\0\1\2")),
+        "holds no file of text that can be read",
+        ("give one that does", both(write("more/a.jsonl", '{"text": "a"}'), {"data.path": "@/more"})),
+    ),
+    case(
+        "local",
+        {"data.path": "@/text/*.parquet"},
+        "no file matches",
+        ("correct the pattern", {"data.path": "@/text/*.jsonl"}),
+    ),
+    case(
+        "local",
+        both(write("text/d.bin", b"ab"), {"data.path": "@/text/d.bin", "data.format": "megatron"}),
+        "is half of an indexed",
+        ("copy that there too", write("text/d.idx", b"ab")),
+    ),
+    case(
+        "local",
+        both(write("text/a.jsonl", ""), {"data.path": "@/text/a.jsonl"}),
+        "is empty",
+        ("give a file with text", write("text/a.jsonl", '{"text": "a"}')),
+    ),
+    case(
+        "local",
+        both(write("text/a.txt", "caf\xe9 ".encode("latin-1") * 40), {"data.path": "@/text/a.txt"}),
+        "is not text in UTF-8",
+        ("set data.encoding to iso-8859-1", {"data.encoding": "iso-8859-1"}),
+        ("or convert it", write("text/a.txt", "caf\xe9")),
+    ),
+    case(
+        "local",
+        both(write("text/a.jsonl.gz", '{"text": "a"}'), remove("text/a.jsonl")),
+        "is not compressed by gzip",
+        ("if it is plain, name it a.jsonl", rename("text/a.jsonl.gz", "text/a.jsonl")),
+        ("else write it again", write("text/a.jsonl.gz", gzip.compress(b'{"text": "a"}'))),
+    ),
+    *(
+        case("local", prepared(**change), says, (way, prepared()))
+        for change, says, way in (
+            ({"format_version": 99}, "is not a dataset that this smtrain reads", "prepare it again"),
+            ({"objective": "sft"}, "was prepared for train.objective: sft", "prepare the text again"),
+            ({"seq_len": 64}, "was prepared for sequences of 64", "prepare the text again"),
+            ({"samples": 0}, "does not hold one whole sample", "prepare the text again"),
+            ({"vocab_size": 1024}, "has token ids up to 1023", "prepare the text again"),
+            ({"tokenizer_sha256": "0" * 64}, "another tokenizer than the model's", "prepare the text again"),
+            ({"files": {"tokens.bin": {"bytes": 5}}}, "has 4 bytes, not 5", "copy it again"),
+        )
+    ),
+    case(
+        "local",
+        both(prepared(), {"train.validation": {"keep_best": True}}),
+        "was prepared without a held-out part",
+        ("prepare the text again", prepared(validation={"samples": 1})),
+        ("or leave train.validation out", {"train.validation": OUT}),
+    ),
+)
+
+CONVERTED = both({"model.weights": OUT}, {"model.path": "@/model"})
+MODEL = (
+    case(
+        "local",
+        {"model.weights": "s3://bucket/w", "model.init": "scratch"},
+        "model.weights: has no effect with",
+        ("set only", {"model.weights": OUT}),
+        (" one", {"model.init": OUT}),
+    ),
+    case(
+        "local",
+        {"model.weights": "s3://bucket/w", "train.adapter": {}},
+        "an adapter alone needs a base",
+        "set export.merge: true",
+        ("or convert the weights", CONVERTED),
+    ),
+    case(
+        "local",
+        {"model.weights": "s3://bucket/w", "evaluate.tasks": ["t"], "evaluate.base": True},
+        "the base model is evaluated",
+        "set evaluate.base: false",
+        ("or convert the weights", CONVERTED),
+    ),
+    case(
+        "local",
+        {"model.path": "hf://x"},
+        "must look like hf://organization/model@revision",
+        ("hf://organization/model@revision", {"model.path": "hf://organization/model"}),
+    ),
+    case(
+        "local",
+        {"model.path": "hf://a/b", "model.token": {"secret": "a", "ssm": "b"}},
+        "model.token: must name one of",
+        ("secret", {"model.token.ssm": OUT}),
+        ("ssm", {"model.token.secret": OUT}),
+    ),
+    case("local", {"model.token": {"secret": "a"}}, "model.token: has no effect unless", "leave it out"),
+    case(
+        "local",
+        {"model.path": "modelscope://a/b", "data.path": "hf://a/c", "model.token": {"secret": "a"}},
+        "is the token of one hub",
+        ("use a model", {"model.path": "s3://bucket/model"}),
+        ("or text that is in S3", {"data.path": "s3://bucket/text"}),
+    ),
+    case(
+        "gpu",
+        {"model.path": "hf://a/b", "network.isolation": True},
+        "keeps the fetch stage from the hub",
+        ("give its s3://", {"model.path": "s3://bucket/model"}),
+    ),
+    case(
+        "local",
+        {"export.megatron": True, "train.adapter": {}},
+        "Megatron has no form for an adapter",
+        "set export.merge: true",
+    ),
+    case(
+        "local",
+        {"model.weights": "gs://x/y"},
+        "model.weights: gs://x/y is not a folder",
+        ("a folder", {"model.weights": "@/model"}),
+        ("or an s3:// URI", {"model.weights": "s3://bucket/w"}),
+    ),
+    case(
+        "local",
+        {"model.weights": "@/nowhere"},
+        "nowhere is not a folder",
+        ("give one with weights", {"model.weights": "@/model"}),
+        ("or an s3:// URI", {"model.weights": "s3://bucket/w"}),
+    ),
+    case(
+        "gpu",
+        {"model.path": "hf://meta-llama/Llama-3.2-1B"},
+        "is missing, and hf://meta-llama",
+        ("must be named in model.token", {"model.token": {"secret": "hub"}}),
+        (
+            "copy the model here, `hf download meta-llama/Llama-3.2-1B --local-dir FOLDER` with a token of yours, and "
+            "give that folder",
+            {"model.path": "@/model"},
+        ),
+    ),
+    case(
+        "gpu",
+        {"data.path": "hf://bigcode/the-stack"},
+        "is missing, and hf://bigcode",
+        ("must be named in model.token", {"model.token": {"secret": "hub"}}),
+    ),
+    case(
+        "local",
+        {"model.path": "hf://EleutherAI/pythia-1.4b", "train.seq_len": 4096},
+        "is beyond the 2048 positions of",
+        ("use at most that", {"train.seq_len": 2048}),
+    ),
+    case(
+        "local",
+        {"model.path": "gs://x/y"},
+        "gs://x/y is not a folder",
+        ("a folder", {"model.path": "@/model"}),
+        ("s3://", {"model.path": "s3://bucket/m"}),
+        ("hf://", {"model.path": "hf://a/b"}),
+        ("modelscope://", {"model.path": "modelscope://a/b"}),
+        ("demo://", {"model.path": "demo://tiny-llama"}),
+    ),
+    case(
+        "local",
+        {"model.path": "@/none"},
+        "none is not a folder",
+        ("give a Hugging Face model folder", {"model.path": "@/model"}),
+        ("or s3:// URI", {"model.path": "s3://bucket/m"}),
+    ),
+    case(
+        "local",
+        {"model.path": "no/Llama-3.2-1B"},
+        "(a model of the hub is",
+        ("give a Hugging Face model folder", {"model.path": "@/model"}),
+        ("hf://no/Llama-3.2-1B", {"model.path": "hf://no/Llama-3.2-1B"}),
+    ),
+    case(
+        "local",
+        remove("model/config.json"),
+        "without its config.json",
+        ("copy config.json of the same model next to it", write("model/config.json", LLAMA)),
+    ),
+    case(
+        "local",
+        both(remove("model/config.json"), remove("model/model.safetensors")),
+        "holds no config.json",
+        (
+            "give a Hugging Face model folder",
+            both(
+                write("other/config.json", LLAMA),
+                write("other/model.safetensors", WEIGHTS),
+                write("other/tokenizer.json", "{}"),
+                {"model.path": "@/other"},
+            ),
+        ),
+    ),
+    case(
+        "local",
+        write("model/config.json", "{"),
+        "config.json cannot be read",
+        ("mend it there", write("model/config.json", LLAMA)),
+        ("or copy this one file again", write("model/config.json", LLAMA)),
+    ),
+    case(
+        "local",
+        write("model/config.json", "[1]"),
+        "is a list, not a mapping",
+        ("copy this one file again", write("model/config.json", LLAMA)),
+    ),
+    case(
+        "local",
+        shape(pad_token_id=600),
+        "pad_token_id is 600",
+        ("correct pad_token_id", shape(pad_token_id=3)),
+        ("or set it to null", shape(pad_token_id=None)),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", NEOX), {"export.megatron": True}),
+        "Megatron-core has no parallel residual",
+        "leave it out",
+    ),
+    case(
+        "local",
+        {"train.seq_len": 512},
+        "is beyond the model's 256 positions",
+        ("use at most that", {"train.seq_len": 256}),
+        ("or raise max_position_embeddings", shape(max_position_embeddings=512)),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", GPT2), {"train.seq_len": 512}),
+        "which it has learned one by one",
+        ("use at most that", {"train.seq_len": 256}),
+    ),
+    case(
+        "nxd",
+        both(write("model/config.json", GPT2), {"parallel.tp": 1}),
+        "trains no gpt2 models",
+        "set train.engine: native",
+    ),
+    *(
+        case(
+            "trn1",
+            both(write("model/config.json", GPT2), change),
+            "trains no gpt2 models",
+            (
+                "set train.engine: native and take ml.p5.48xlarge",
+                {"train.engine": "native", "compute.instance_type": "ml.p5.48xlarge"},
+            ),
+            ("or ml.trn2.48xlarge", {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"}),
+        )
+        for change in ({}, {"train.engine": "nxd"})
+    ),
+    case(
+        "local",
+        remove("model/tokenizer.json"),
+        "holds no tokenizer.json",
+        ("save the tokenizer there", write("model/tokenizer.json", "{}")),
+        ("or set data.prepared", both({"data.path": OUT}, prepared())),
+    ),
+    case(
+        "local",
+        remove("model/model.safetensors"),
+        "holds no model.safetensors",
+        ("save the weights as safetensors", write("model/model.safetensors", WEIGHTS)),
+        "set model.init: scratch",
+    ),
+    case(
+        "local",
+        both(rename("model/model.safetensors", "model/model-00001-of-00002.safetensors")),
+        "lacks 1 of its 2 files",
+        ("copy those files into it", write("model/model-00002-of-00002.safetensors", WEIGHTS)),
+    ),
+    case(
+        "local",
+        shape(quantization_config={"quant_method": "gptq"}),
+        "the weights are quantized",
+        ("take quantization_config out", shape(quantization_config=OUT)),
+    ),
+    case(
+        "local",
+        {"train.adapter": {"targets": ["c_attn"]}},
+        "train.adapter.targets",
+        ("take all-linear", {"train.adapter.targets": "all-linear"}),
+        ("or some of q_proj", {"train.adapter.targets": ["q_proj"]}),
+    ),
+    case(
+        "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})
+    ),
+)
+
+AWS = {"role": "arn:aws:iam::123456789012:role/training", "region": "us-east-1"}
+FALLBACK = {"compute.fallback_instance_types": ["ml.g5.12xlarge"]}
+PLANNER = (
+    case(
+        "trn1",
+        {"model.path": "s3://models/llama-2-13b", "compute.instance_type": "ml.p5.4xlarge"},
+        "no mesh of 1 x",
+        "set compute.instance_count: 4",
+        ("take larger instances", {"compute.instance_type": "ml.p5.48xlarge"}),
+        ("with LoRA of rank 16 it fits", {"train.adapter": {"rank": 16}}),
+    ),
+    case(
+        "trn1",
+        {"train.global_batch_size": 7, "compute.instance_count": 4},
+        "and divides train.global_batch_size",
+        "set train.global_batch_size: 8",
+        ("take larger instances", {"compute": {**AWS, "instance_type": "ml.p5.4xlarge"}}),
+    ),
+    case(
+        "trn1",
+        {"train.max_global_batch_size": 3, "compute.instance_count": 4},
+        "with a global batch of at most 3",
+        "set train.max_global_batch_size: 8",
+        ("take larger instances", {"compute": {**AWS, "instance_type": "ml.p5.4xlarge"}}),
+    ),
+    case(
+        "trn1",
+        {"train.tokens": 1000, "train.steps": 3},
+        "stands in place of train.steps",
+        ("leave one of the two", {"train.tokens": OUT}),
+        (" out", {"train.steps": OUT}),
+    ),
+    case(
+        "local",
+        {"train": {"tokens": 10**14, "seq_len": 32}},
+        "take",
+        ("lower it", {"train.tokens": 10**9}),
+        ("or raise train.global_batch_size", {"train.global_batch_size": 10**6}),
+    ),
+    case(
+        "trn1",
+        {"parallel": "auto", "train.global_batch_size": 7, "compute.instance_count": 4},
+        "parallel: auto finds no",
+        "set train.global_batch_size: 8",
+        ("take larger instances", {"compute": {**AWS, "instance_type": "ml.p5.4xlarge"}}),
+    ),
+    case(
+        "local",
+        {"parallel": {"tp": 1, "pp": 1}, "train.max_global_batch_size": 2},
+        "and this mesh takes 4 sequences",
+        ("raise it", {"train.max_global_batch_size": 4}),
+        ("or take fewer machines", {"compute.instance_count": 1}),
+        ("or more tp", {"parallel.tp": 2}),
+        ("or pp", {"parallel.pp": 2}),
+    ),
+    case(
+        "gpu",
+        {"compute.fallback_instance_types": ["ml.p5e.48xlarge", "ml.p5e.48xlarge"]},
+        "is named twice",
+        ("leave it out", {"compute.fallback_instance_types": ["ml.p5e.48xlarge"]}),
+    ),
+    *(
+        case(
+            "gpu",
+            {"compute.fallback_instance_types": [kind]},
+            f"{kind} cannot take this job",
+            ("leave it out", {"compute.fallback_instance_types": OUT}),
+        )
+        for kind in ("ml.trn1.32xlarge", "ml.p99.48xlarge")
+    ),
+    *(
+        case(
+            "gpu",
+            {"parallel": {"tp": 2}, "train.global_batch_size": 12, **FALLBACK, **own},
+            says,
+            ("leave it out", {"compute.fallback_instance_types": OUT}),
+        )
+        for own, says in (
+            ({"compute.processes_per_instance": 8}, "compute.processes_per_instance is 8, and it has 4 cores"),
+            (
+                {"model.path": "s3://bucket/m", "parallel": {"tp": 2, "dp": 4}},
+                "tp x pp x dp = 8 is not its 4 processes",
+            ),
+            (
+                {"model.path": "s3://bucket/m", "compute.fallback_instance_types": ["ml.trn2.48xlarge"]},
+                "train.global_batch_size is no multiple of",
+            ),
+        )
+    ),
+)
+
+CASES = {"machines": MACHINES, "train": TRAIN, "data": DATA, "model": MODEL, "planner": PLANNER}

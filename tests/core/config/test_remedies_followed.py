@@ -1,0 +1,148 @@
+"""Every fault of the config's checks, and every way out that its sentence names: none leads to another fault."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+import smtrain
+from smtrain import ConfigError
+from smtrain.core.config import JobConfig, checks
+from smtrain.core.config.checks import data, machines, train, weights
+from smtrain.core.config.checks.rule import ConfigRule, Fault, broken
+from tests.core.config.faults import CASES
+from tests.core.config.followed import Case, Desk, begun, read
+
+ENDS = ("compute.image: no image is known for", "compute.role: IAM did not return the ARN")
+"""Faults whose remedy is outside, so that no value can be named: a tag that AWS publishes, and a login."""
+
+NAMED = {
+    f"{kind} {number}: {one.base}: {one.says}": one for kind, some in CASES.items() for number, one in enumerate(some)
+}
+_VERBS = re.compile(r"\b(set|take|leave|give|raise|lower|change|put|copy|save|correct|describe)\b")
+"""Words of a remedy: after all its ways have been followed, none is left over."""
+
+
+def refused(desk: Desk) -> list[str]:
+    """The faults of a config: as it is loaded, and as its requests are made."""
+    try:
+        smtrain.request(smtrain.load_config(desk.raw))
+    except ConfigError as error:
+        return list(error.faults)
+    return []
+
+
+@pytest.fixture(scope="module", params=NAMED)
+def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, Desk, str]:
+    """A case, its config, and the one sentence that refuses it."""
+    one = NAMED[request.param]
+    desk = begun(tmp_path_factory.mktemp("followed") / "given", one.base)
+    assert refused(desk) == []
+    desk.do(one.broken)
+    faults = refused(desk)
+    (sentence,) = [fault for fault in faults if one.says in fault]
+    assert one.more or faults == [sentence]
+    return one, desk, sentence
+
+
+def test_every_way_that_a_sentence_names_is_enough(told: tuple[Case, Desk, str]) -> None:
+    one, desk, sentence = told
+    left = sentence
+    for number, way in enumerate(one.ways):
+        words, change = (way, None) if isinstance(way, str) else way
+        assert words in left, sentence
+        left = left.replace(words, "", 1)
+        mended = desk.copy(desk.folder.with_name(f"way{number}"))
+        mended.do(read(words, sentence.partition(":")[0]) if change is None else change)
+        again = [fault for fault in refused(mended) if not fault.startswith(ENDS)]
+        assert again == [], f"{sentence}: {words}"
+    assert not _VERBS.search(left.rpartition("; ")[2]), f"{sentence}: a way is not followed"
+
+
+RULES: tuple[Iterable[ConfigRule], ...] = (
+    machines.MESH, machines.COMPUTE, machines.CLUSTER, train.TRAIN, train.NATIVE, train.NXD, train.BEST, data.SOURCES,
+    data.OBJECTIVE, data.PRETRAIN_ONLY, data.MEGATRON, [data.PHONES], weights.WEIGHTS, weights.HUB_RULES,
+    [weights.MEGATRON],
+)  # fmt: skip
+SPOKEN = (
+    "core/config/checks/*.py", "core/facts/engines.py", "client/planner/resolve_mesh.py", "client/planner/fallback.py",
+)  # fmt: skip
+NOT_REACHED = {
+    "; or train.adapter: LoRA of rank {} fits in {} GiB with {}": "of a plan, not of a config",
+}
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], set[int]]:
+    """All sentences of the cases, and the rules that they broke."""
+    sentences: list[str] = []
+    met: set[int] = set()
+
+    def recording(rules: Iterable[ConfigRule], config: JobConfig) -> Iterator[Fault]:
+        for rule in rules:
+            found = list(broken([rule], config))
+            met.update(id(rule) for _ in found)
+            yield from found
+
+    folder = tmp_path_factory.mktemp("everything")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (checks, data, machines, train, weights):
+            patch.setattr(module, "broken", recording)
+        for number, one in enumerate(NAMED.values()):
+            desk = begun(folder / str(number), one.base)
+            desk.do(one.broken)
+            sentences += refused(desk)
+    return sentences, met
+
+
+def test_every_rule_is_broken_by_a_case(everything: tuple[list[str], set[int]]) -> None:
+    """A new rule needs a case above, with each way out that its sentence names."""
+    _, met = everything
+    assert [rule.keys for rules in RULES for rule in rules if id(rule) not in met] == []
+    tables = {id(rule) for rules in RULES for rule in rules}
+    for module in (data, machines, train, weights):
+        for value in vars(module).values():
+            rules = [value] if isinstance(value, ConfigRule) else value if isinstance(value, tuple) else []
+            assert {id(rule) for rule in rules if isinstance(rule, ConfigRule)} <= tables
+
+
+def test_every_sentence_of_the_checks_is_told_to_a_case(everything: tuple[list[str], set[int]]) -> None:
+    """Sentences are found in the source, so that a new one without a case fails here."""
+    told, _ = everything
+    package = Path(smtrain.__file__).parent
+    spoken = [text for way in SPOKEN for path in sorted(package.glob(way)) for text in templates(path.read_text())]
+    assert len(spoken) > 130
+    lacking = [
+        text
+        for text in spoken
+        if not any(re.search(".*".join(map(re.escape, text.split("{}"))), one) for one in told)
+        and text not in NOT_REACHED
+    ]
+    assert lacking == [], "\n".join(lacking)
+
+
+def templates(source: str) -> Iterator[str]:
+    """The texts of a module that are long enough to be (part of) a sentence, each value in them as `{}`."""
+    tree = ast.parse(source)
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            skipped.add(id(node.value))  # docstrings
+        elif isinstance(node, ast.JoinedStr):
+            skipped.update(map(id, node.values))
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        keys = all("." in word or word == "{}" for word in text.split())
+        if len(text.replace("{}", "")) >= 18 and text.strip().count(" ") >= 2 and not keys:
+            yield text
