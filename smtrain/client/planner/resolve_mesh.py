@@ -197,7 +197,9 @@ def _nothing(config: JobConfig, *, auto: bool) -> ConfigError:
         batch = f" with a global batch of at most {train.max_global_batch_size} (train.max_global_batch_size)"
     start = f"parallel: auto finds no mesh of {machines} that" if auto else f"{NO_MESH}{machines}"
     length = "" if auto else f" at train.seq_len {train.seq_len}"
-    return ConfigError(f"{start} fits the model{length}{batch}; {', or '.join(_ways_out(config))}", code="config.combination")
+    return ConfigError(
+        f"{start} fits the model{length}{batch}; {', or '.join(_ways_out(config))}", code="config.combination"
+    )
 
 
 def _ways_out(config: JobConfig) -> Iterator[str]:

@@ -93,7 +93,7 @@ def memory_warnings(work: Work, machine: Machine, mesh: Mesh) -> list[str]:
 def neuron_warnings(
     config: JobConfig, work: Work, machine: Machine, mesh: Mesh, first_step_s: float, *, measured: bool
 ) -> list[str]:
-    """What is unknown or slow about engine native on Neuron cores, each with a number."""
+    """Warnings of engine native on Neuron cores: unknown or slow parts, each with a number."""
     out = []
     if instance(machine.type):
         out.append(
@@ -122,7 +122,7 @@ def neuron_warnings(
 
 
 def _flash_remedy(config: JobConfig, work: Work) -> str:
-    """What brings the flash kernel back, if a key of the config does."""
+    """The setting that brings the flash kernel back, if there is one."""
     window, kept = work.shape.sliding_window, config.train.objective != "sft" and not config.data.document_mask
     multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
     if config.data.document_mask:

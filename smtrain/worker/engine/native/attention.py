@@ -12,21 +12,28 @@ is left to the device.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import nn
 
+from smtrain.core.facts.engines import flash_lack
 from smtrain.worker.engine.native.comm import to_device
+from smtrain.worker.engine.saving import local_rank
+
+log = logging.getLogger(__name__)
 
 
 class AttentionContext:
     """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
 
     def __init__(
-        self, rotary: nn.Module | None, windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, rotary: nn.Module | None, windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device,
+        head_dim: int, compiled: bool,
+    ) -> None:  # fmt: skip
         self._rotary, self._windows, self._dtype, self._device = rotary, windows, dtype, device
+        self._head_dim, self._compiled, self._said = head_dim, compiled, False
         self._kept: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
 
@@ -40,8 +47,18 @@ class AttentionContext:
             return self._packed(segments)
         if self._kept is None or self._kept[0] != (batch, length):
             positions = torch.arange(length, device="cpu")[None]
-            self._kept = (batch, length), (*self._places(batch, positions), self._masks(length))
+            masks = self._masks(length)
+            self._say(length, masked=any(mask is not None for mask in masks))
+            self._kept = (batch, length), (*self._places(batch, positions), masks)
         return self._kept[1]
+
+    def _say(self, length: int, masked: bool) -> None:
+        """Warn once on Neuron if attention does not run in its flash kernel."""
+        if self._device.type == "neuron" and not self._said:
+            lack = flash_lack(length, self._head_dim, masked=masked, compiled=self._compiled)
+            self._said = lack is not None
+            if lack is not None and local_rank() == 0:
+                log.warning("attention runs without its flash kernel, and keeps every score: %s", lack)
 
     @torch.no_grad()
     def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -55,6 +72,7 @@ class AttentionContext:
     @torch.no_grad()
     def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
         batch, length = segments.shape
+        self._say(length, masked=True)
         positions = positions_within(segments)
         number = to_device((positions == 0).cumsum(-1).int(), self._device)
         back = self._back(length)

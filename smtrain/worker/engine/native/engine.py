@@ -92,7 +92,7 @@ class NativeEngine:
         began = time.perf_counter()
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments)
-            counted = comm.count_sum(int((labels != IGNORED).sum()), self.mesh.dp_group, self.device)
+            counted = comm.count_sum(_counted(labels), self.mesh.dp_group, self.device)
             # At least 1, so that a batch without labels has loss 0.
             scale = comm.count_of(counted, self._wide).clamp(min=1).reciprocal().float()
             scaling = self.optimizer.loss_scale
@@ -214,3 +214,8 @@ class NativeEngine:
 
 def _keep_nothing(name: str, values: torch.Tensor) -> None:
     """A frozen parameter needs no fp32 copy."""
+
+
+def _counted(labels: torch.Tensor) -> int:
+    """The labels that count, of a batch on the host."""
+    return int((labels.numpy(force=True) != IGNORED).sum())

@@ -81,7 +81,9 @@ class Stage(nn.Module):
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
-        self.context = AttentionContext(self.rotary, self.described.windows, self.dtype, mesh.device)
+        self.context = AttentionContext(
+            self.rotary, self.described.windows, self.dtype, mesh.device, layout.shape.head_dim, options.compile
+        )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes once."""

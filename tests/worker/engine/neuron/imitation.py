@@ -115,7 +115,7 @@ def peak() -> int:
 def tiles(ranks: list[int], cores_a_chip: int) -> bool:
     """Whether a group can talk over the torus of its host: whole rows, columns or a rectangle of them, or neighbours.
 
-    Each chip must take part with the same cores. Source: ../shared/facts/torchneuron.md, section 4.
+    Each chip must take part with the same cores. Written apart from smtrain.core.facts.torus, to hold it against.
     """
     hosts: dict[int, list[int]] = {}
     size = _SIDE * _SIDE * cores_a_chip
@@ -144,8 +144,8 @@ def _tiles(local: list[int], cores: int) -> bool:
 
 
 def _adjacent(line: set[int]) -> bool:
-    """Whether the numbers of a ring of `_SIDE` follow each other."""
-    return any({(first + i) % _SIDE for i in range(len(line))} == line for first in line)
+    """Whether there is one place of a ring of `_SIDE`, or two neighbours; of three nothing is known."""
+    return len(line) < 3 and any({(first + i) % _SIDE for i in range(len(line))} == line for first in line)
 
 
 def _built() -> Any:

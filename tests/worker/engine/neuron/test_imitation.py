@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from smtrain.core.facts.torus import untiled
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.world import World
 
@@ -120,16 +121,25 @@ def test_groups_that_lie_on_the_torus() -> None:
     assert imitation.tiles([*range(64), *range(64, 128)], 4), "two hosts"
 
 
+def routable(tp: int, pp: int, dp: int, cores: int) -> bool:
+    """Whether the device connects every group of a mesh."""
+    grid = np.arange(tp * pp * dp).reshape(pp, dp, tp)
+    lines = itertools.chain.from_iterable(np.moveaxis(grid, i, -1).reshape(-1, grid.shape[i]) for i in range(3))
+    return all(imitation.tiles(list(map(int, line)), cores) for line in lines)
+
+
+@pytest.mark.parametrize(("cores", "world"), [(4, 64), (8, 128), (4, 128), (4, 48), (4, 8)])
+def test_the_planner_s_rule_is_the_device_s(cores: int, world: int) -> None:
+    for tp, pp in itertools.product(range(1, world + 1), repeat=2):
+        if world % (tp * pp) == 0:
+            dp = world // (tp * pp)
+            rule = untiled(tp, pp, dp, min(world, 16 * cores), cores) is None
+            assert rule == routable(tp, pp, dp, cores), (tp, pp, dp)
+
+
 def test_what_the_facts_computed_of_64_ranks() -> None:
     """pp 2 and 8 and tp 8 and 32 are not routable; tp 1, 2, 4, 16 and 64 with pp 1 or 4 are."""
-
-    def routable(tp: int, pp: int) -> bool:
-        dp = 64 // (tp * pp)
-        grid = np.arange(64).reshape(pp, dp, tp)
-        lines = itertools.chain.from_iterable(np.moveaxis(grid, i, -1).reshape(-1, grid.shape[i]) for i in range(3))
-        return all(imitation.tiles(list(map(int, line)), 4) for line in lines)
-
     fit = {(tp, pp) for tp in (1, 2, 4, 8, 16, 32, 64) for pp in (1, 2, 4, 8, 16, 32, 64) if tp * pp <= 64}
-    fit = {(tp, pp) for tp, pp in fit if routable(tp, pp)}
+    fit = {(tp, pp) for tp, pp in fit if routable(tp, pp, 64 // (tp * pp), 4)}
     assert fit >= {(1, 1), (2, 1), (4, 1), (16, 1), (64, 1), (1, 4), (2, 4), (4, 4), (16, 4)}
     assert not {(tp, pp) for tp, pp in fit if pp in (2, 8) or tp in (8, 32)}
