@@ -85,10 +85,10 @@ def prepare(
 ) -> None:
     """Tokenize text; run it again to resume after an interruption."""
     choices = (("--objective", objective, ("pretrain", "sft")), ("--overlong", overlong, ("truncate", "drop")))
-    if wrong := [(option, given, known) for option, given, known in choices if given not in known]:
+    if wrong := [(option, word, known) for option, word, known in choices if word not in known]:
         values = table("word_names")["values"]
         raise ConfigError(
-            [f"{option}: got {given!r}; {hint(given, known, values)}" for option, given, known in wrong],
+            [f"{option}: got {word!r}; {hint(word, known, values)}" for option, word, known in wrong],
             code="config.wrong_value",
         )
     if encoding is not None:
@@ -104,10 +104,10 @@ def prepare(
     columns = renamed(map_keys, objective)
     cleaned = cleaning(unicode, strip_control, min_characters, deduplicate, filters, near_duplicates, pii, phone_region)
     options.folder_of("OUT", output)
-    for given in inputs:
-        named("INPUT", given)
+    for word in inputs:
+        named("INPUT", word)
     named("--model", model)
-    inputs, model = [options.materialised(given) for given in inputs], options.model_folder(model)
+    inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
     validation_path = options.materialised(validation_path) if validation_path else validation_path
     sft = objective == "sft"
     if sft and cleaned.refines:

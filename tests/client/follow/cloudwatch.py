@@ -52,17 +52,19 @@ class Logs:
 class SageMaker:
     """DescribeTrainingJob returns the next of a list of descriptions; the last one repeatedly."""
 
-    def __init__(self, *told: dict[str, Any]) -> None:
-        self.told = list(told)
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
         self.failures: list[Exception] = []
 
     def describe_training_job(self, *, TrainingJobName: str) -> dict[str, Any]:
         if self.failures:
             raise self.failures.pop()
-        return self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def told(status: str, *changes: str, secondary: str | None = None, hosts: int = 1, **more: Any) -> dict[str, Any]:
+def description(
+    status: str, *changes: str, secondary: str | None = None, hosts: int = 1, **more: Any
+) -> dict[str, Any]:
     """A DescribeTrainingJob answer."""
     at = [BEGAN + datetime.timedelta(minutes=i) for i in range(len(changes) + 1)]
     transitions = [

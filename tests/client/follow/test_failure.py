@@ -13,7 +13,7 @@ from smtrain.client.follow.failure import causes, explain
 from smtrain.core.facts import table
 from smtrain.core.protocol.log_lines import Line
 
-from .cloudwatch import told
+from .cloudwatch import description
 
 # ruff: noqa: E501 - log lines are as long as they are
 
@@ -32,7 +32,7 @@ def merged(*parts: list[Line]) -> list[Line]:
 
 def failed(reason: str | None = None, secondary: str = "Failed", **more: Any) -> dict[str, Any]:
     words: dict[str, Any] = {"FailureReason": reason} if reason else {}
-    return told("Failed", "Starting", "Training", "Failed", secondary=secondary, **words, **more)
+    return description("Failed", "Starting", "Training", "Failed", secondary=secondary, **words, **more)
 
 
 GLOO = """
@@ -159,10 +159,10 @@ def test_long_tracebacks_are_cut_in_the_middle() -> None:
 
 
 def test_what_has_not_failed_is_not_explained() -> None:
-    why = explain("job", told("Completed", "Training", "Completed"), [])
+    why = explain("job", description("Completed", "Training", "Completed"), [])
     assert not why.failed
     assert str(why) == "job: Completed, nothing failed"
-    stopped = explain("job", told("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'"))
+    stopped = explain("job", description("Stopped", "Training", "Stopped"), lines("KeyError: 'not asked for'"))
     assert str(stopped).endswith("to do: the same command resumes from its last save")
     assert (stopped.failed, stopped.cause) == (True, None)
 
@@ -328,7 +328,7 @@ def test_a_known_reason_finds_its_cause(name: str) -> None:
     [("MaxRuntimeExceeded", "max-runtime"), ("MaxWaitTimeExceeded", "max-wait"), ("Interrupted", "spot")],
 )
 def test_some_secondary_statuses_say_it_all(secondary: str, name: str) -> None:
-    why = explain("job", told("Stopped", "Training", secondary, secondary=secondary), [])
+    why = explain("job", description("Stopped", "Training", secondary, secondary=secondary), [])
     assert why.cause
     assert why.cause.name == name
     assert f"job ended as Stopped ({secondary})" in str(why)

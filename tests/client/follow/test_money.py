@@ -11,13 +11,13 @@ import pytest
 from smtrain.client.follow.money import cost_of
 from smtrain.client.planner.cost import Prices
 
-from .cloudwatch import BEGAN, told
+from .cloudwatch import BEGAN, description
 
 HOUR = datetime.timedelta(hours=1)
 
 
 def ended(billable: int, whole: int, **more: Any) -> dict[str, Any]:
-    return told(
+    return description(
         "Completed", "Training", "Completed", hosts=8, BillableTimeInSeconds=billable, TrainingTimeInSeconds=whole,
         TrainingStartTime=BEGAN, TrainingEndTime=BEGAN + HOUR, **more,
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_spot_is_billed_by_discounted_seconds_at_the_full_price() -> None:
     assert cost.saved == pytest.approx(0.8)
     assert cost.dollars == pytest.approx(100 / 3600 * 8 * 24.73)
     assert "spot saved 80%" in str(cost)
-    running = told("InProgress", "Training", TrainingStartTime=BEGAN, EnableManagedSpotTraining=True)
+    running = description("InProgress", "Training", TrainingStartTime=BEGAN, EnableManagedSpotTraining=True)
     now = cost_of(running, region="us-east-1", local=False, now=BEGAN + HOUR)
     assert now.dollars == pytest.approx(7.06)
     assert not now.final
@@ -69,13 +69,13 @@ def test_groups_of_instances_and_types_without_a_price() -> None:
 
 
 def test_nothing_before_it_starts_and_nothing_here() -> None:
-    cost = cost_of(told("InProgress", "Pending"), region="us-east-1", local=False)
+    cost = cost_of(description("InProgress", "Pending"), region="us-east-1", local=False)
     assert (cost.dollars, cost.billable_s) == (0.0, 0.0)
     assert str(cost_of(ended(3600, 3600), region="us-east-1", local=True)).startswith("nothing, $197.84 on AWS (")
 
 
 def on_a_cluster(status: str, **more: Any) -> dict[str, Any]:
-    return told(
+    return description(
         status, "Training", hosts=8, TrainingJobArn="slurm:7:run-train-00000001", TrainingStartTime=BEGAN, **more
     )
 

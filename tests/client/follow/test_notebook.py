@@ -17,7 +17,7 @@ from smtrain.client.follow.html import block
 from smtrain.core.interrupts import gently
 from smtrain.core.protocol.log_lines import Line
 
-from .cloudwatch import told
+from .cloudwatch import description
 from .test_panel import training
 
 EVIL = "<script>alert(1)</script>\x1b[2J\u202e&amp;"
@@ -103,7 +103,7 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
     elif where == "trouble":
         progress.patience = SimpleNamespace(trouble=EVIL)  # type: ignore[assignment]
     else:
-        answer = told("InProgress", "Starting", "Training", hosts=4)
+        answer = description("InProgress", "Starting", "Training", hosts=4)
         if where == "status":
             answer["SecondaryStatus"] = answer["SecondaryStatusTransitions"][0]["Status"] = EVIL
         else:
@@ -118,7 +118,7 @@ def test_the_words_of_a_job_and_of_aws_are_text(where: str) -> None:
 
 def test_at_the_end_it_says_where_the_curves_are() -> None:
     progress = training()
-    progress.take(Described(told("Completed", "Starting", "Training", "Completed", hosts=4)))
+    progress.take(Described(description("Completed", "Starting", "Training", "Completed", hosts=4)))
     words = Elements(notebook.bundle_of(progress)["text/html"]).words
     assert "interrupting" not in words
     assert "smtrain download llama-train-1a2b curves --what metrics --target aws" in words

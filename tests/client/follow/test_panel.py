@@ -20,7 +20,7 @@ from smtrain.core.protocol.log_lines import Line, machine_line, step_line
 from tests.cli.test_terminals import on_a_terminal
 from tests.test_doing import on_a_terminal as written_on_a_terminal
 
-from .cloudwatch import BEGAN, told
+from .cloudwatch import BEGAN, description
 
 MINUTE = datetime.timedelta(minutes=1)
 
@@ -32,7 +32,7 @@ def step(n: int, at: float, of: int = 100) -> Line:
 
 def training(region: str = "us-east-1", name: str = "aws", **more: Any) -> Progress:
     progress = Progress("llama-train-1a2b", name, region)
-    running = told("InProgress", "Starting", "Pending", "Training", hosts=4, **more)
+    running = description("InProgress", "Starting", "Pending", "Training", hosts=4, **more)
     progress.take(Described({"TrainingStartTime": BEGAN + 2 * MINUTE, **running}))
     for n in range(1, 41):
         progress.take(step(n, 120 + 3 * n))
@@ -119,7 +119,7 @@ def test_a_low_terminal_shows_fewer_lines_of_the_log(width: int, height: int, mo
 
 def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress("job", "aws", "us-east-1")
-    progress.take(Described(told("InProgress", "Starting", "Pending")))
+    progress.take(Described(description("InProgress", "Starting", "Pending")))
     text = drawn(progress, BEGAN + 40 * MINUTE, monkeypatch)
     assert "Starting 1 min 00 s > Pending 39 min 00 s" in text
     assert "loss" not in text
@@ -129,7 +129,7 @@ def test_a_job_that_waits_for_machines_has_no_numbers(monkeypatch: pytest.Monkey
 
 def test_the_end_is_what_was_billed(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
-    ended = told(
+    ended = description(
         "Completed", "Starting", "Training", "Completed", hosts=4, BillableTimeInSeconds=1800,
         TrainingTimeInSeconds=1800, TrainingStartTime=BEGAN, TrainingEndTime=BEGAN + 30 * MINUTE,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from smtrain.client.follow.reading import MINUTE, LogReading, SeenEvents, last_l
 from smtrain.core.errors import JobError
 from smtrain.core.protocol.log_lines import Line
 
-from .cloudwatch import Logs, SageMaker, error, target, told, unreachable
+from .cloudwatch import Logs, SageMaker, description, error, target, unreachable
 
 QUICK = Pace(0.001, 0.002, 0.01, 0.005, 60, ((0, 5), (0.01, 120), (0.05, 3600)), 60)
 T = 1_795_262_400_000
@@ -136,11 +136,11 @@ def texts(follower: Follower) -> list[str]:
 
 def test_the_end_is_told_after_the_last_line() -> None:
     logs = Logs()
-    stamp = int(told("InProgress")["CreationTime"].timestamp() * 1000)
+    stamp = int(description("InProgress")["CreationTime"].timestamp() * 1000)
     for i in range(5):
         logs.arrive("job/algo-1-17", stamp + i, f"line {i}")
-    running = told("InProgress", "Starting", "Training")
-    sagemaker = SageMaker(running, running, told("Stopped", "Starting", "Training", "Stopping", "Stopped"))
+    running = description("InProgress", "Starting", "Training")
+    sagemaker = SageMaker(running, running, description("Stopped", "Starting", "Training", "Stopping", "Stopped"))
     shown = texts(follow(logs, sagemaker))
     assert [text for text in shown if text.startswith("line")] == [f"line {i}" for i in range(5)]
     assert [text for text in shown if not text.startswith("line")] == ["Starting", "Training", "Stopping", "Stopped"]
@@ -148,7 +148,7 @@ def test_the_end_is_told_after_the_last_line() -> None:
 
 
 def test_no_job_is_a_sentence() -> None:
-    sagemaker = SageMaker(told("InProgress"))
+    sagemaker = SageMaker(description("InProgress"))
     sagemaker.failures = [error("DescribeTrainingJob", "ValidationException: Requested resource not found.")]
     with pytest.raises(JobError, match="job: no such job on target local"):
         list(follow(Logs(), sagemaker).events())
@@ -161,11 +161,12 @@ def test_a_follow_that_is_left_goes_on_at_the_same_line(
 ) -> None:
     file = tmp_path_factory.mktemp("cursor") / "job.json"
     logs = Logs()
-    stamp = int(told("InProgress")["CreationTime"].timestamp() * 1000)
+    stamp = int(description("InProgress")["CreationTime"].timestamp() * 1000)
     for host, second, text, arrives in written:
         if arrives < 2:
             logs.arrive(f"job/{host}-17", stamp + second * 1000, text)
-    first, shown, changes = follow(logs, SageMaker(told("InProgress", "Starting", "Training")), cursor=file), [], []
+    first = follow(logs, SageMaker(description("InProgress", "Starting", "Training")), cursor=file)
+    shown, changes = [], []
     stream = first.events()
     for polls, event in enumerate(stream):
         if isinstance(event, Line):
@@ -179,7 +180,7 @@ def test_a_follow_that_is_left_goes_on_at_the_same_line(
         if arrives >= 2:
             logs.arrive(f"job/{host}-17", stamp + second * 1000, text)
     second_follow = follow(
-        logs, SageMaker(told("Completed", "Starting", "Training", "Completed")), cursor=file, resume=True
+        logs, SageMaker(description("Completed", "Starting", "Training", "Completed")), cursor=file, resume=True
     )
     for event in second_follow.events():
         if isinstance(event, Line):
@@ -204,19 +205,19 @@ def test_a_broken_cursor_file_is_none(tmp_path: Path) -> None:
 
 def test_tail_gives_the_last_lines_and_all_new_ones() -> None:
     logs = Logs()
-    stamp = int(told("InProgress")["CreationTime"].timestamp() * 1000)
+    stamp = int(description("InProgress")["CreationTime"].timestamp() * 1000)
     for i in range(20):
         logs.arrive(f"job/algo-{i % 2 + 1}-17", stamp + i, f"line {i}")
-    assert texts(follow(logs, SageMaker(told("Completed")), tail=3)) == ["line 17", "line 18", "line 19"]
-    assert texts(follow(logs, SageMaker(told("Completed")), since=stamp + 18)) == ["line 18", "line 19"]
-    assert texts(follow(logs, SageMaker(told("Completed")), host="algo-2", tail=1)) == ["line 19"]
+    assert texts(follow(logs, SageMaker(description("Completed")), tail=3)) == ["line 17", "line 18", "line 19"]
+    assert texts(follow(logs, SageMaker(description("Completed")), since=stamp + 18)) == ["line 18", "line 19"]
+    assert texts(follow(logs, SageMaker(description("Completed")), host="algo-2", tail=1)) == ["line 19"]
 
 
 class Backwards:
     """GetLogEvents from the end, with an empty page on the way, as CloudWatch may send one."""
 
-    def describe_log_streams(self, **asked: Any) -> dict[str, Any]:
-        if "nextToken" in asked:
+    def describe_log_streams(self, **arguments: Any) -> dict[str, Any]:
+        if "nextToken" in arguments:
             return {"logStreams": [{"logStreamName": "job/algo-2-17"}]}
         return {"logStreams": [{"logStreamName": "job/algo-1-17"}], "nextToken": "more"}
 
@@ -255,7 +256,7 @@ def test_expired_credentials_say_how_to_come_back(
     monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
     logs = Logs()
     logs.failures = [failure]
-    job = Job("job", target(logs, SageMaker(told("InProgress", "Starting", "Training"))))
+    job = Job("job", target(logs, SageMaker(description("InProgress", "Starting", "Training"))))
     with pytest.raises(JobError, match=r"credentials have expired.*the job is still running") as caught:
         show(job, View(), say=lambda _: None)
     assert "refresh them (`aws sso login`" in str(caught.value)

@@ -293,7 +293,7 @@ def option(name: str, pattern: str) -> Mend:
     return lambda desk, told: desk.words.__setitem__(name, group_in(pattern, told))
 
 
-def given(name: str, value: str | None) -> Do:
+def with_value(name: str, value: str | None) -> Do:
     return lambda desk: desk.words.__setitem__(name, value)
 
 
@@ -325,7 +325,7 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
     ),
     "wrong column": (content(RECORDS), "body", option("--text-column", r"(body)")),
     "column of numbers": (
-        lambda d: (content(RECORDS)(d), given("--text-column", "n")(d)),
+        lambda d: (content(RECORDS)(d), with_value("--text-column", "n")(d)),
         "n",
         option("--text-column", r"(body)"),
     ),
@@ -357,15 +357,19 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
         option("--max-bad", r"(\d+) bad line"),
     ),
     "unknown ending": (content(SENTENCES * 9, "a.dat"), "--format", option("--format", r"--format to (text)")),
-    "unknown format": (given("--format", "word"), "--format", option("--format", r"(jsonl)")),
-    "unknown encoding": (given("--encoding", "utf-99"), "--encoding utf-99", option("--encoding", r"such as (\S+)")),
+    "unknown format": (with_value("--format", "word"), "--format", option("--format", r"(jsonl)")),
+    "unknown encoding": (
+        with_value("--encoding", "utf-99"),
+        "--encoding utf-99",
+        option("--encoding", r"such as (\S+)"),
+    ),
     "fraction": (
-        given("--validation-fraction", "2"),
+        with_value("--validation-fraction", "2"),
         "such as 0.01",
         option("--validation-fraction", r"such as (\S+)"),
     ),
-    "unknown filter": (given("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
-    "unknown objective": (given("--objective", "dpo"), "got 'dpo'", option("--objective", r"known: (pretrain)")),
+    "unknown filter": (with_value("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
+    "unknown objective": (with_value("--objective", "dpo"), "got 'dpo'", option("--objective", r"known: (pretrain)")),
     "no tokenizer": (
         lambda d: setattr(d, "model", d.folder),
         "tokenizer",

@@ -56,8 +56,8 @@ class Docker:
     def info(self) -> dict[str, str]:
         return {"DockerRootDir": self.free, "Architecture": "x86_64"}
 
-    def pull(self, repository: str, tag: str, **given: Any) -> list[dict[str, str]]:
-        self.given = {"repository": repository, "tag": tag, **given}
+    def pull(self, repository: str, tag: str, **options: Any) -> list[dict[str, str]]:
+        self.given = {"repository": repository, "tag": tag, **options}
         return [{"status": "Pull complete"}]
 
 

@@ -73,8 +73,8 @@ def ask(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ask:
     Silence(clock).watch(session)
     sent: list[str] = []
 
-    def note(**told: Any) -> None:
-        sent.append(told["request"].url.rstrip("/"))
+    def note(**arguments: Any) -> None:
+        sent.append(arguments["request"].url.rstrip("/"))
         clock.now += 2.0
 
     session.register("before-send", note)
