@@ -51,6 +51,7 @@ COMMANDS = {
         "`report` on text; `prepare`, `merge`, `split`, `inspect`, `export`, `import` tokens.",
     ),
     "demo": ("smtrain.cli.demo", "SmolLM2-135M learns this machine's Python documentation: answers before and after."),
+    "doctor": ("smtrain.cli.doctor", "Can this machine train, how well, and what is missing? A report to send."),
     "config": (
         "smtrain.cli.config",
         "`show` a config whole, `set` keys in its file, or print its JSON `schema` for editors.",

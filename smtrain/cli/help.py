@@ -150,6 +150,10 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         ("smtrain demo", "SmolLM2-135M, 270 MB to download"),
         ("smtrain demo --tiny", "a model from scratch, nothing to download"),
     ),
+    "doctor": (
+        ("smtrain doctor --json doctor.json", "what this machine has, to send with a question"),
+        ("smtrain doctor --train --page doctor.html", "ten minutes of training on all its devices"),
+    ),
     "config": (("smtrain config show run.yaml", "with all defaults"),),
     "config set": (("smtrain config set run.yaml train.lr=2e-4", "comments stay"),),
     "config schema": (("smtrain config schema > smtrain.schema.json", "for an editor"),),

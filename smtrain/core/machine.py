@@ -6,6 +6,10 @@ import os
 import platform
 from pathlib import Path
 
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 2**60
+"""A memory limit from here on is none: version 1 of cgroups writes the largest number of pages."""
+
 
 def cores_here() -> int:
     """Processor cores that this process may use."""
@@ -46,13 +50,29 @@ def memory_here() -> float | None:
         free = next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit, used = ((group / name).read_text("utf-8").strip() for name in ("memory.max", "memory.current"))
-        cached = next(
-            (float(line.split()[1]) for line in (group / "memory.stat").read_text("utf-8").splitlines()
-             if line.startswith("inactive_file ")), 0.0,
-        )  # fmt: skip
-        return min(free, float(limit) - float(used) + cached)
-    except (OSError, ValueError):
-        return free
+    held = _cgroup()
+    return free if held is None else max(0.0, min(free, held[0] - held[1]))
+
+
+def memory_limit_here() -> float | None:
+    """Bytes that this container may use; None without a limit."""
+    held = _cgroup()
+    return None if held is None else held[0]
+
+
+def _cgroup() -> tuple[float, float] | None:
+    """(limit, bytes in use without files that can be dropped) of this container, by either version of cgroups."""
+    old = CGROUP / "memory"
+    for folder, limit, used, dropped in (
+        (CGROUP, "memory.max", "memory.current", "inactive_file "),
+        (old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    ):
+        try:
+            most, now = (float((folder / name).read_text("utf-8")) for name in (limit, used))
+            statistics = (folder / "memory.stat").read_text("utf-8").splitlines()
+            cached = next((float(line.split()[1]) for line in statistics if line.startswith(dropped)), 0.0)
+        except (OSError, ValueError):  # a limit of `max` is no number
+            continue
+        if most < UNLIMITED:
+            return most, now - cached
+    return None

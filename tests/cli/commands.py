@@ -150,6 +150,15 @@ COMMANDS: dict[str, Command] = {
             "--tiny --out ''", "--tiny tiny", "--set train.adapter.rank=0",
         ),
     ),
+    "doctor": Command(
+        wrong=(
+            "--minutes 5", "--model model", "--train --minutes 0", "--train --minutes -1", "--train --minutes nan",
+            "--train --minutes soon", "--train --minutes 1e9", "--json ''", "--json text", "--json run.yaml",
+            "--page ''", "--page .", "--page no-such-folder/x.html", "--page run.yaml", "--train --model ''",
+            "--train --model nowhere", "--train --model broken-model", "--train --model list-model",
+            "--train --model s3://a/b",
+        ),
+    ),
     "config schema": Command(),
     "config show": Command("run.yaml", "config"),
     "config set": Command(

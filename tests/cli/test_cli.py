@@ -133,6 +133,7 @@ SURFACE = {
     "image": {"build", "verify", "pull", "tiny"},
     "images": {"--region", "--engine", "--json"},
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
+    "doctor": {"--train", "--minutes", "--model", "--page", "--json", "--overwrite"},
     "config": {"schema", "show"},
     "cluster": {"template", "post-install", "clean"},
     "pool": {"list", "release"},

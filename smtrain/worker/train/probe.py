@@ -93,8 +93,8 @@ def _worker(rank: int, count: int, folder: str, kind: str, number: Number) -> No
         torch.set_num_threads(max(1, cores_here() // count))
     else:
         torch.accelerator.set_device_index(rank)
-    rate, memory, moved = rates(torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number)
-    (Path(folder) / str(rank)).write_text(f"{rate} {memory} {moved}", "utf-8")
+    rate, memory, sent = rates(torch.device(kind) if kind == "cpu" else torch.device(kind, rank), count, number)
+    (Path(folder) / str(rank)).write_text(f"{rate} {memory} {sent}", "utf-8")
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -104,19 +104,27 @@ def rates(device: torch.device, count: int, number: Number) -> tuple[float, floa
 
     The last is 0 for a group of one. Every rank calls it at the same time.
     """
-    kind = device.type
-    wait: Callable[[], None] = (lambda: None) if kind == "cpu" else torch.accelerator.synchronize
-    side = _SIDE[kind]
-    a = torch.randn(side, side, dtype=_TYPES[number]).to(device)  # on the host, as Neuron may have no generator
+    wait: Callable[[], None] = (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
     distributed.barrier()  # all together, as in training: they share power, and on CPUs memory
-    multiplied = 2 * side**3 / _seconds(lambda: torch.mm(a, a), wait)
-    moved = 0.0
-    if count > 1:
-        message = torch.zeros(_MESSAGE[kind] // 4, device=device)
-        # A fixed number on all ranks: each all-reduce needs every one of them.
-        each = _seconds(lambda: distributed.all_reduce(message), wait, times=8)
-        moved = 2 * (count - 1) / count * _MESSAGE[kind] / each
-    return multiplied / 1e12, _memory(device), moved / 1e9
+    rate = multiplied(device, number, wait)
+    sent = moved(device, count, wait) if count > 1 else 0.0
+    return rate / 1e12, _memory(device), sent / 1e9
+
+
+def multiplied(device: torch.device, number: Number, wait: Callable[[], None], seconds: float = _SECONDS) -> float:
+    """Operations a second of the product of two large matrices; `wait` waits for the device."""
+    side = _SIDE[device.type]
+    a = torch.randn(side, side, dtype=_TYPES[number]).to(device)  # on the host, as Neuron may have no generator
+    return 2 * side**3 / _seconds(lambda: torch.mm(a, a), wait, seconds)
+
+
+def moved(device: torch.device, count: int, wait: Callable[[], None]) -> float:
+    """Bytes a second of an all-reduce between `count` devices of a host: their link's in one direction."""
+    size = _MESSAGE[device.type]
+    message = torch.zeros(size // 4, device=device)
+    # A fixed number on all ranks: each all-reduce needs every one of them.
+    each = _seconds(lambda: distributed.all_reduce(message), wait, times=8)
+    return 2 * (count - 1) / count * size / each
 
 
 def _memory(device: torch.device) -> float:
@@ -138,11 +146,13 @@ def _memory_by_name() -> float:
     return float(row["core_gib"]) if row else 0.0
 
 
-def _seconds(work: Callable[[], object], wait: Callable[[], None], times: int | None = None) -> float:
-    """Seconds of one call after a first one to warm up: the mean of `times` calls, or of the fastest quarter second."""
+def _seconds(
+    work: Callable[[], object], wait: Callable[[], None], seconds: float = _SECONDS, times: int | None = None
+) -> float:
+    """Seconds of one call after a first one to warm up: the mean of `times` calls, or of the fastest quarter."""
     work()
     wait()
-    means = [_mean(work, wait, times, _SECONDS / _PARTS) for _ in range(1 if times else _PARTS)]
+    means = [_mean(work, wait, times, seconds / _PARTS) for _ in range(1 if times else _PARTS)]
     return min(means)
 
 

@@ -1,0 +1,1 @@
+"""`smtrain doctor`: this machine, and how well it trains."""

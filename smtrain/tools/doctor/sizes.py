@@ -1,0 +1,126 @@
+"""The large model that a device gets, and what the planner predicts for it on this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import exp
+from typing import Any
+
+from smtrain.client.planner.calibration import half_width, nearest, spread_of
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.memory import core_memory
+from smtrain.client.planner.throughput import step_time
+from smtrain.core.config.compute import MachineEntry
+from smtrain.core.facts import instance, table
+from smtrain.core.machine import memory_here
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.footprint import Precision
+from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.gathered import first_word
+from smtrain.tools.doctor.task import Model, ladder, with_layers
+
+_PER_CORE = 13e6  # parameters for each processor core: a step of 512 tokens takes a second or two
+_ON_NEURON = 4e8  # parameters: each kernel is compiled when it is first used
+_LEAST_GIB = 8.0  # of a device that does not say how much memory it has
+_OF_FREE = 0.6  # the part of the free memory that a model may take
+
+
+def large_model(given: dict[str, Any] | None, view: View, cores: int, processes: int) -> tuple[Model, str]:
+    """The largest model of the ladder, or of the given one's layers, that suits a device, and a note about it."""
+    precision: Precision = "fp32" if view.kind == "cpu" else "bf16"
+    room = _room(view, processes)
+    most = {"cpu": _PER_CORE * cores, "neuron": _ON_NEURON}.get(view.kind, float("inf"))
+    if given is None:
+        choices = ladder()[::-1]
+    else:
+        whole = ModelShape.from_config(given).layers
+        choices = [with_layers(given, layers) for layers in range(whole, 0, -1)]
+    for config in choices:
+        shape = ModelShape.from_config(config)
+        length = 256 if view.kind == "cpu" else 2048 if shape.parameters() > 3e8 else 512
+        length = min(length, shape.positions or length)
+        for batch in (2,) if view.kind == "cpu" else (8, 4, 2, 1):
+            need = peak_bytes(Work(shape, length, batch, precision), Mesh(1, 1, 1, batch), view.kind)
+            if shape.parameters() <= most and need <= room:
+                return Model(config, batch, length, batch), _note(given, shape)
+    shape = ModelShape.from_config(choices[-1])
+    length = min(128, shape.positions or 128)
+    return Model(choices[-1], 1, length, 1), _note(given, shape)
+
+
+def _note(given: dict[str, Any] | None, shape: ModelShape) -> str:
+    whole = 0 if given is None else ModelShape.from_config(given).layers
+    return f"speed and memory are of {shape.layers} of the given model's {whole} layers" if shape.layers < whole else ""
+
+
+def _room(view: View, processes: int) -> float:
+    """Bytes for the large model on each device."""
+    if view.kind == "cpu":
+        return _OF_FREE * (memory_here() or 2 * GIB) / processes
+    free = [row["free"] for row in view.seen["devices"] if "free" in row]
+    known = _row(view)
+    return _OF_FREE * min(free, default=(known["core_gib"] if known else _LEAST_GIB) * GIB)
+
+
+def peak_bytes(work: Work, mesh: Mesh, kind: str) -> float:
+    """The planner's peak of tensor memory: without the runtime, which no allocator counts."""
+    machine = Machine(kind, 1, 1, 1, 1, 1, 1, accelerated=kind != "cpu")
+    memory = core_memory(work, machine, mesh, 0)
+    return memory.total - memory.runtime
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The planner's tokens per second with their interval, and the machine that they are of."""
+
+    tokens_per_s: float
+    low: float
+    high: float
+    machine: str
+    peak_flops: float | None
+    """The data sheet's peak of a device, for MFU; None if only its measured rate is known."""
+
+
+def predicted(model: Model, precision: Precision, view: View, processes: int, measured: dict[str, Any]) -> Prediction:
+    """Predict the speed of data-parallel processes; `measured` has the rates of a device that no table knows."""
+    work = Work(model.shape, model.length, model.batch, precision)
+    mesh = Mesh(1, 1, processes, model.micro_batch)
+    row = _row(view)
+    if row is not None:
+        machine = Machine.of(row["type"], 1, processes)
+    else:
+        kind, host = view.kind, memory_here() or GIB
+        total = next(
+            (device["total"] for device in view.seen.get("devices", ()) if "total" in device), host / processes
+        )
+        entry = MachineEntry(
+            kind="cpu" if kind == "cpu" else "gpu", devices=processes, memory_gib=total / GIB,
+            tflops=measured["multiplied_tflops"], link_gbs=measured["moved_gbs"], host_memory_gib=host / GIB,
+        )  # fmt: skip
+        machine = Machine.described("this machine", 1, entry)
+    rate = work.global_batch * work.seq_len / step_time(work, machine, mesh).total
+    wide = half_width(spread_of(machine), nearest(work, machine, mesh))
+    said = (
+        row["type"].removeprefix("ml.")
+        if row
+        else f"this machine by its measured {measured['multiplied_tflops']:.3g} TFLOP/s"
+    )
+    return Prediction(rate, rate * exp(-wide), rate * exp(wide), said, machine.core_flops if row else None)
+
+
+def _row(view: View) -> dict[str, Any] | None:
+    """The planner's row for this machine: by its type, else by the name of its GPU; `type` is added to it."""
+    if view.kind == "cpu":
+        return None
+    type_ = f"ml.{first_word('sys/devices/virtual/dmi/id/product_name') or ''}"
+    row = instance(type_)
+    if row is not None and "core_gib" in row and ("chip" in row) == (view.kind == "cuda"):
+        return {**row, "type": type_}
+    name = next((str(device.get("name", "")) for device in view.seen["devices"]), "")
+    if view.kind != "cuda" or "PCIe" in name:  # such a card is slower than the one of the same name in a row
+        return None
+    for type_, row in table("instances")["instances"].items():
+        if "chip" in row and re.search(rf"\b{row['chip']}\b", name):
+            return {**row, "type": type_}
+    return None

@@ -1,0 +1,282 @@
+"""`smtrain doctor --train`: run the parts in processes of their own, so that a crash or a hang ends one part only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.doing import doing
+from smtrain.core.machine import cores_here
+from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.gathered import anonymous, child, end
+from smtrain.tools.doctor.sizes import large_model
+from smtrain.tools.doctor.task import Model, State, Task, scaled, small_model
+
+MINUTES = 10.0
+"""Most time, unless --minutes says another."""
+LEAST = 4.0
+"""Seconds below which no other process is begun: one imports torch and transformers first."""
+SHARE, _SHARES = 0.5, {"compile": 0.2}
+"""The part of the whole time that one part may take."""
+_MEASURED = 30  # a measurement of speed takes this part of the whole time
+_LATE, _MORE = "the time is up", "give more with --minutes"
+_NEEDS = {"resume": "fp32", "export": "fp32"}
+# What torchrun tells its processes; doctor may itself run under it.
+_TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+CPU, ONE, ALL = "cpu", "one device", "all devices"
+"""Groups: one process on the CPU, one on a device, one on each device."""
+
+
+@dataclass
+class Outcome:
+    """The end of one part."""
+
+    group: str
+    part: str
+    device: str
+    processes: int
+    state: State
+    seconds: float = 0.0
+    reason: str = ""
+    """The reason that it is not done."""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Trained:
+    """All outcomes, and the models that were trained."""
+
+    kind: str
+    count: int
+    small: Model
+    large: Model
+    precision: str
+    """Precision of the large model."""
+    notes: list[str]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def first(self) -> str:
+        """The group of one process on the best device."""
+        return CPU if self.kind == "cpu" else ONE
+
+    @property
+    def on_all(self) -> Model:
+        """The large model with the batch of all devices."""
+        return scaled(self.large, self.count)
+
+    def of(self, group: str, part: str) -> Outcome | None:
+        """The outcome of a part; None if it was not planned."""
+        return next((one for one in self.outcomes if (one.group, one.part) == (group, part)), None)
+
+    def done(self, group: str, part: str) -> dict[str, Any] | None:
+        """The result of a part; None if it is not done."""
+        outcome = self.of(group, part)
+        return outcome.result if outcome is not None and outcome.state == "done" else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def train(view: View, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]) -> Trained:
+    """Train small models on the devices that torch sees, for `minutes` at most."""
+    cores = cores_here()
+    count = view.count if view.kind != "cpu" else 2  # two processes of the CPU stand for two devices
+    meshes = [(2, count // 2), (1, count)] if count % 2 == 0 else [(1, count)]
+    small, note = small_model(given, [count])
+    meshes = [mesh for mesh in meshes if not list(small.shape.mesh_faults(mesh[0], 1))]
+    large, about = large_model(given, view, cores, count)
+    trained = Trained(
+        view.kind, count, small, large, "fp32" if view.kind == "cpu" else "bf16", [*filter(None, (note, about))]
+    )
+    with tempfile.TemporaryDirectory(prefix="smtrain-doctor-", ignore_cleanup_errors=True) as folder:
+        runner = _Runner(trained, folder, minutes * 60, say)
+        for task in _tasks(trained, folder, minutes * 60, tuple(meshes)):
+            runner.run(task)
+    return trained
+
+
+def _tasks(trained: Trained, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]) -> Iterator[Task]:
+    """The groups of processes, in their order: what compares with the CPU first, what takes longest last."""
+    kind, count = trained.kind, trained.count
+    task = Task(
+        CPU, "cpu", 1, ("transformers", "fp32"), folder, trained.small, trained.large, trained.precision,
+        seconds / _MEASURED, os.getpid(), CPU, kind == "cpu",
+    )  # fmt: skip
+    yield task
+    on_device = replace(task, group=trained.first, device=kind, checkpoints=trained.first)
+    if kind != "cpu":
+        yield replace(on_device, parts=("fp32",), killed=True)
+    half = ("bf16", "fp16") if kind == "cuda" else ("bf16",)
+    yield replace(on_device, parts=("resume", "export", "speed", "plain_speed", *half, "compile"), killed=False)
+    if count > 1:
+        together = replace(on_device, group=ALL, checkpoints=ALL, processes=count, meshes=meshes, large=trained.on_all)
+        yield replace(together, parts=("fp32",), killed=True)
+        yield replace(together, parts=("resume", "speed"), killed=False)
+
+
+class _Runner:
+    """Runs tasks, and begins a new process for the parts that come after one that failed."""
+
+    def __init__(self, trained: Trained, folder: str, seconds: float, say: Callable[[str], None]) -> None:
+        self._trained, self._folder, self._say = trained, Path(folder), say
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+
+    def run(self, task: Task) -> None:
+        """Do the task's parts; each has an outcome in the end."""
+        left = list(task.parts)
+        for part in task.parts:
+            needed = _NEEDS.get(part)
+            if needed and self._trained.done(task.group, needed) is None:
+                self._ended(task, part, "skipped", reason=f"it needs the checkpoint of {needed}, which is not done")
+                left.remove(part)
+        while left:
+            if self._left() < LEAST:
+                for part in left:
+                    self._ended(task, part, "skipped", reason=f"{_LATE}; {_MORE}")
+                return
+            begun = len(self._trained.outcomes)
+            self._once(replace(task, parts=tuple(left)))
+            over = {one.part for one in self._trained.outcomes[begun:]}
+            left = [part for part in left if part not in over]
+
+    def _left(self) -> float:
+        return self._until - time.monotonic()
+
+    def _ended(self, task: Task, part: str, state: State, seconds: float = 0.0, **more: Any) -> None:
+        outcome = Outcome(task.group, part, task.device, task.processes, state, seconds, **more)
+        outcome.reason = anonymous(outcome.reason.replace(task.folder, "FOLDER"))
+        self._trained.outcomes.append(outcome)
+        place = f"{task.device}, {task.processes} process{'es' * (task.processes > 1)}"
+        if "skipped" in outcome.result:
+            outcome.state, outcome.reason = "skipped", str(outcome.result.pop("skipped"))
+        what = f"{seconds:.1f} s" if outcome.state == "done" else f"{outcome.state}, {outcome.reason}"
+        self._say(f"{part.replace('_', ' ')} on {place}: {what}")
+
+    def _once(self, task: Task) -> None:
+        """Run one process, or one on each device, until its parts are over, it ends, or a part takes too long."""
+        record = task.record()
+        record.unlink(missing_ok=True)
+        for file in self._folder.glob(f"{task.group}-pid-*"):
+            file.unlink()
+        with (self._folder / f"{task.group}.log").open("wb") as log:
+            process = subprocess.Popen(
+                _command(task), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder,
+                env=_environment(task), start_new_session=True,
+            )  # fmt: skip
+        at, since, limit = 0, time.monotonic(), 0.0
+        with doing(lambda: f"{task.parts[min(at, len(task.parts) - 1)].replace('_', ' ')} on {task.device}"):
+            try:
+                while at < len(task.parts):
+                    part, over = task.parts[at], process.poll() is not None
+                    own = self._seconds * _SHARES.get(part, SHARE)
+                    limit = limit or max(LEAST, min(self._left(), own))
+                    row, took = _row(record, part), time.monotonic() - since
+                    if row is not None and row["state"] == "done":
+                        self._ended(task, part, "done", row["seconds"], result=row["result"])
+                        at, since, limit = at + 1, time.monotonic(), 0.0
+                    elif row is not None:
+                        self._ended(task, part, "failed", took, reason=row["reason"])
+                        return
+                    elif over:
+                        self._ended(task, part, "ended", took, reason=self._why(task, process))
+                        return
+                    elif took > limit and limit < own:
+                        self._ended(task, part, "skipped", took, reason=f"{_LATE} before it was done; {_MORE}")
+                        return
+                    elif took > limit:
+                        reason = f"it was not done after {took:.0f} s, and was ended"
+                        self._ended(task, part, "hung", took, reason=reason)
+                        return
+                    else:
+                        time.sleep(0.05)
+            finally:
+                self._kill(task, process)
+
+    def _why(self, task: Task, process: subprocess.Popen[bytes]) -> str:
+        """The reason that a process ended by itself."""
+        status = process.returncode
+        how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
+        with contextlib.suppress(OSError):
+            lines = (self._folder / f"{task.group}.log").read_text("utf-8", errors="replace").splitlines()
+            telling = [
+                line.strip() for line in lines if line.strip() and not line.startswith(("---", "===", "W", "I0"))
+            ]
+            return f"its process {how}; its last line: {telling[-1][:200]}" if telling else f"its process {how}"
+        return f"its process {how}"
+
+    def _kill(self, task: Task, process: subprocess.Popen[bytes]) -> None:
+        """Kill the processes: torchrun's are sessions of their own."""
+        if process.poll() is None:
+            for file in self._folder.glob(f"{task.group}-pid-*"):
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int(file.read_text()), signal.SIGKILL)
+        end(process)
+
+
+def _row(record: Path, part: str) -> dict[str, Any] | None:
+    """The last line about a part that is over; None while it runs."""
+    with contextlib.suppress(OSError):
+        for line in record.read_text("utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a line that is being written
+                row: dict[str, Any] = json.loads(line)
+                if row["part"] == part and row["state"] != "begun":
+                    return row
+    return None
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _command(task: Task) -> list[str]:
+    words = [*child("smtrain.tools.doctor.trial"), str(task.write())]
+    if task.processes == 1:
+        return words
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={task.processes}"]
+    return [*torchrun, "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--no-python", *words]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _environment(task: Task) -> dict[str, str]:
+    outer = (*_TORCHRUN, *(name for name in os.environ if name.startswith("TORCHELASTIC_")))
+    kept = {name: value for name, value in os.environ.items() if name not in outer}
+    made = {
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(task.folder) / "inductor"),  # so that it is compiled here and now
+    }  # fmt: skip
+    if sys.platform == "linux":
+        made["GLOO_SOCKET_IFNAME"] = kept.get("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this machine
+    if task.device == "cpu" and task.processes > 1 and "OMP_NUM_THREADS" not in kept:
+        made["OMP_NUM_THREADS"] = str(max(1, cores_here() // task.processes))  # torchrun would set 1
+    return kept | made
