@@ -1,4 +1,4 @@
-"""The operators of a step on an accelerator, what it left to the CPU, and its memory: what to send back from a machine.
+"""The memory of a step on an accelerator, and on Neuron its operators, and those that were left to the CPU.
 
 On Neuron an operator without a kernel runs on the CPU, and a copy each way with it. Which ones have a kernel is AWS's
 table (docs/torch_api_compatibility.md of aws-neuron/torch-neuronx); `docs/neuron-operators.md` lists those of a step.
@@ -73,8 +73,8 @@ def peak_memory(device: str) -> int | None:
 class StepReport:
     """Counts the operators of the job's second step, the first one after compilation, and says what they were.
 
-    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and two lines of log. A compiled
-    step has no operators to count. A full disk ends the report, not the run.
+    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of log. Operators of GPUs
+    are nothing new, and a compiled step has no operators to count. A full disk ends the report, not the run.
     """
 
     device: str
@@ -95,7 +95,7 @@ class StepReport:
     @contextmanager
     def _second(self) -> Iterator[None]:
         operators = Operators(self.device)
-        with nullcontext() if self.compiled else operators:
+        with nullcontext() if self.compiled or self.device == "cuda" else operators:
             yield
         record: dict[str, Any] = {
             "device": self.device,
