@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.safetensors")}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "text"), ALL, ids=[f"{name}-{text}" for name, text in ALL])
 def test_every_family_has_the_cpu_s_numbers_and_checkpoints(
     name: str, text: str, four: World, neuron: World, tmp_path: Path
@@ -114,14 +114,39 @@ LIMITS = {
 }
 
 
+LIMITED = "llama-tied-509", "221 sp"
+
+
+@pytest.fixture(scope="module")
+def expected(four: World, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The CPU's numbers of `LIMITED`."""
+    name, text = LIMITED
+    return four.run(runs.whole, CONFIGS[name], mesh(text), tmp_path_factory.mktemp("cpu"))
+
+
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_engine_keeps_within_each_limit(name: str, four: World, neuron: World, tmp_path: Path) -> None:
+def test_each_limit_refuses(name: str, neuron: World) -> None:
     limits, breach, words = LIMITS[name]
     answers = neuron.run(runs.refused, limits, breach)
     assert all(words in answer for answer in answers), answers
-    config, options = CONFIGS["llama-tied-509"], mesh("221 sp")
-    expected = four.run(runs.whole, config, options, tmp_path / "cpu")
-    assert neuron.run(runs.limited, limits, runs.whole, config, options, tmp_path / "neuron") == expected
+
+
+EVERY = Limits(
+    integer_sums=False, float64=False, strided_writes=False, generators=False, messages="none",
+    missing=imitation.KERNELLESS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param(EVERY, id="every limit"),
+        *(pytest.param(limits, id=name, marks=pytest.mark.full) for name, (limits, _, _) in LIMITS.items()),
+    ],
+)
+def test_the_engine_keeps_within_the_limits(limits: Limits, expected: Any, neuron: World, tmp_path: Path) -> None:
+    config, text = LIMITED
+    assert neuron.run(runs.limited, limits, runs.whole, CONFIGS[config], mesh(text), tmp_path) == expected
 
 
 @pytest.mark.parametrize("text", ["141 m1", "221"])
