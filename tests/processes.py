@@ -1,10 +1,20 @@
-"""The processes of this machine. One may end, and what it made may go, between two looks: then it is not there."""
+"""The processes of this machine, and waiting for them. One may end, and what it made may go, between two looks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import smtrain
+from smtrain.core.interrupts import poll
+
+
+def wait_for(condition: Callable[[], Any], patience: float = 120, every: float = 0.05) -> Any:
+    """Poll until the condition returns a true value, and return it."""
+    answer = poll(condition, every, patience)
+    assert answer, "waited too long"
+    return answer
 
 
 def read(pid: int, name: str) -> bytes:

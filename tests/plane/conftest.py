@@ -20,14 +20,13 @@ from smtrain.plane.client import Endpoint, running, server_environment, shut_dow
 from smtrain.plane.hosts import TAG, LocalHosts
 from testing.plane import Plane
 from tests import docker
-from tests.processes import commands
+from tests.processes import commands, wait_for
 
 from .planes import request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP = "/aws/sagemaker/TrainingJobs"
 GRACE = 1.5
-PATIENCE = 120  # seconds until a test that waits for something gives up
 
 
 def serve(home: Path, *options: str) -> Endpoint:
@@ -44,15 +43,6 @@ def serve(home: Path, *options: str) -> Endpoint:
         time.sleep(0.05)
     process.returncode = 0  # it is ended by shut_down or by a kill of the test's
     return endpoint
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """Poll until the condition returns a true value, and return it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return answer
 
 
 @pytest.fixture(scope="session")

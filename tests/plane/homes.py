@@ -26,6 +26,7 @@ from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.plane.client import BUCKET, REGION
 from testing.plane import Plane
 from tests.plane.planes import Forks, NoStartError, Server, causes, request_of
+from tests.processes import wait_for
 
 WAYS = ("half", "empty", "random", "folder", "types", "removed", "foreign")
 NESTED = "[" * 100_000 + "]" * 100_000
@@ -217,10 +218,7 @@ def _fill(server: Server, known: Known) -> None:
     (server.home / "models").mkdir(exist_ok=True)
     (server.home / "models/kept").write_text("a file of another command\n")
     streams = calls.streams()
-    deadline = time.monotonic() + 20
-    while not calls.lines(next(stream for stream in streams if stream.startswith(f"{RUNS}/"))):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: calls.lines(next(stream for stream in streams if stream.startswith(f"{RUNS}/"))), 20)
     known.logs = {stream: calls.lines(stream) for stream in streams}
     assert len(known.logs) >= len(SCRIPTS) + 1
     for bucket in (BUCKET, "second"):

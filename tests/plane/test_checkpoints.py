@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from smtrain.plane.server.sync import CheckpointSync
 from tests import tiers
+from tests.processes import wait_for
 
-from .conftest import Client, StartServer, wait_for
+from .conftest import Client, StartServer
 
 
 def config(client: Client, name: str, **more: str) -> dict[str, Any]:

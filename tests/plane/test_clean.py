@@ -13,8 +13,9 @@ from smtrain.cli.dispatch import call
 from smtrain.core.config.units import spell_bytes
 from smtrain.plane.client import ensure_running, shut_down
 from smtrain.plane.server.clean import usage
+from tests.processes import wait_for
 
-from .conftest import Client, channel, wait_for
+from .conftest import Client, channel
 
 HASH = "0123456789abcdef"
 KILOBYTES = b"x" * 50_000

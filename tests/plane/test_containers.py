@@ -34,9 +34,9 @@ from smtrain.plane.server.containers import scratch_image
 from smtrain.plane.server.containers.job import lay_opt_ml
 from testing.plane import Plane
 from tests import docker as test_docker
-from tests.processes import commands
+from tests.processes import commands, wait_for
 
-from .conftest import Client, ContainerClient, channel, gone, refused, wait_for
+from .conftest import Client, ContainerClient, channel, gone, refused
 
 PROBE = """
 import json, os, resource, signal, socket, sys

@@ -11,8 +11,9 @@ from botocore.exceptions import ConnectionClosedError
 
 from smtrain.core.errors import LocalError
 from testing.plane import Plane
+from tests.processes import wait_for
 
-from .conftest import GROUP, Client, follow, refused, wait_for
+from .conftest import GROUP, Client, follow, refused
 
 ONCE = Config(retries={"total_max_attempts": 1})
 

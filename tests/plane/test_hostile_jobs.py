@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from smtrain.plane.client import shut_down
+from tests.processes import wait_for
 
-from .conftest import GROUP, Client, StartServer, channel, wait_for
+from .conftest import GROUP, Client, StartServer, channel
 
 
 def metric(regex: str, name: str = "loss") -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 from smtrain.plane.client import shut_down
 from smtrain.plane.server.processes import MARK
 from tests import docker
-from tests.processes import commands, read
+from tests.processes import commands, read, wait_for
 
-from .conftest import Client, StartServer, client_of, gone, processes, serve, wait_for
+from .conftest import Client, StartServer, client_of, gone, processes, serve
 
 HOSTS = [
     pytest.param(("sandbox",), id="namespaces"),

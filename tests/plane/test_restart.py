@@ -11,8 +11,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from smtrain.plane.client import Endpoint, running
+from tests.processes import wait_for
 
-from .conftest import GROUP, Client, StartServer, wait_for
+from .conftest import GROUP, Client, StartServer
 
 
 def killed(endpoint: Endpoint) -> None:

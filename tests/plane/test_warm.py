@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
 import smtrain.plane.server.warm
 from smtrain.plane.server.warm import WarmPython
+from tests.processes import wait_for
 
 # As entrypoints/warm.py after its idle time, but after one caller.
 ENDS = """
@@ -33,11 +33,6 @@ def test_one_that_ends_leaves_nothing_open_and_another_is_started(
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(f"\0{kept.name}")
             servers.append(int(caller.recv(32)))
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{servers[-1]}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not Path(f"/proc/{servers[-1]}").exists(), 10)
     assert len(set(servers)) == 3
-    while len(os.listdir("/proc/self/fd")) > open_before:
-        assert time.monotonic() < deadline, "a pipe of a Python that has ended is still open"
-        time.sleep(0.01)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= open_before, 10)  # no pipe of a Python that has ended

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from .conftest import Client, StartServer, wait_for
+from tests.processes import wait_for
+
+from .conftest import Client, StartServer
 
 CACHE = "$SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
 VPC = {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}

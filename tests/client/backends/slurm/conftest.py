@@ -7,7 +7,6 @@ import itertools
 import os
 import subprocess
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.jobs.job import Job
 from smtrain.core.config.cluster import Cluster
+from tests import processes
 from tests.client.backends.slurm.daemons import Slurm, cannot, lacking
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -47,11 +47,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def wait_for(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    deadline = time.monotonic() + patience
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.2)
-    return answer
+    return processes.wait_for(condition, patience, every=0.2)
 
 
 class Bench:
