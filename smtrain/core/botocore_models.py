@@ -15,9 +15,14 @@ def share_models(session: Any) -> None:
 @cache
 def described(service: str) -> Any:
     """botocore's model of a service, independent of the user's AWS settings."""
+    return isolated_session().get_service_model(service)
+
+
+def isolated_session() -> Any:
+    """A botocore session that reads none of the user's files, and shares its models."""
     import botocore.session
 
-    # The user's files are not read here, so botocore would not find the profile in AWS_PROFILE and raise.
+    # Without its files botocore would not find the profile in AWS_PROFILE and raise.
     session = botocore.session.Session(
         session_vars={
             "profile": (None, None, None, None),
@@ -26,7 +31,7 @@ def described(service: str) -> Any:
         }
     )
     share_models(session)
-    return session.get_service_model(service)
+    return session
 
 
 @cache

@@ -345,21 +345,11 @@ def server_environment() -> dict[str, str]:
 def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3.Session:
     """A session whose clients and resources talk to the control plane at `url` only."""
     import boto3
-    import botocore.session
     from botocore.config import Config
 
-    from smtrain.core.botocore_models import share_models
+    from smtrain.core.botocore_models import isolated_session
 
-    # The user's profile and files are not read; a proxy would send 127.0.0.1 elsewhere.
-    isolated = botocore.session.Session(
-        session_vars={
-            "profile": (None, None, None, None),
-            "config_file": (None, None, os.devnull, None),
-            "credentials_file": (None, None, os.devnull, None),
-        }
-    )
-    share_models(isolated)
-    ours = Config(proxies={}, max_pool_connections=32)
+    ours = Config(proxies={}, max_pool_connections=32)  # a proxy would send 127.0.0.1 elsewhere
 
     class LocalSession(boto3.Session):
         def client(self, *args: Any, **kwargs: Any) -> Any:
@@ -373,7 +363,7 @@ def session_of(url: str, region: str, access_key: str, secret_key: str) -> boto3
         return {**kwargs, "endpoint_url": url, "config": config}
 
     return LocalSession(
-        botocore_session=isolated,
+        botocore_session=isolated_session(),
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
         region_name=region,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
-from smtrain.client.backends.sagemaker.target import near_run
+from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.core.errors import CheckpointError, JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.files import home
@@ -161,7 +161,6 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     from smtrain.client.jobs.listing import jobs_of
 
     job, place = place_of(name, target)
-    side = "here" if place.name == "local" else "on AWS"
     try:
         exports = jobs_of(place, job, "export")
         done = next((one for one in exports if one.known_done), None)
@@ -176,12 +175,8 @@ def _of_name(name: str, target: TargetName | None) -> FoundModel:
     except (ClientError, JobError) as error:
         if unasked(error) or "exported" in str(error):
             raise
-        near = near_path(name) or (near_run(name) if place.name == "local" else "")
-        raise JobError(
-            f"{name}: there is no such folder, and no run or job of this name {side}; {near}`smtrain list` lists "
-            "the existing ones",
-            code="model.not_found",
-        ) from None
+        nowhere = f"{name}: there is no such folder, and no run or job"
+        raise unknown_run(nowhere, name, place, near_path(name), "model.not_found") from None
     return _of_job(named, name)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.sagemaker.target import near_run
+from smtrain.client.backends.sagemaker.target import unknown_run
 from smtrain.core.errors import DataError, JobError
 from smtrain.core.extras import missing
 from smtrain.core.facts.sagemaker import TargetName
@@ -144,13 +144,8 @@ def _of_name(name: str, label: str, target: TargetName | None) -> Series:
     except (ClientError, JobError) as error:
         if unasked(error):
             raise
-        side = "here" if place.name == "local" else "on AWS"
-        near = near_path(name) or (near_run(name) if place.name == "local" else "")
-        raise JobError(
-            f"{name}: there is no such file, and no run or job of this name {side}; {near}`smtrain list` lists "
-            "the existing ones",
-            code="job.not_found",
-        ) from None
+        nowhere = f"{name}: there is no such file, and no run or job"
+        raise unknown_run(nowhere, name, place, near_path(name)) from None
     return _of_attempts(attempts, label)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smtrain.client.backends.choose import sagemaker_place_of
-from smtrain.client.backends.sagemaker.target import Target, near_run
+from smtrain.client.backends.sagemaker.target import Target, unknown_run
 from smtrain.client.follow.money import Spent, cost_of
 from smtrain.client.follow.reading import pages
 from smtrain.client.jobs.job import Job
@@ -118,12 +118,7 @@ def gather(name: str, target: TargetName | None = None) -> RunAccount:
     stages = {(run, stage) for stage in STAGES}
     rows = [row for row in list_jobs(place, name_contains=f"{run}-", limit=1000) if stage_of(row.name) in stages]
     if not rows:
-        side = "here" if place.name == "local" else "on AWS"
-        near = near_run(run) if place.name == "local" else ""
-        raise JobError(
-            f"{name!r}: there is no run of this name {side}; {near}`smtrain list` lists the existing ones",
-            code="job.not_found",
-        )
+        raise unknown_run(f"{name!r}: there is no run", run, place)
     jobs = tuple(sorted((_account(place, row) for row in rows), key=lambda job: job.created))
     account = RunAccount(run, place, jobs)
     config, inputs = _original(_config(account), place)

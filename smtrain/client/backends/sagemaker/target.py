@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smtrain.client.backends.base import TokenExpiredError
+from smtrain.client.backends.base import JobPlace, TokenExpiredError
 from smtrain.client.backends.sagemaker.calls import PERSIST_S
 from smtrain.client.backends.sagemaker.clients import Clients
 from smtrain.client.backends.sagemaker.retry import Patience
 from smtrain.client.backends.sagemaker.s3 import list_objects, owner
-from smtrain.core.errors import JobError
+from smtrain.core.errors import Code, JobError
 from smtrain.core.facts.sagemaker import ENDED, LOG_GROUP
 from smtrain.core.near import nearest
 from smtrain.core.protocol.requests import stage_of
@@ -45,7 +45,7 @@ class Target(Clients):
         except ClientError as error:
             if "not found" not in str(error).lower():
                 raise
-            near = near_run(name) if self.name == "local" else ""
+            near = _near_run(name) if self.name == "local" else ""
             raise JobError(
                 f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones",
                 code="job.not_found",
@@ -160,7 +160,14 @@ class Target(Clients):
         )
 
 
-def near_run(name: str) -> str:
+def unknown_run(sentence: str, name: str, place: JobPlace, near: str = "", code: Code = "job.not_found") -> JobError:
+    """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
+    side = "here" if place.name == "local" else "on AWS"
+    near = near or (_near_run(name) if place.name == "local" else "")
+    return JobError(f"{sentence} of this name {side}; {near}`smtrain list` lists the existing ones", code=code)
+
+
+def _near_run(name: str) -> str:
     """`did you mean X? ` for a similar name of a run or job of this machine; else empty."""
     from smtrain.plane.client import home_folder, state_folder
 
