@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,8 @@ def tell(config: JobConfig, event: RunEvent, say: Say) -> None:
             with urllib.request.urlopen(request, timeout=PATIENCE):  # noqa: S310
                 pass
         except (OSError, ValueError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             # Never the URL: anyone who has a chat's webhook may write to it.
             say(f"notify.webhook_env: the URL in {asked.webhook_env} refused the message ({type(error).__name__})")
 

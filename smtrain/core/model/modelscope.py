@@ -64,6 +64,7 @@ def listed(name: str, revision: str | None = None, token: str | None = None) -> 
         ]
         commit = str(max(blobs, key=lambda item: int(item.get("CommittedDate") or 0))["Revision"])
     except urllib.error.HTTPError as error:
+        error.close()
         raise SmtrainError(
             f"{site()} refuses {name} at {revision or BRANCH} ({error.code} {error.reason}); check its name and "
             "revision, and for a private model its token (model.token)",
@@ -102,6 +103,7 @@ def _one(name: str, file: RepositoryFile, target: Path, token: str | None) -> No
             with _opened(f"{site()}/api/v1/models/{quote(name)}/repo?{query}", token, have) as answer:
                 _append(answer, part, have)
         except urllib.error.HTTPError as error:
+            error.close()
             reason = f"{error.code} {error.reason}"
             if error.code < 500 and error.code != 429:
                 break

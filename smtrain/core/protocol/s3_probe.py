@@ -27,7 +27,8 @@ def unanswered(uri: str) -> str | None:
     try:
         request = urllib.request.Request(where, method="HEAD")  # noqa: S310 - from the user's own variables
         urllib.request.urlopen(request, timeout=PATIENCE_S).close()  # noqa: S310
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        error.close()
         return None
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)

@@ -161,8 +161,7 @@ def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
     try:
         return _json(url, {"Accept": _KINDS})
     except urllib.error.HTTPError as error:
-        with error:
-            challenge = error.headers.get("WWW-Authenticate", "")
+        challenge = error.headers.get("WWW-Authenticate", "")
         if error.code != 401 or not challenge.lower().startswith("bearer "):
             raise
     challenged = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
@@ -177,6 +176,10 @@ def _manifest(registry: str, repository: str, reference: str) -> dict[str, Any]:
 def _json(url: str, headers: dict[str, str]) -> dict[str, Any]:
     """A registry's JSON answer. Raises OSError or ValueError."""
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the registry that the user named
-    with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
-        answer: dict[str, Any] = json.loads(response.read(MOST))
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
+            answer: dict[str, Any] = json.loads(response.read(MOST))
+    except urllib.error.HTTPError as error:
+        error.close()  # its headers can still be read
+        raise
     return answer

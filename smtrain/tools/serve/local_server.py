@@ -163,7 +163,8 @@ def _ready(url: str, process: subprocess.Popen[bytes], pause: Callable[[float], 
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):  # noqa: S310 - of this machine
                 return True
-        except urllib.error.HTTPError:
+        except urllib.error.HTTPError as error:
+            error.close()
             return True  # it answers, and has no such page
         except OSError:
             pause(0.5)

@@ -34,8 +34,8 @@ def hub_answers(seconds: float = 3.0) -> bool:
         request = urllib.request.Request(endpoint(), method="HEAD")  # noqa: S310 - the hub's own address
         try:
             urllib.request.urlopen(request, timeout=seconds).close()  # noqa: S310
-        except urllib.error.HTTPError:
-            pass  # an error status is an answer too
+        except urllib.error.HTTPError as error:
+            error.close()  # an error status is an answer too
         except (OSError, ValueError, http.client.HTTPException):
             return
         answered.set()
