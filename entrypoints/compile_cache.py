@@ -1,12 +1,17 @@
 """The cache of compiled graphs: a prefix in S3, or a folder that all nodes of a Slurm cluster see.
 
-Next to the entry scripts, because the package's worker half imports no AWS client.
+Next to the entry scripts, because the package's worker half imports no AWS client. As a script it copies the graphs of
+engine native on one host: `compile_cache.py fetch FOLDER` before training, `compile_cache.py store FOLDER BEFORE`
+afterwards: files that were last changed before a time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +21,10 @@ from typing import Any
 from smtrain.core.config.schema import GRAPHS_COMPLETE
 from smtrain.core.errors import SmtrainError
 from smtrain.core.files import write_atomically
+from smtrain.core.protocol.entrypoints import GRAPHS
 from smtrain.core.protocol.uris import split_uri
+
+UNFINISHED = (".lock", ".tmp", ".part")
 
 
 class CompileCache(ABC):
@@ -39,6 +47,10 @@ class CompileCache(ABC):
         """Mark the cache as complete."""
         with self.refusals():
             self.put(GRAPHS_COMPLETE, (json.dumps(result, indent=1) + "\n").encode())
+
+    @abstractmethod
+    def names(self) -> set[str]:
+        """The files of the cache."""
 
     @abstractmethod
     def put(self, name: str, content: Path | bytes) -> None:
@@ -74,6 +86,10 @@ class GraphsInFolder(CompileCache):
                     self._shared, folder, ignore=shutil.ignore_patterns(GRAPHS_COMPLETE, ".*"), dirs_exist_ok=True
                 )
 
+    def names(self) -> set[str]:
+        with self.refusals():
+            return {path.relative_to(self._shared).as_posix() for path in self._shared.rglob("*") if path.is_file()}
+
     def put(self, name: str, content: Path | bytes) -> None:
         path = self._shared / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,13 +112,19 @@ class GraphsInS3(CompileCache):
 
     def fetch(self, folder: Path) -> None:
         with self.refusals():
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
-            for item in (item for page in pages for item in page.get("Contents", [])):
-                path = folder / item["Key"][len(self._prefix) :]
-                # A key with `..` must not write outside the folder.
-                if path.name != GRAPHS_COMPLETE and path.resolve().is_relative_to(folder.resolve()):
+            for name in self.names():
+                path = folder / name
+                # A key with `..` must not write outside the folder; a warm pool has most files already.
+                inside = path.resolve().is_relative_to(folder.resolve())
+                if path.name != GRAPHS_COMPLETE and inside and not path.exists():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    self._client.download_file(self._bucket, item["Key"], str(path))
+                    self._client.download_file(self._bucket, self._prefix + name, str(path))
+
+    def names(self) -> set[str]:
+        with self.refusals():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            keys = (item["Key"] for page in pages for item in page.get("Contents", []))
+            return {key[len(self._prefix) :] for key in keys if not key.endswith("/")}
 
     def put(self, name: str, content: Path | bytes) -> None:
         key = self._prefix + name
@@ -118,3 +140,46 @@ class GraphsInS3(CompileCache):
         if not isinstance(error, (Boto3Error, BotoCoreError, ClientError)):
             return None
         return f"({error}); let the role list, read and write it (`smtrain iam policy CONFIG --role`)"
+
+
+def cache_at(uri: str) -> CompileCache:
+    """The cache at an s3:// URI, or in a shared folder."""
+    return GraphsInS3(uri) if uri.startswith("s3://") else GraphsInFolder(uri.removeprefix("file://"))
+
+
+def new_files(folder: Path, there: set[str], before: float) -> list[Path]:
+    """Files of a folder that the cache does not have, and that were last changed before a time."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(
+        path
+        for path in files
+        if path.relative_to(folder).as_posix() not in there
+        and not path.name.startswith(".")
+        and path.suffix not in UNFINISHED
+        and path.stat().st_mtime <= before
+    )
+
+
+def main() -> None:
+    """Copy the graphs of this host; a cache that cannot be used costs only time, so the job goes without it."""
+    action, folder = sys.argv[1], Path(sys.argv[2])
+    began = time.monotonic()
+    try:
+        cache = cache_at(os.environ[GRAPHS])
+        if action == "fetch":
+            had = {*folder.rglob("*")}
+            cache.fetch(folder)
+            copied = sum(path.is_file() for path in {*folder.rglob("*")} - had)
+        else:
+            files = new_files(folder, cache.names(), float(sys.argv[3]))
+            cache.store(folder, files)
+            copied = len(files)
+    except (SmtrainError, ImportError, OSError) as error:
+        print(f"graphs: {action} failed, so graphs may be compiled again ({error})", flush=True)
+        return
+    way = "from" if action == "fetch" else "new ones to"
+    print(f"graphs: {copied} files {way} {cache.uri} in {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,6 +21,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# Folders that the native stack of Neuron keeps compiled graphs in, by the variable that names each. It reads them when
+# torch is imported. Source: a public copy of torch-neuronx before its release, and users of its betas (2026-04 to 10).
+GRAPH_FOLDERS = {
+    "TORCH_NEURONX_NEFF_CACHE_DIR": "neff",
+    "TORCH_NEURONX_HLO_CACHE_DIR": "hlo",
+    "NKI_COMPILE_CACHE_URL": "nki",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+OF_THIS_HOST = {"TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": "neff", "TORCH_NEURONX_DEBUG_DIR": "debug"}
+"""Folders that are not copied: what they hold is also in the others, or of use to this job only."""
+COPY_SECONDS = 900
+HALF_SECONDS = 2.0
+STOP_SECONDS = 110  # of the 120 that SageMaker gives after SIGTERM
 MASTER_PORT = "7777"  # what the SageMaker toolkits use
 IMPORT_TORCH = ("generate", "evaluate")
 
@@ -168,14 +181,55 @@ def accelerator(devices: Path = Path("/dev")) -> bool:
     return any((devices / name).exists() for name in names)
 
 
-def supervise(arguments: list[str]) -> int:
+def graph_folder(ml: Path) -> Path | None:
+    """Set the folders of compiled graphs, on this host's disk or in its warm pool, and return the one that holds them.
+
+    None if the request asks for no cache. What compute.environment names wins.
+    """
+    from smtrain.core.protocol.entrypoints import GRAPHS, GRAPHS_FOLDER
+
+    kept = os.environ.get(GRAPHS_FOLDER)
+    if not kept and GRAPHS not in os.environ:
+        return None
+    if kept:
+        folder = ml / kept.removeprefix("/opt/ml/")
+    else:
+        # /tmp is on the volume or the NVMe disks of a host of SageMaker; /opt/ml itself may be on its root disk.
+        folder = Path("/tmp/smtrain-graphs") if ml == Path("/opt/ml") else ml / "graphs"  # noqa: S108
+    for variable, name in GRAPH_FOLDERS.items():
+        os.environ.setdefault(variable, str(folder / name))
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    own = folder.with_name(f"{folder.name}-of-host")
+    for variable, name in OF_THIS_HOST.items():
+        os.environ.setdefault(variable, str(own / name))
+    return folder
+
+
+def copy_graphs(action: str, folder: Path, seconds: float, *more: str) -> None:
+    """Copy compiled graphs from (`fetch`) or to (`store`) the place that keeps them between jobs; never fails."""
+    from smtrain.core.protocol.entrypoints import GRAPHS
+
+    if GRAPHS not in os.environ:  # a warm pool without a network
+        return
+    try:
+        subprocess.run(
+            [sys.executable, str(HERE / "compile_cache.py"), action, str(folder), *more], timeout=max(1.0, seconds)
+        )
+    except subprocess.TimeoutExpired:
+        print(f"graphs: {action} was ended after {seconds:.0f} s; the rest is compiled again", flush=True)
+
+
+def supervise(arguments: list[str], stopped: list[float] | None = None) -> int:
     """Run torchrun; returns its exit status, or 128 + the signal that killed it.
 
-    SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to torchrun.
+    SIGTERM goes to the training processes, which save and exit by themselves; before they exist, to torchrun. Its time
+    is added to `stopped`.
     """
     process: Any = None
 
     def stop(_number: int, _frame: object) -> None:
+        if stopped is not None:
+            stopped.append(time.monotonic())
         if process is None:
             sys.exit(128 + signal.SIGTERM)
         for pid in children(process.pid) or [process.pid]:
@@ -187,6 +241,22 @@ def supervise(arguments: list[str]) -> int:
     process = (copy(arguments, must=True) if forks else None) or subprocess.Popen(arguments)
     status: int = process.wait()
     return status if status >= 0 else 128 - status
+
+
+def train(arguments: list[str], ml: Path) -> int:
+    """Train between a copy of compiled graphs to this host and one of new graphs from it; returns the exit status."""
+    sys.path.insert(0, str(HERE.parent))
+    folder, stopped = graph_folder(ml), list[float]()
+    if folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        copy_graphs("fetch", folder, COPY_SECONDS)
+    status = supervise(arguments, stopped)
+    if folder:
+        left = STOP_SECONDS - (time.monotonic() - stopped[0]) if stopped else COPY_SECONDS
+        # A process that was killed may have left half a file.
+        before = time.time() - HALF_SECONDS if status or stopped else float("inf")
+        copy_graphs("store", folder, left, str(before))
+    return status
 
 
 def copy(arguments: list[str], must: bool) -> Any:
@@ -243,7 +313,7 @@ def main() -> None:
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars are noise in a log
     arguments = command(stage, ml)
     if stage == "train":
-        sys.exit(supervise(arguments))
+        sys.exit(train(arguments, ml))
     if process := copy(arguments, must=stage in IMPORT_TORCH):
         sys.exit(attend(process))
     os.execv(arguments[0], arguments)  # noqa: S606

@@ -18,7 +18,7 @@ from smtrain.client.iam.statements import (
     other_role_statements,
     serving_images,
 )
-from smtrain.client.launch.graphs import cache_root
+from smtrain.client.launch.graphs import CACHES, cache_root
 from smtrain.client.launch.image_pattern import is_pattern
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.resolve import load_config
@@ -182,7 +182,7 @@ def _read(config: JobConfig, requests: Requests) -> list[str]:
 
 def _written(config: JobConfig, requests: Requests) -> list[str]:
     """The run's folder, its checkpoints, and the compile cache if it is in S3."""
-    caches = {request.get("Environment", {}).get("NEURON_COMPILE_CACHE_URL", "") for request in requests.values()}
+    caches = {request.get("Environment", {}).get(name, "") for request in requests.values() for name in CACHES}
     root = cache_root(config)  # of all shapes, or a policy would only fit one config
     cached = [root if c.startswith(root) else f"{c.rstrip('/')}/" for c in sorted(caches) if c.startswith("s3://")]
     owner = owner_uri(checkpoint_uri(config))  # in the run's folder if the checkpoints are the run's own

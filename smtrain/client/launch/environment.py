@@ -16,9 +16,8 @@ from smtrain.core.facts import instance
 from smtrain.core.facts.engines import LNC, is_gpu, lnc_of
 from smtrain.core.facts.images import sdk_release
 from smtrain.core.facts.warm_pools import WARM_POOL_CACHE
+from smtrain.core.protocol.entrypoints import GRAPHS, GRAPHS_FOLDER
 from smtrain.stages import stage_named
-
-# SageMaker keeps this folder for the next job of the warm pool, and deletes it with the pool.
 
 
 def environment(
@@ -38,9 +37,16 @@ def environment(
         if row["efa"]:
             # The platform sets FI_PROVIDER for ml.trn1.32xlarge alone.
             variables |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-        variables |= _neuron(config, sdk_release(image), row.get("logical_cores", 1) > 1)
-        if config.train.engine == "nxd" and not config.network.isolation:
-            variables[graphs.VARIABLE] = graphs.cache_uri(
+        if row.get("logical_cores", 1) > 1:
+            # The compiler's --lnc must be the same.
+            variables[LNC] = str(lnc_of(config.compute.instance_type, config.compute.environment))
+        native = config.train.engine == "native"
+        if native and config.compute.keep_alive:
+            variables[GRAPHS_FOLDER] = f"{WARM_POOL_CACHE}/neuron"
+        elif not native:
+            variables |= _xla(config, sdk_release(image))
+        if not config.network.isolation:
+            variables[GRAPHS if native else graphs.VARIABLE] = graphs.cache_uri(
                 config, image, variables | config.compute.environment, described
             )
     return variables | config.compute.environment
@@ -59,16 +65,18 @@ def _nccl(row: Mapping[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _neuron(config: JobConfig, release: tuple[int, int, int] | None, grouped: bool) -> dict[str, str]:
+def _xla(config: JobConfig, release: tuple[int, int, int] | None) -> dict[str, str]:
+    """Variables of PyTorch/XLA, on which engine nxd runs.
+
+    TorchNeuron does not read them; the launcher sets the folders of its caches (entrypoints/launch.py).
+    """
     pipeline = config.parallel.pp > 1
     variables = {"MALLOC_ARENA_MAX": "128" if pipeline else "64"}
-    if grouped:
-        # The compiler's --lnc must be the same.
-        variables[LNC] = str(lnc_of(config.compute.instance_type, config.compute.environment))
-    if cache := _compile_cache(config):
-        variables[graphs.VARIABLE] = cache
+    if config.compute.keep_alive or not config.network.isolation:
+        # With a network the cache is in S3 instead; without either the compiler has its own place on the disk.
+        variables[graphs.VARIABLE] = f"{WARM_POOL_CACHE}/neuron"
     if release is None or release >= (2, 31, 0):
-        return variables  # No PyTorch-XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
+        return variables  # No PyTorch/XLA from 2.31 on, and the runtime ignores the variable of asynchronous requests.
     # XLA_USE_BF16 and XLA_DOWNCAST_BF16 are never set: from 2.25 on the model is cast instead.
     return variables | {
         "NEURON_CC_FLAGS": "--model-type=transformer --retry_failed_compilation",
@@ -76,16 +84,3 @@ def _neuron(config: JobConfig, release: tuple[int, int, int] | None, grouped: bo
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "7" if pipeline else "3",
         "XLA_DISABLE_FUNCTIONALIZATION": "0",
     }
-
-
-def _compile_cache(config: JobConfig) -> str | None:
-    """The next machine's graphs: the warm pool's own folder if it has one, else S3 (engine nxd: always S3).
-
-    Never below the checkpoints, which SageMaker would sync with every graph in them. A container without a network
-    keeps the compiler's own default on its disk.
-    """
-    if config.compute.keep_alive:
-        return f"{WARM_POOL_CACHE}/neuron"
-    if config.network.isolation:
-        return None
-    return f"{(config.output.s3_uri or '').rstrip('/')}/neuron-cache"

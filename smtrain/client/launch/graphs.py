@@ -1,4 +1,4 @@
-"""Compiled graphs of engine nxd: their prefix in S3, and whether all of them exist.
+"""Compiled graphs: their prefix in S3, and for engine nxd whether all of them exist.
 
 Neuron's own cache finds a graph by compiler version, flags and the graph itself, so what is said here never decides
 what a job runs, only what is compiled when.
@@ -14,10 +14,13 @@ from smtrain.client.backends.base import JobPlace
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import GRAPHS_COMPLETE, digest
 from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.protocol.entrypoints import GRAPHS
 from smtrain.core.text import Say
 from smtrain.version import __version__
 
 VARIABLE, FLAGS = "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS"
+CACHES = (VARIABLE, GRAPHS)
+"""Variables that name the cache of a job, of engine nxd and of native."""
 # Keys of a model's config.json that depend on the program that saved it, not on the model.
 _NOISE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 

@@ -20,6 +20,10 @@ def entrypoints_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "entrypoints"
 
 
+GRAPHS, GRAPHS_FOLDER = "SMTRAIN_GRAPHS", "SMTRAIN_GRAPHS_FOLDER"
+"""Variables of a job of engine native on Neuron cores: the place that keeps compiled graphs between jobs, and the
+folder of a warm pool that keeps them on its machines."""
+
 EXTRAS = {
     "data.filters": "filters",
     "data.near_duplicates": "near",

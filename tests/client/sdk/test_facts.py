@@ -147,17 +147,26 @@ def test_a_pipeline_has_more_in_flight(plain: dict[str, Any]) -> None:
     assert [deep[name] for name in names] == ["128", "7"]
 
 
-def test_the_compile_cache_is_in_s3_or_in_the_warm_pool_and_never_with_the_checkpoints(plain: dict[str, Any]) -> None:
-    name = "NEURON_COMPILE_CACHE_URL"
-    assert environment(plain)[name].startswith("s3://bucket/out/neuron-cache/"), "nxd: by what changes a graph"
+def test_the_compile_cache_is_in_s3_and_never_with_the_checkpoints(plain: dict[str, Any]) -> None:
+    xla, native, pool = "NEURON_COMPILE_CACHE_URL", "SMTRAIN_GRAPHS", "SMTRAIN_GRAPHS_FOLDER"
+    assert environment(plain)[xla].startswith("s3://bucket/out/neuron-cache/"), "by what changes a graph"
+    assert environment(plain, environment={xla: "s3://mine/cache"})[xla] == "s3://mine/cache"
+    warm = environment(plain, keep_alive="10m", network={"isolation": True})
+    assert warm[xla] == "/opt/ml/sagemaker/warmpoolcache/neuron"
+    assert not {native, pool} & warm.keys()
     plain["compute"] |= {"instance_type": "ml.trn2.48xlarge", "image": f"{IMAGE}sdk2.33.0"}
-    assert environment(plain)[name] == "s3://bucket/out/neuron-cache"
-    assert environment(plain, keep_alive="10m")[name] == "/opt/ml/sagemaker/warmpoolcache/neuron"
-    assert name not in environment(plain, network={"isolation": True})
-    assert environment(plain, environment={name: "s3://mine/cache"})[name] == "s3://mine/cache"
+    made = environment(plain)
+    assert made[native].startswith("s3://bucket/out/neuron-cache/")
+    assert not {xla, pool, "MALLOC_ARENA_MAX", *XLA} & made.keys(), "TorchNeuron does not read them"
+    warm = environment(plain, keep_alive="10m")
+    assert (warm[native], warm[pool]) == (made[native], "/opt/ml/sagemaker/warmpoolcache/neuron")
+    assert not {native, pool} & environment(plain, network={"isolation": True}).keys()
     for variable, value in (
-        (name, "/opt/ml/checkpoints/cache"),
+        (xla, "/opt/ml/checkpoints/cache"),
         ("NEURON_CC_FLAGS", "--cache_dir=/opt/ml/checkpoints/cache"),
+        ("TORCH_NEURONX_NEFF_CACHE_DIR", "/opt/ml/checkpoints/neff"),
+        ("TORCHINDUCTOR_CACHE_DIR", "/opt/ml/checkpoints/inductor"),
+        ("NKI_COMPILE_CACHE_URL", "/opt/ml/checkpoints/nki"),
     ):
         with pytest.raises(smtrain.ConfigError, match=r"the compile cache must not be in /opt/ml/checkpoints"):
             environment(plain, environment={variable: value})

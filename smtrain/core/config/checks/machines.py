@@ -128,8 +128,9 @@ COMPUTE = (
     ),
     Rule("compute.environment",
          lambda c: any(
-             "/opt/ml/checkpoints" in c.compute.environment.get(name, "")
-             for name in ("NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS")
+             "/opt/ml/checkpoints" in value
+             for name, value in c.compute.environment.items()
+             if name.startswith(("NEURON_", "NKI_", "TORCH"))
          ),
          "compute.environment: the compile cache must not be in /opt/ml/checkpoints, as every graph would be synced "
          "with the checkpoints; use an s3:// URI or leave it to smtrain"),
