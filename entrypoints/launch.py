@@ -88,11 +88,30 @@ def refuse(stage: str, lacking: list[str], ml: Path, needs: Sequence[tuple[str, 
         else "build it into the image (`smtrain image build`), or choose another (compute.image)"
     )
     why = " and ".join(need for need, _ in needs) or f"stage {stage}"
-    sentence = f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {remedy}"
+    end(f"{sys.executable} has no {', '.join(lacking)}, which {why} need{'s' * (len(needs) < 2)}; {remedy}", ml)
+
+
+def end(sentence: str, ml: Path) -> None:
+    """End the job with a sentence in output/failure, from which SageMaker takes FailureReason."""
     print(sentence, file=sys.stderr, flush=True)
     (ml / "output").mkdir(exist_ok=True)
     (ml / "output/failure").write_text(sentence, "utf-8")
     sys.exit(1)
+
+
+def verify_neuron(ml: Path) -> None:
+    """End the job if this host's Neuron devices, driver or packages cannot run its engine."""
+    import neuron_host
+
+    config = json.loads((ml / "input/data/config/config.json").read_text("utf-8"))
+    compute, engine = config["compute"], (config.get("train") or {}).get("engine", "native")
+    host = neuron_host.look()
+    processes = int(compute["processes_per_instance"])
+    if why := neuron_host.fault(engine, compute.get("instance_type", ""), processes, host):
+        end(why, ml)
+    if host.device:
+        versions = ", ".join(f"{name} {version}" for name, version in host.packages.items())
+        print(f"neuron: driver {host.driver or 'unknown'}, {versions}", flush=True)
 
 
 def libraries(stage: str, ml: Path) -> Path | None:
@@ -306,6 +325,8 @@ def main() -> None:
         refuse(stage, lacking, ml)
     if stage == "prepare" and (needs := lacking_for_data(ml)):
         refuse(stage, [line for lines in needs.values() for line in lines], ml, list(needs))
+    if stage == "train":
+        verify_neuron(ml)
     paths = [str(HERE.parent), str(libraries(stage, ml) or ""), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
