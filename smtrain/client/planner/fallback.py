@@ -15,7 +15,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.torus import torus_sentence
+from smtrain.core.facts.trainium2 import torus_sentence
 
 KEY = "compute.fallback_instance_types"
 

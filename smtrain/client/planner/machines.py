@@ -14,7 +14,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.torus import Group, ends, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import Group, ends, torus_chip, torus_sentence, untiled
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
@@ -46,7 +46,7 @@ class Machine:
     chip: str = ""
     """The GPU, as in core/facts/instances.toml; empty for Neuron cores and described machines."""
     torus_chip: int | None = None
-    """Processes on a chip, if groups of processes must tile the torus of a host's chips (core/facts/torus.py)."""
+    """Processes on a chip, if groups of processes must tile the torus of a host's chips (core/facts/trainium2.py)."""
 
     @classmethod
     def of(cls, type_: str, count: int, cores: int | None = None, lnc: int | None = None) -> Machine:

@@ -28,7 +28,7 @@ from smtrain.client.planner.workload import described_of, shape_of, taken_by_nam
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.engines import EngineName, engine_fault, engine_of
+from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
 from smtrain.core.protocol.uris import HUBS
 from smtrain.core.public import public
 from smtrain.stages import stage_named
@@ -225,6 +225,8 @@ def _plan(
             f"uncalibrated: no training run was published for {where}; throughput is by peak ratio, off by "
             f"up to {exp(wide):.1f} times"
         )
+    if config.target == "aws" and (lack := sagemaker_lack(machine.type)):
+        warnings.append(lack)
     if untried:
         warnings += neuron_warnings(config, work, machine, mesh, _first_step_s(config, machine, prices), measured=own)
     if native:

@@ -1,6 +1,6 @@
 """Meshes whose groups the chips of a Trainium2 host cannot form, each with a mesh that they can.
 
-core/facts/torus.py has the rule. The remedy is tried before it is named: it passes the config's checks and fits.
+core/facts/trainium2.py has the rule. The remedy is tried before it is named: it passes the config's checks and fits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
 from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.torus import SIDE, Group, ends, instead, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import SIDE, Group, ends, instead, torus_chip, torus_sentence, untiled
 
 _MOST = 16
 """Hosts that a remedy proposes at most, unless the config has more."""

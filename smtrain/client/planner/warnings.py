@@ -11,8 +11,8 @@ from smtrain.client.planner.workload import positions_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import spell
 from smtrain.core.facts import instance
-from smtrain.core.facts.engines import FLASH_HEAD, FLASH_LENGTHS, flash_lack
 from smtrain.core.facts.images import unpatched
+from smtrain.core.facts.trainium2 import FLASH_HEAD, FLASH_LENGTHS, flash_lack
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
 THIN = 0.1
@@ -113,9 +113,10 @@ def neuron_warnings(
     lack = flash_lack(work.seq_len, work.shape.head_dim, masked=work.masked, compiled=config.train.compile)
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
+        size = f"{scores / GIB:.2g}" if scores >= 0.01 * GIB else "under 0.01"
         kept = "kept by every layer" if mesh.recompute == "none" else "for one layer at a time"
         out.append(
-            f"attention runs without its flash kernel: {lack}. Its scores take {scores / GIB:.2g} GiB of a core, {kept}"
+            f"attention runs without its flash kernel: {lack}. Its scores take {size} GiB of a core, {kept}"
             f"{_flash_remedy(config, work)}"
         )
     return out

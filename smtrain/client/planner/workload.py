@@ -12,8 +12,9 @@ from smtrain.client.planner.machines import Recompute, Work, named_shape
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, first_line
 from smtrain.core.facts import table
-from smtrain.core.facts.engines import EngineName, flash_lack, is_neuron
+from smtrain.core.facts.engines import EngineName, is_neuron
 from smtrain.core.facts.names import positions
+from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of

@@ -17,7 +17,7 @@ from smtrain.core.config.section import descriptions
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.names import positions
-from smtrain.core.facts.torus import torus_chip
+from smtrain.core.facts.trainium2 import torus_chip
 from smtrain.core.model.hf_config import positions_named
 
 HERE = "here"

@@ -11,8 +11,6 @@ from smtrain.core.facts import instance, table
 EngineName = Literal["native", "nxd"]
 TRAINIUM2 = "ml.trn2.48xlarge"
 """The one type of SageMaker's training jobs that TorchNeuron runs on."""
-FLASH_HEAD = 128
-FLASH_LENGTHS = {"eager": 512, "compiled": 2048}
 
 
 def engine_of(instance_type: str) -> EngineName:
@@ -91,24 +89,6 @@ def lnc_fault(instance_type: str, environment: Mapping[str, str], processes: int
         if lnc > 1 and processes <= cores * lnc:
             ways += f", or compute.environment.{LNC}: '1' for {cores * lnc} cores of {row['core_gib'] / lnc:g} GiB each"
         return f"compute.processes_per_instance: {processes}, and {instance_type} has {cores} Neuron cores; {ways}"
-    return None
-
-
-def flash_lack(seq_len: int, head_dim: int, *, masked: bool, compiled: bool) -> str | None:
-    """The reason why TorchNeuron computes attention without its flash kernel, which then keeps every score; None if it
-    takes the kernel.
-
-    Read in a pre-release of torch-neuronx (2026-04), and not in 2.33's code: no mask, head size of at most 128, and
-    queries of a multiple of 512, or of 2048 in compiled graphs.
-    """
-    if masked:
-        return "the kernel takes no mask"
-    if head_dim > FLASH_HEAD:
-        return f"the kernel takes heads of at most {FLASH_HEAD}, and this model's have {head_dim}"
-    multiple = FLASH_LENGTHS["compiled" if compiled else "eager"]
-    if seq_len % multiple:
-        how = " with train.compile" if compiled else ""
-        return f"the kernel takes lengths of a multiple of {multiple}{how}, and train.seq_len is {seq_len}"
     return None
 
 

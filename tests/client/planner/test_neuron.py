@@ -96,6 +96,7 @@ def test_a_measured_run_narrows_it(tmp_path: Path) -> None:
     apart = smtrain.plan(raw(), target="aws", machines=[("trn3-gen1", 1)], measured=plain.tokens_per_s / 8)
     assert not apart.calibrated
     assert warned(apart, "your own run was on another chip")
+    assert warned(apart, "trn3-gen1 is for a Slurm cluster on EC2")
     # The same from the numbers that a job writes.
     file, lines = tmp_path / "metrics.jsonl", []
     rate = plain.tokens_per_s / 8

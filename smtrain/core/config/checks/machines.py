@@ -11,7 +11,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
-from smtrain.core.facts.torus import ends, instead, torus_chip, untiled
+from smtrain.core.facts.trainium2 import ends, instead, torus_chip, untiled
 from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smtrain.core.facts.engines import flash_lack
+from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.comm import to_device
 from smtrain.worker.engine.saving import local_rank
 

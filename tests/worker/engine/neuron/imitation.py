@@ -115,7 +115,7 @@ def peak() -> int:
 def tiles(ranks: list[int], cores_a_chip: int) -> bool:
     """Whether a group can talk over the torus of its host: whole rows, columns or a rectangle of them, or neighbours.
 
-    Each chip must take part with the same cores. Written apart from smtrain.core.facts.torus, to hold it against.
+    Each chip must take part with the same cores. Written apart from smtrain.core.facts.trainium2, to hold it against.
     """
     hosts: dict[int, list[int]] = {}
     size = _SIDE * _SIDE * cores_a_chip

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from smtrain.core.facts.torus import untiled
+from smtrain.core.facts.trainium2 import untiled
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.world import World
 

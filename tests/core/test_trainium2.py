@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.facts import table
-from smtrain.core.facts.torus import ends, instead, tiles, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import ends, instead, tiles, torus_chip, torus_sentence, untiled
 
 SPANS = [*({n} for n in range(4)), {0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1, 2, 3}]
 SHAPES = {frozenset(4 * row + column for row, column in product(rows, columns)) for rows in SPANS for columns in SPANS}

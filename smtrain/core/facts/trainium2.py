@@ -1,10 +1,10 @@
-"""Which groups of processes the chips of a Trainium2 host can form: parts of its 4 x 4 torus.
+"""Trainium2's own limits: which groups of processes a host's chips can form, and what its attention kernel takes.
 
 On trn2.48xlarge and trn2u.48xlarge a collective finds a path only if the chips of its group on each host are one chip,
-two neighbours (the last of a row or column is the first one's neighbour), a whole row or column, or a rectangle of
-these, and if every chip gives the same cores. Any other group ends with "failed to init a collective algorithm ...
-no_hier no_mesh" at its first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3 has a switch and
-no such rule, and nor has Trainium1. docs/trainium.md explains the rule.
+two neighbours (the last of a row or column is the first one's neighbour), a whole row or column of the 4 x 4 torus, or
+a rectangle of these, and if every chip gives the same cores. Any other group ends with "failed to init a collective
+algorithm ... no_hier no_mesh" at its first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3
+has a switch and no such rule, and nor has Trainium1. docs/trainium.md explains the rule.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from smtrain.core.facts import instance
 
 SIDE = 4
 """Chips in a row and in a column of a host."""
+FLASH_HEAD = 128
+"""Largest head that TorchNeuron's flash kernel takes."""
+FLASH_LENGTHS = {"eager": 512, "compiled": 2048}
+"""Numbers of queries that it takes are multiples of these."""
 
 
 class Group(NamedTuple):
@@ -130,3 +134,21 @@ def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int
     ]  # fmt: skip
     apart = {way: log2(way[0] * way[1] / (tp * pp)) for way in found}
     return min(found, key=lambda way: (apart[way] < 0, abs(apart[way]), -way[0]), default=None)
+
+
+def flash_lack(seq_len: int, head_dim: int, *, masked: bool, compiled: bool) -> str | None:
+    """The reason why TorchNeuron computes attention without its flash kernel, which then keeps every score; None if it
+    takes the kernel.
+
+    Read in a pre-release of torch-neuronx (2026-04), and not in 2.33's code: no mask, head size of at most 128, and
+    queries of a multiple of 512, or of 2048 in compiled graphs.
+    """
+    if masked:
+        return "the kernel takes no mask"
+    if head_dim > FLASH_HEAD:
+        return f"the kernel takes heads of at most {FLASH_HEAD}, and this model's have {head_dim}"
+    multiple = FLASH_LENGTHS["compiled" if compiled else "eager"]
+    if seq_len % multiple:
+        how = " with train.compile" if compiled else ""
+        return f"the kernel takes lengths of a multiple of {multiple}{how}, and train.seq_len is {seq_len}"
+    return None
