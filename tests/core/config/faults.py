@@ -1060,4 +1060,72 @@ PLANNER = (
     ),
 )
 
-CASES = {"machines": MACHINES, "train": TRAIN, "data": DATA, "model": MODEL, "planner": PLANNER}
+LNC, OLD_LNC = (f"compute.environment.{name}" for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"))
+TRAINIUM = (
+    case(
+        "trn2",
+        {"parallel": {"tp": 2, "pp": 2}, "train.global_batch_size": 64},
+        "a pipeline group would be chips 0, 8 of ml.trn2.48xlarge",
+        ("set parallel: auto, which gives tp 1 x pp 1 x dp 64", {"parallel": "auto"}),
+    ),
+    case(
+        "trn2",
+        {"parallel": {"tp": 2, "pp": 2}, "train.global_batch_size": 24},
+        "a pipeline group would be chips 0, 8 of ml.trn2.48xlarge",
+        ("set parallel: auto", {"parallel": "auto"}),
+        more=True,
+    ),
+    case(
+        "trn2",
+        {"parallel": {"tp": 2, "pp": 2}, "train.global_batch_size": 64, "model.path": "s3://bucket/unknown"},
+        "a pipeline group would be chips 0, 8 of ml.trn2.48xlarge",
+        ("set parallel.tp: 1, parallel.pp: 4", {"parallel": {"tp": 1, "pp": 4}}),
+    ),
+    case(
+        "trn2",
+        {"parallel": {"tp": 2, "dp": 8}, "train.global_batch_size": 64},
+        "parallel.dp: tp x pp x dp = 16, but",
+        ("tp = 2, pp = 1 and dp = 32 would do", {"parallel": {"tp": 2, "pp": 1, "dp": 32}}),
+    ),
+    case(
+        "trn2",
+        {"parallel": {"tp": 6}, "train.global_batch_size": 64},
+        "does not divide the number of processes",
+        ("tp = 2 and pp = 4 would do", {"parallel": {"tp": 2, "pp": 4}}),
+        more=True,
+    ),
+    *(
+        case(
+            "trn2",
+            {"compute.instance_type": kind, "parallel": {"tp": 2}, "train.global_batch_size": batch},
+            f"{kind} is for a {cluster}",
+            ("set compute.instance_type: ml.trn2.48xlarge and parallel: auto" if batch == 8
+             else "set compute.instance_type: ml.trn2.48xlarge",
+             {"compute.instance_type": "ml.trn2.48xlarge", **({"parallel": "auto"} if batch == 8 else {})}),
+        )
+        for kind, batch, cluster in (
+            ("ml.trn2u.48xlarge", 64, "Slurm cluster on EC2"), ("trn3-gen1", 64, "Slurm cluster on EC2"),
+            ("trn3-gen2", 8, "Slurm cluster on EC2"), ("ml.trn2.3xlarge", 8, "HyperPod or other Slurm cluster"),
+        )
+    ),
+    case("trn1", {LNC: "2"}, "takes 1 only, as its cores are not grouped", ("leave it out", {LNC: OUT})),
+    case("trn2", {LNC: "4"}, "and ml.trn2.48xlarge takes 1 or 2", ("leave it out", {LNC: OUT})),
+    case("trn2", {LNC: "2", OLD_LNC: "1"}, "which means the same", ("leave it out", {OLD_LNC: OUT})),
+    case(
+        "trn2",
+        {"compute.environment.NEURON_CC_FLAGS": "--lnc=1"},
+        "compiles for LNC 1, and the runtime has LNC 2",
+        ("leave --lnc=1 out of it", {"compute.environment.NEURON_CC_FLAGS": OUT}),
+    ),
+    case(
+        "trn2",
+        {"compute.processes_per_instance": 128, "train.global_batch_size": 128},
+        "and ml.trn2.48xlarge has 64 Neuron cores",
+        ("set at most 64", {"compute.processes_per_instance": 64}),
+        ("or compute.environment.NEURON_LOGICAL_NC_CONFIG: '1'", {LNC: "1"}),
+    ),
+)  # fmt: skip
+
+CASES = {
+    "machines": MACHINES, "train": TRAIN, "data": DATA, "model": MODEL, "planner": PLANNER, "trainium": TRAINIUM,
+}  # fmt: skip
