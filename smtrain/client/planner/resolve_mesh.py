@@ -15,6 +15,7 @@ from smtrain.core.config.training import MOST_STEPS, AdapterSection
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import EngineName, engine_of, is_gpu
+from smtrain.core.facts.trainium2 import torus_chip
 
 NO_MESH = "compute.instance_count: no mesh of "
 """Beginning of the fault if no mesh fits and the config names none."""
@@ -180,9 +181,11 @@ def _batch_of(config: JobConfig) -> int:
     if most is None:
         return int(-(-least // each) * each)
     if most < each:
+        tiled = torus_chip(config.compute.instance_type, config.lnc)  # more tp or pp may not be connected
+        ways = "" if tiled else ", or take fewer machines or more tp or pp"
         raise ConfigError(
             f"train.max_global_batch_size: got {most}, and this mesh takes {each} sequences at least (dp x "
-            "micro_batch_size); raise it, or take fewer machines or more tp or pp",
+            f"micro_batch_size); raise it{ways}",
             code="config.combination",
         )
     return int(most // each * each)

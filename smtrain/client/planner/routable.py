@@ -54,7 +54,8 @@ def _remedy(config: JobConfig, chip: int) -> str:
         return _by_geometry(config, chip)
     least = config.compute.instance_count
     counts = [least << more for more in range(_MOST.bit_length()) if more == 0 or least << more <= _MOST]
-    open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",), ("train.global_batch_size",)]
+    open_keys: list[tuple[str, ...]] = [(), ("compute.processes_per_instance",)]
+    open_keys += [("train.global_batch_size",), ("train.max_global_batch_size",)]
     for left_out in open_keys:
         if not all(_is_given(config, key) for key in left_out):
             continue

@@ -189,10 +189,11 @@ def shortfall(stage: int, need: CoreMemory, machine: Machine) -> str:
     """Explain a lack of memory: by how much, and which part is the largest."""
     parts = {n: getattr(need, n) for n in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")}
     largest = max(parts, key=lambda n: parts[n])
+    wider = "raise tp or pp" if machine.torus_chip is None else "take a larger tp x pp that the torus connects"
     return (
         f"memory: a core of pipeline stage {stage} needs {need.total / GIB:.1f} GiB and has "
         f"{machine.core_bytes / GIB:.1f}, short by {(need.total - machine.core_bytes) / GIB:.1f} GiB; most of it is "
-        f"{largest} ({parts[largest] / GIB:.1f} GiB): raise tp or pp, recompute more, or take smaller micro-batches"
+        f"{largest} ({parts[largest] / GIB:.1f} GiB): {wider}, recompute more, or take smaller micro-batches"
     )
 
 
@@ -209,9 +210,10 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
         )
     if step.bubble_share > BUBBLE:
         slots = work.global_batch // (mesh.dp * mesh.micro_batch)
+        lower = "lower pp" if machine.torus_chip is None else "take a lower pp that the torus connects"
         yield (
             f"unwise: the pipeline waits {step.bubble_share:.0%} of a step (pp {mesh.pp}, only {slots} micro-batches); "
-            "lower pp or raise the global batch"
+            f"{lower} or raise the global batch"
         )
     each = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
     if len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:

@@ -129,6 +129,19 @@ def test_more_processes_than_cores_are_one_fault() -> None:
     assert told.startswith("compute.processes_per_instance: 128, and ml.trn2.48xlarge has 64 Neuron cores")
 
 
+def test_the_remedies_of_a_batch_and_of_memory_name_no_other_mesh() -> None:
+    small = of("s3://models/llama-3.2-1b", {"tp": 4}, train={"max_global_batch_size": 8})
+    (told,) = faults(small)
+    assert told.endswith("takes 16 sequences at least (dp x micro_batch_size); raise it")
+    raised = {**small, "train": {"max_global_batch_size": 16}}
+    assert not faults(raised)
+    less = of("s3://models/llama-3.2-1b", {"tp": 8}, train={"max_global_batch_size": 8})
+    taken = followed(less, next(fault for fault in faults(less) if fault.startswith("parallel: with")))
+    assert not faults(taken)
+    plan = smtrain.plan(of("s3://models/llama-3.1-8b", {"tp": 1}, 64), target="aws")
+    assert "take a larger tp x pp that the torus connects, recompute more" in plan.faults[0]
+
+
 def test_tied_embeddings_need_their_two_stages_side_by_side() -> None:
     tied, apart = "s3://models/llama-3.2-1b", "s3://models/llama-2-7b"
     sixteen = {"tp": 1, "pp": 16, "activation_checkpointing": "full"}
