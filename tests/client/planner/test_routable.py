@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 import smtrain
 from smtrain.client.launch.inputs import type_faults
 from smtrain.client.planner.custom_machines import machine_of
-from smtrain.client.planner.machines import GIB, Machine
+from smtrain.client.planner.machines import GIB, Machine, Work
 from smtrain.client.planner.resolve import load_config
 from smtrain.client.planner.routable import broken_group
+from smtrain.client.planner.search import search
+from smtrain.core.config.sample import Machines, values
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.model.families import ModelShape
+from tests.conftest import LLAMA
+from tests.core.test_trainium2 import expected
 from tests.tiers import examples
 
 TRN2 = "ml.trn2.48xlarge"
@@ -114,6 +119,27 @@ def test_what_a_refused_mesh_is_told_to_take_runs(
         assert smtrain.plan(taken, target="aws").fits
 
 
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    heads=st.sampled_from([6, 8, 12, 14, 16, 20, 28, 32, 40, 64]), shared=st.sampled_from([1, 2, 4]),
+    layers=st.integers(1, 48), width=st.sampled_from([32, 64, 128]), tied=st.booleans(), batch=st.integers(1, 300),
+    count=st.integers(1, 5), lnc=st.sampled_from([1, 2]),
+)  # fmt: skip
+def test_any_shape_gets_only_meshes_that_the_torus_connects(
+    heads: int, shared: int, layers: int, width: int, tied: bool, batch: int, count: int, lnc: int
+) -> None:
+    hidden, kv_heads = heads * width, heads // shared if heads % shared == 0 else heads
+    shape = ModelShape.from_config({
+        **LLAMA, "hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "num_hidden_layers": layers, "tie_word_embeddings": tied,
+    })  # fmt: skip
+    machine = Machine.of(TRN2, count, lnc=lnc)
+    for way in search(Work(shape, 512, batch), [machine]):
+        mesh = way.mesh
+        assert mesh.tp * mesh.pp * mesh.dp == machine.world
+        assert expected(mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, tied), mesh
+
+
 def test_the_sentence_names_the_chips_and_a_mesh() -> None:
     told = faults(of("s3://models/llama-3.1-8b", {"tp": 8}))
     assert told == [
@@ -140,6 +166,14 @@ def test_the_remedies_of_a_batch_and_of_memory_name_no_other_mesh() -> None:
     assert not faults(taken)
     plan = smtrain.plan(of("s3://models/llama-3.1-8b", {"tp": 1}, 64), target="aws")
     assert "take a larger tp x pp that the torus connects, recompute more" in plan.faults[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_init_guesses_a_mesh_that_runs(count: int) -> None:
+    """A model of unknown shape gets a chip's processes as tp; else the planner chooses when the file is read."""
+    for model in ("hf://someone/unknown", "hf://meta-llama/Llama-3.1-8B"):
+        made = values(model, "s3://texts/t/", Machines(TRN2, count), mesh=model != "hf://someone/unknown")
+        assert not faults(made)
 
 
 def test_tied_embeddings_need_their_two_stages_side_by_side() -> None:
