@@ -36,8 +36,8 @@ def cache_uri(
     """The S3 prefix of this config's graphs: one folder for all that changes a graph.
 
     That is compiler (by image), flags, instance family, engine, model shape, mesh, sequence length, micro-batches,
-    precision, recomputation, adapter, and our own version. A model whose config.json (`described`) cannot be read from
-    here counts by its name.
+    precision, recomputation, adapter, whether samples of a row are kept apart, and our own version. A model whose
+    config.json (`described`) cannot be read from here counts by its name.
     """
     parallel, train = config.parallel, config.train
     model = {k: v for k, v in described.items() if k not in _NOISE} if described else config.model.path
@@ -59,6 +59,8 @@ def cache_uri(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}
         ),
     }  # fmt: skip
+    if config.apart:
+        identity["apart"] = True  # masks and positions are part of every step
     if train.adapter is not None:
         identity["adapter"] = train.adapter.model_dump(mode="json")
     return f"{cache_root(config)}{digest(identity)[:16]}"

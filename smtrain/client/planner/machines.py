@@ -162,10 +162,10 @@ class Work:
     global_batch: int
     precision: Precision = "bf16"
     fused_attention: bool = True
-    """False if scores are written to memory (stacks of 2023, and TorchNeuron without its flash kernel), which makes
-    attention far slower."""
+    """False if scores are written to memory (stacks of 2023, TorchNeuron without its flash kernel, engine nxd with
+    samples apart), which makes attention far slower."""
     apart: bool = False
-    """Whether a mask keeps the samples or documents of a row apart (engine native)."""
+    """Whether a mask keeps the samples or documents of a row apart."""
     gathers_again: bool = False
     """With sequence parallelism: whether the backward pass gathers a region's input again (neuronx-distributed,
     Megatron), or keeps the whole input from the forward pass (native engine)."""

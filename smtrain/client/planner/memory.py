@@ -124,8 +124,8 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return w * (part + 2 * h + 2 * i) if shape.plain else 2 * ((4 + w) * part + w * h) + 4 * w * i
     attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
-    if not work.fused_attention and mesh.recompute != "selective":
-        attention += 2.0 * w * shape.heads / mesh.tp * work.seq_len
+    if mesh.recompute != "selective":
+        attention += _scores(work, mesh)
     if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
     attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
@@ -152,12 +152,22 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
-    if not work.fused_attention and mesh.recompute != "selective":
-        kept += 2.0 * w * shape.heads / mesh.tp * work.seq_len
+    if mesh.recompute != "selective":
+        kept += _scores(work, mesh)
     if neox:
         return kept + w * 6 * q
     kept += w * (4 * q if work.masked else 2 * q + 2 * kv)
     return kept + ((4 + w) * (q + kv) if shape.family == "qwen3" else 0.0)
+
+
+def _scores(work: Work, mesh: Mesh) -> float:
+    """Bytes per token that a layer keeps of its attention weights if they are written to memory."""
+    if work.fused_attention:
+        return 0.0
+    w, heads = work.width, work.shape.heads / mesh.tp
+    if work.apart and work.gathers_again:  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
+        return ((4.0 + (w if w == 2 else 0)) * heads + 1) * work.seq_len
+    return 2.0 * w * heads * work.seq_len
 
 
 def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
@@ -175,7 +185,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
     again = layer if mesh.recompute == "full" else 0.0
-    if mesh.recompute == "selective" and not work.gathers_again:
+    if mesh.recompute == "selective":
         again = tokens * saved_per_token(work, replace(mesh, recompute="none")) - layer
     inner = tokens * shape.intermediate / mesh.tp
     biggest: float = w * (held.largest if layers and held.largest != held.embed else 0)
@@ -187,7 +197,8 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
     if not work.fused_attention and layers:  # gradients of the scores and of their softmax
-        moments.append((kept + again, 0.0, 2.0 * w * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
+        each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
+        moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:

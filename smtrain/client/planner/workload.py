@@ -42,15 +42,15 @@ def work_of(
         lora = Lora(asked.rank, asked.alpha, asked.dropout, targets_of(shape, asked.targets), asked.rslora)
     work = Work(
         shape, train.seq_len, train.global_batch_size, train.precision, gathers_again=again, lora=lora,
-        apart=engine == "native" and (config.data.document_mask or train.objective == "sft"),
+        apart=config.apart,
     )  # fmt: skip
     if neuron is None:
         own = config.own_machine
         neuron = own.kind == "neuron" if own else is_neuron(config.compute.instance_type)
-    lack = None
+    fused = not (engine == "nxd" and config.apart)  # NxD's kernel knows no samples
     if neuron and engine == "native":
-        lack = flash_lack(train.seq_len, shape.head_dim, masked=work.masked, compiled=train.compile)
-    return replace(work, fused_attention=lack is None), recompute
+        fused = flash_lack(train.seq_len, shape.head_dim, masked=work.masked, compiled=train.compile) is None
+    return replace(work, fused_attention=fused), recompute
 
 
 def shape_of(config: JobConfig) -> ModelShape:

@@ -98,6 +98,11 @@ class JobConfig(Section):
         return self.compute.instance_count * self.processes_per_instance
 
     @property
+    def apart(self) -> bool:
+        """Whether attention stays within the samples or documents of a row, which takes masks."""
+        return self.train.objective == "sft" or self.data.document_mask
+
+    @property
     def dp(self) -> int:
         """Data-parallel degree."""
         return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))

@@ -36,6 +36,8 @@ class ParallelOptions:
     """nxd: the last layer of every stage but the last; by default the stages are even."""
     virtual_stages: int = 1
     """nxd: stages of each pipeline rank, dealt round robin."""
+    apart: bool = False
+    """nxd: every batch comes with segments, for which its graphs are made."""
     compile: bool = False
     """native: torch.compile of each layer."""
     deterministic: bool = True
@@ -90,7 +92,7 @@ class Evaluation:
     tokens: int
     """The number of those tokens."""
     correct: int
-    """Tokens that the model finds likeliest; 0 from an engine that does not count them (nxd)."""
+    """Labels that the model finds likeliest."""
 
 
 class Engine(Protocol):

@@ -145,6 +145,7 @@ def test_the_cache_is_found_by_all_that_changes_a_graph_and_nothing_else(
         ("compute.instance_type=ml.trn1n.32xlarge",), ("compute.image=1.dkr.ecr.us-west-2.amazonaws.com/x:sdk2.29.0",),
         ("compute.environment.NEURON_CC_FLAGS=--model-type=transformer -O1",),
         ("compute.environment.XLA_IR_DEBUG=one",), ("train.adapter.rank=4",), ("train.adapter.targets=q_proj",),
+        ("data.document_mask=true",),
     ]  # fmt: skip
     found = {known, *(changed(raw, *settings)[URI] for settings in other)}
     assert len(found) == len(other) + 1

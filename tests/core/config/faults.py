@@ -309,6 +309,19 @@ TRAIN = (
     ),
     case(
         "nxd",
+        {"parallel.virtual_stages": 2, "train.global_batch_size": 8, "train.validation": {"fraction": 0.1}},
+        "cannot evaluate interleaved stages",
+        ("leave one of it", {"train.validation": OUT}),
+        ("and parallel.virtual_stages out", {"parallel.virtual_stages": OUT}),
+    ),
+    case(
+        "nxd",
+        {"train.objective": "sft", "train.validation": {"fraction": 0.1, "samples": 2}},
+        "engine nxd does not generate",
+        ("leave it out", {"train.validation.samples": OUT}),
+    ),
+    case(
+        "nxd",
         {"parallel.pipeline_cuts": [0, 1]},
         "2 cuts for 2 stages",
         ("give 1", {"parallel.pipeline_cuts": [1]}),
@@ -516,20 +529,6 @@ DATA = (
             ("or another format", {"data.format": "jsonl"}),
         )
         for form in ("alpaca", "messages")
-    ),
-    *(
-        case(base, {"train.engine": "nxd", key: value}, "only engine native keeps attention within samples", way)
-        for key, value in (("train.objective", "sft"), ("data.document_mask", True))
-        for base, way in (
-            ("nxd", "set train.engine: native"),
-            (
-                "trn1",
-                (
-                    "set train.engine: native, and take ml.trn2.48xlarge",
-                    {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"},
-                ),
-            ),
-        )
     ),
     case(
         "local",

@@ -83,9 +83,17 @@ def test_what_cannot_run_is_refused_everywhere_with_the_same_sentence() -> None:
     )
 
 
-def test_instruction_data_on_trainium1_is_told_the_machines_that_can() -> None:
-    sentence = fault({**bare(), "train": {"objective": "sft"}}, target="aws")
-    assert sentence.endswith(f"set train.engine: native, and take ml.trn2.48xlarge, as {TRN1} does not run it")
+def test_rows_of_several_samples_train_on_trainium1_with_memory_for_their_masks() -> None:
+    mesh = {"tp": 8, "pp": 4, "sequence_parallel": True, "activation_checkpointing": "selective"}
+    memory = []
+    for more in ({}, {"train": {"objective": "sft"}}, {"data": {"path": "s3://text/t/", "document_mask": True}}):
+        config = smtrain.load_config({**bare(), **more}, target="aws")
+        assert config.train.engine == "nxd"
+        assert smtrain.request(config)["AlgorithmSpecification"]["TrainingImage"]
+        made = smtrain.plan({**bare(), **more, "parallel": mesh}, target="aws")
+        memory.append(made.memory_gib["total"] if made.memory_gib else 0)
+    plain, sft, documents = memory
+    assert sft == documents > plain + 0.5  # the scores of a layer: 4,096 x 4,096 x 4 heads, and their gradients
 
 
 def test_a_plan_over_several_machines_takes_the_engine_of_each() -> None:

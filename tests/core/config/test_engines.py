@@ -79,8 +79,14 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
             {"compute": {"instance_type": "ml.trn2.48xlarge"}},
             "train.engine: nxd is the engine of Trainium1, and ml.trn2.48xlarge is not; set train.engine: native",
         ),
-        ({"train": {"objective": "sft"}}, "train.objective: only engine native keeps attention within samples"),
-        ({"data": {"document_mask": True}}, "data.document_mask: only engine native keeps attention within"),
+        (
+            {"train": {"objective": "sft", "validation": {"fraction": 0.1, "samples": 2}}},
+            "train.validation.samples: engine nxd does not generate",
+        ),
+        (
+            {"parallel": {"virtual_stages": 2}, "train": {"validation": {"fraction": 0.1}}},
+            "train.validation: neuronx-distributed cannot evaluate interleaved stages",
+        ),
         (
             {"compute": {"compile_ahead": True}, "network": {"isolation": True}},
             "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it",

@@ -297,10 +297,6 @@ def test_a_weight_changes_training_and_not_what_is_prepared(raw: dict[str, Any],
             {"train": {"objective": "sft"}, "data": {"document_mask": True}},
             "data.document_mask: is for train.objective: pretrain; leave it out for sft",
         ),
-        (
-            {"train": {"objective": "sft", "engine": "nxd"}},
-            "train.objective: only engine native keeps attention within samples; set train.engine: native",
-        ),
     ],
 )
 def test_each_objective_has_its_own_settings(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:

@@ -14,14 +14,12 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
-from smtrain.core.facts.engines import engine_of
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 from smtrain.core.protocol.uris import readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
 
-_ONLY_NATIVE = "only engine native keeps attention within samples; set train.engine: native"
 _MMLU = ("*_test.csv", "test-*.parquet")
 
 
@@ -59,11 +57,6 @@ OBJECTIVE = (
     Rule("data.overlong train.objective",
          lambda c: c.train.objective != "sft" and not c.data.columns and c.data.overlong != "truncate",
          "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"),
-    Rule("train.objective train.engine", lambda c: c.train.engine != "native" and c.train.objective == "sft",
-         lambda c: f"train.objective: {_ONLY_NATIVE}{_where(c)}"),
-    Rule("data.document_mask train.engine",
-         lambda c: c.train.engine != "native" and c.train.objective != "sft" and c.data.document_mask,
-         lambda c: f"data.document_mask: {_ONLY_NATIVE}{_where(c)}"),
 )  # fmt: skip
 
 PRETRAIN_ONLY = tuple(
@@ -101,12 +94,6 @@ PHONES = Rule(
     lambda c: c.data.phone_region and not c.data.pii,
     "data.phone_region: has no effect unless data.pii is set; leave it out",
 )
-
-
-def _where(config: JobConfig) -> str:
-    kind = config.compute.instance_type
-    elsewhere = config.target == "aws" and engine_of(kind) != "native"
-    return f", and take ml.trn2.48xlarge, as {kind} does not run it" if elsewhere else ""
 
 
 def data_faults(config: JobConfig) -> Iterator[Fault]:

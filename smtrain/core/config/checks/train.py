@@ -122,6 +122,12 @@ NXD = (
                    "parallel.micro_batch_size"),
     Rule("parallel.virtual_stages parallel.pp", lambda c: c.parallel.virtual_stages > 1 and c.parallel.pp == 1,
          "parallel.virtual_stages: has no effect unless pp > 1; leave it out"),
+    Rule(f"{_KEY} parallel.virtual_stages train.engine",
+         lambda c: c.train.validation and c.parallel.virtual_stages > 1,
+         f"{_KEY}: neuronx-distributed cannot evaluate interleaved stages; leave one of it and "
+         "parallel.virtual_stages out"),
+    Rule(f"{_KEY}.samples train.engine", lambda c: c.train.validation and c.train.validation.samples,
+         f"{_KEY}.samples: engine nxd does not generate; leave it out"),
     Rule("parallel.pipeline_cuts parallel.pp parallel.virtual_stages",
          lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
          lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "

@@ -1,6 +1,7 @@
 """Rotary positions and causal attention of the nxd engine: plain operations, or NKI's kernel if it fits.
 
-Tensors are [batch, heads, sequence, head size] here.
+Tensors are [batch, heads, sequence, head size] here. The kernel knows no segments, so rows of several samples take
+plain operations with a mask over the whole row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 
 from smtrain.core.model.hf_config import HFConfig
 from smtrain.core.model.transformers_build import check_rotary
+from smtrain.worker.engine.native.attention import positions_within
 
 _ROTARY = {
     "llama": "LlamaRotaryEmbedding",
@@ -23,6 +25,8 @@ _ROTARY = {
     "mistral": "MistralRotaryEmbedding",
     "gpt_neox": "GPTNeoXRotaryEmbedding",
 }
+Places = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Positions within samples and the numbers of these, each [B, S]; both None if a row is one sample."""
 KERNEL_BLOCK = 2048  # NKI's flash attention takes sequences of whole blocks of this many tokens
 KERNEL_HEAD = 128  # and heads of at most this size: the partition size of a Neuron core's memory
 
@@ -58,9 +62,11 @@ class Rotary:
             self._kept[key] = cos.to(like.device), sin.to(like.device)
         return self._kept[key]
 
-    def turn(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotate each head by its position."""
+    def turn(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Rotate each head by its position: `positions` [B, S], or by default its place in the row."""
         cos, sin = self(x)
+        if positions is not None:
+            cos, sin = cos[positions][:, None], sin[positions][:, None]
         half = self.turned // 2
         swapped = torch.cat([-x[..., half : self.turned], x[..., :half], x[..., self.turned :]], -1)
         return x * cos + swapped * sin
@@ -73,9 +79,12 @@ class CoreAttention(nn.Module):
         super().__init__()
         self.window = window
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, samples: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attend to earlier tokens; `samples` [B, S] numbers the samples of a row, which do not see each other."""
         length = q.shape[2]
-        if self._kernel_fits(length, q.shape[3]):
+        if samples is None and self._kernel_fits(length, q.shape[3]):
             from neuronx_distributed.kernels.flash_attn import nki_flash_attn_func
 
             cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1"))
@@ -87,9 +96,28 @@ class CoreAttention(nn.Module):
         hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         if self.window is not None and length > self.window:
             hidden = hidden | torch.ones(length, length, dtype=torch.bool, device=q.device).tril(-self.window)
+        if samples is not None:
+            hidden = hidden | (samples[:, None, :, None] != samples[:, None, None, :])
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
         return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype), v)
 
     def _kernel_fits(self, length: int, head: int) -> bool:
         sliding = self.window is not None and length > self.window
         return not cpu_mode() and length % KERNEL_BLOCK == 0 and head <= KERNEL_HEAD and not sliding
+
+
+def places_of(segments: torch.Tensor) -> torch.Tensor:
+    """Each token's position within its sample, and the sample's number in the row: int64 [B, 2, S], on the host.
+
+    A sample is a run of equal numbers in `segments` [B, S].
+    """
+    positions = positions_within(segments)
+    return torch.stack([positions, (positions == 0).cumsum(-1)], 1)
+
+
+def unpacked(places: torch.Tensor | None) -> Places:
+    """The two parts of what `places_of` made."""
+    if places is None:
+        return None, None
+    positions, samples = places.unbind(1)
+    return positions, samples

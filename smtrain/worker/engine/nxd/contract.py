@@ -42,6 +42,7 @@ USED: dict[str, tuple[str, ...]] = {
     "neuronx_distributed.parallel_layers.mappings:reduce_from_tensor_model_parallel_region": ("*1",),
     "neuronx_distributed.parallel_layers.mappings:reduce_scatter_to_sequence_parallel_region": ("*1",),
     "neuronx_distributed.parallel_layers.parallel_state:get_kv_shared_group": (),
+    "neuronx_distributed.parallel_layers.parallel_state:get_tensor_model_parallel_group": (),
     "neuronx_distributed.parallel_layers.parallel_state:get_tensor_model_parallel_rank": (),
     "neuronx_distributed.parallel_layers.parallel_state:get_pipeline_model_parallel_rank": (),
     "neuronx_distributed.parallel_layers.parallel_state:get_data_parallel_rank": (),

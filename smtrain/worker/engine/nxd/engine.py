@@ -30,12 +30,12 @@ from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOpt
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.nxd import completeness, persist
 from smtrain.worker.engine.nxd.adapters import AdapterState
-from smtrain.worker.engine.nxd.attention import Rotary
+from smtrain.worker.engine.nxd.attention import Rotary, places_of
 from smtrain.worker.engine.nxd.build import Build
 from smtrain.worker.engine.nxd.library import Everyone
 from smtrain.worker.engine.nxd.library_config import library_config, refusals
 from smtrain.worker.engine.nxd.lora import LinearAdapter
-from smtrain.worker.engine.nxd.model import CausalLM, LlamaAttention
+from smtrain.worker.engine.nxd.model import CausalLM, LlamaAttention, PackedCausalLM
 from smtrain.worker.engine.nxd.optimizer import ClippedAdamW, adapter_groups, groups
 from smtrain.worker.engine.nxd.persist import SaveOptions
 from smtrain.worker.engine.nxd.weights import begin_with, fill, fill_adapters
@@ -146,7 +146,7 @@ class NxdEngine:
         self._check(input_ids, segments)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        batch = self._batch(input_ids, labels)
+        batch = self._batch(input_ids, labels, segments)
         if self.options.pp > 1:
             loss = self.model.run_train(**batch)
         else:
@@ -157,22 +157,24 @@ class NxdEngine:
         self.optimizer_steps += 1
         norm = self.adamw.norm
         assert norm is not None
-        return lambda: StepResult(self._mean(loss), float(norm))
+        return lambda: StepResult(self._means([float(loss) if self.last else 0.0])[0], float(norm))
 
     def evaluate(
         self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
     ) -> Evaluation:
         self._check(input_ids, segments)
         tokens = self._tokens(labels)
-        batch = self._batch(input_ids, labels)
+        batch = self._batch(input_ids, labels, segments)
         if self.options.pp > 1:
-            return Evaluation(self._mean(self.model.run_eval(**batch)), tokens, 0)
-        with torch.no_grad():
-            losses = []
-            for micro in self._micro_batches(batch):
-                losses.append(self.model(**micro).detach())
-                mark_step()
-            return Evaluation(self._mean(sum(losses) / self.micro_batches), tokens, 0)
+            sums = self.model.run_eval(**batch)
+        else:
+            with torch.no_grad():
+                sums = 0
+                for micro in self._micro_batches(batch):
+                    sums = sums + self.model(**micro) / self.micro_batches
+                    mark_step()
+        loss, correct = self._means(sums.tolist() if self.last else [0.0, 0.0])
+        return Evaluation(loss, tokens, round(correct * tokens))
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         if self._saver is not None:
@@ -231,9 +233,8 @@ class NxdEngine:
         described = normalise(self.config)
         rotary = Rotary(transformers_config(self.config), described)
         padding = self.config.get("pad_token_id")
-        return CausalLM(
-            Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary, self.adapters)
-        )
+        model = PackedCausalLM if self.options.apart else CausalLM
+        return model(Build(described, self.layout, padding, self.dtype, self.sequence_parallel, rotary, self.adapters))
 
     def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
         replicas = 1 if self.options.zero1 else self.options.dp
@@ -249,12 +250,8 @@ class NxdEngine:
 
     def _check(self, input_ids: torch.Tensor, segments: torch.Tensor | None) -> None:
         rows, length = input_ids.shape
-        if segments is not None:
-            raise ConfigError(
-                "train.engine: nxd attends over whole rows only, and this data keeps samples of a row apart; set "
-                "train.engine: native, or pack without boundaries",
-                code="config.combination",
-            )
+        if (segments is not None) != self.options.apart:
+            raise ValueError("an engine takes batches with segments if it was built with options.apart, and only then")
         if rows != self.micro_batches * self.options.micro_batch_size:
             raise ConfigError(
                 f"train.global_batch_size: {rows} samples came to a data-parallel rank, the pipeline was built for "
@@ -268,11 +265,14 @@ class NxdEngine:
                 code="config.combination",
             )
 
-    def _batch(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _batch(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
         """Weigh labels so that NxD's mean over micro-batches and data-parallel ranks is the mean over all tokens."""
         counted = labels != IGNORED
         scale = self.micro_batches * self.dp_size / max(1, self._tokens(labels))
-        return {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
+        batch = {"input_ids": input_ids, "labels": labels.clamp(min=0), "weights": counted.float() * scale}
+        return batch if segments is None else {**batch, "places": places_of(segments)}
 
     def _tokens(self, labels: torch.Tensor) -> int:
         """The number of labels of the global batch that count."""
@@ -290,7 +290,7 @@ class NxdEngine:
         mark_step()
         return loss.detach()
 
-    def _mean(self, loss: Any) -> float:
-        """The mean of the last stages' losses, on every rank."""
-        mine = float(loss) if self.last and self.tp_rank == 0 else 0.0
-        return self.everyone.sum(mine)[0] / self.dp_size
+    def _means(self, numbers: list[float]) -> list[float]:
+        """The means of the last stages' numbers, on every rank."""
+        mine = numbers if self.last and self.tp_rank == 0 else [0.0] * len(numbers)
+        return [total / self.dp_size for total in self.everyone.sum(*mine)]

@@ -73,7 +73,7 @@ def _pipeline(shape: ModelShape, options: ParallelOptions, micro_batches: int) -
         "virtual_pipeline_size": options.virtual_stages,
         "pipeline_cuts": [f"{family.prefix}.layers.{cut.layers(s)[-1]}" for s in range(stages - 1)],
         "output_loss_value_spec": True,
-        "input_names": ["input_ids", "labels", "weights"],
+        "input_names": ["input_ids", "labels", "weights", *(["places"] if options.apart else [])],
         "leaf_module_cls": ["RMSNorm", "LayerNorm", "WeighedLoss"],
         "use_zero1_optimizer": options.zero1,
         "use_optimizer_wrapper": True,

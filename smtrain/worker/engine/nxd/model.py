@@ -10,16 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
 from neuronx_distributed.parallel_layers.layers import ParallelEmbedding
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
-from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_rank
+from neuronx_distributed.parallel_layers.parallel_state import (
+    get_tensor_model_parallel_group,
+    get_tensor_model_parallel_rank,
+)
 from torch import nn
 
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.worker.checkpoint.nxd.names import factor_of
-from smtrain.worker.engine.nxd.attention import CoreAttention
+from smtrain.worker.engine.nxd.attention import CoreAttention, unpacked
 from smtrain.worker.engine.nxd.build import Build, HeadNorm
 from smtrain.worker.engine.nxd.lora import sum_over_copies
 
@@ -59,15 +63,16 @@ class LlamaAttention(nn.Module):
                 if bias.requires_grad:
                     bias.register_hook(sum_over_copies)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+        positions, samples = unpacked(places)
         parts = zip(("q_proj", "k_proj", "v_proj"), self.qkv_proj(x), strict=True)
         q, k, v = (self._heads(self.adapters.add(name, x, part)) for name, part in parts)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotary.turn(q), self.rotary.turn(k)
+        q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        attended = _joined(self.core(q, k, v))
+        attended = _joined(self.core(q, k, v, samples))
         return self.adapters.add("o_proj", attended, self.o_proj(attended))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,8 +104,8 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = build.norm(), build.norm()
         self.self_attn, self.mlp = LlamaAttention(build, layer), LlamaMLP(build, layer)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), places)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -116,11 +121,13 @@ class NeoXAttention(nn.Module):
         self.dense = build.row(shape.heads * self.head, bias=shape.o_bias)
         self.adapters = build.adapted(layer, "attention", "query_key_value", "dense")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+        positions, samples = unpacked(places)
         rows = self.adapters.add("query_key_value", x, self.query_key_value(x))
         rows = rows.view(rows.shape[0], rows.shape[1], -1, 3 * self.head).permute(1, 2, 0, 3)
         q, k, v = rows.split(self.head, -1)
-        attended = _joined(self.core(self.rotary.turn(q), self.rotary.turn(k), v))
+        q, k = self.rotary.turn(q, positions), self.rotary.turn(k, positions)
+        attended = _joined(self.core(q, k, v, samples))
         return self.adapters.add("dense", attended, self.dense(attended))
 
 
@@ -146,8 +153,8 @@ class NeoXDecoderLayer(nn.Module):
         self.attention, self.mlp = NeoXAttention(build, layer), NeoXMLP(build, layer)
         self.parallel = build.config.parallel_residual
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        attended = self.attention(self.input_layernorm(x))
+    def forward(self, x: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+        attended = self.attention(self.input_layernorm(x), places)
         if self.parallel:
             return x + attended + self.mlp(self.post_attention_layernorm(x))
         x = x + attended
@@ -155,7 +162,10 @@ class NeoXDecoderLayer(nn.Module):
 
 
 class WeighedLoss(nn.Module):
-    """Sum of token losses times weights; the caller's weights make it the mean of the global batch."""
+    """Sum of token losses times weights; the caller's weights make it the mean of the global batch.
+
+    Without gradients also the sum of the weights of labels that are the likeliest token: both in one vector.
+    """
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -168,8 +178,21 @@ class WeighedLoss(nn.Module):
         wide = logits.float() if logits.dtype != torch.float32 else logits.clone()
         if self._padded > self._vocabulary:
             wide = wide + self._bar(wide)
-        losses = parallel_cross_entropy(wide.contiguous(), labels.transpose(0, 1).contiguous())
-        return (losses * weights.transpose(0, 1)).sum()
+        targets, weights = labels.transpose(0, 1).contiguous(), weights.transpose(0, 1)
+        hits = None if torch.is_grad_enabled() else self._likeliest(wide, targets)
+        loss = (parallel_cross_entropy(wide.contiguous(), targets) * weights).sum()
+        return loss if hits is None else torch.stack([loss, (hits * weights).sum()])
+
+    def _likeliest(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """[S, B]: 1 if no token is likelier than the label, else 0."""
+        rows, group = logits.shape[-1], get_tensor_model_parallel_group()
+        best = logits.max(-1).values
+        dist.all_reduce(best, op=dist.ReduceOp.MAX, group=group)
+        local = targets - get_tensor_model_parallel_rank() * rows
+        own = logits.gather(-1, local.clamp(0, rows - 1)[..., None])[..., 0]
+        hits = ((local >= 0) & (local < rows) & (own == best)).float()
+        dist.all_reduce(hits, op=dist.ReduceOp.MAX, group=group)
+        return hits
 
     def _bar(self, logits: torch.Tensor) -> torch.Tensor:
         """[V / tp]: keeps padding out of the softmax. Made on the host, so that all ranks have the same graph."""
@@ -231,15 +254,31 @@ class CausalLM(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute the weighed loss of `input_ids` [B, S]."""
+        return self.run(input_ids, labels, weights, None)
+
+    def run(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The same, within the samples of each row if their `places` (`places_of`) are given."""
         family = FAMILIES[self.build.shape.family]
         decoder = getattr(self, family.prefix)
         x = getattr(decoder, family.embed)(input_ids)
         if not self.build.sequence_parallel:  # else the embedding has transposed it
             x = x.transpose(0, 1).contiguous()
         for layer in decoder.layers:
-            x = layer(x)
+            x = layer(x, places)
         logits = getattr(self, family.head)(getattr(decoder, family.norm)(x))
         return self.loss(logits, labels, weights)
+
+
+class PackedCausalLM(CausalLM):
+    """A model whose rows hold several samples; a class of its own, as the pipeline is traced by these arguments."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the weighed loss of `input_ids` [B, S] with `places` [B, 2, S]."""
+        return self.run(input_ids, labels, weights, places)
 
 
 def layer_class(shape: ModelShape) -> type[nn.Module]:

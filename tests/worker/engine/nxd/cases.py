@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from smtrain.core.errors import SmtrainError
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.engine.base import ParallelOptions
-from tests.worker.engine import cases
+from smtrain.worker.engine.native import NativeEngine
+from tests.worker.engine import cases, packed
 from tests.worker.engine.cases import BATCH, OPTIMIZER, STEPS, Memory, weights
 from tests.worker.engine.nxd import shim
 
@@ -54,10 +57,72 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 
 
 def native_train(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
-    from smtrain.worker.engine.native import NativeEngine
-
     source: Any = Memory(config, weights(config))
     return cases.steps(NativeEngine(config, options, STEADY, source, 0), 0, STEPS)
+
+
+def rows(kind: str, config: dict[str, Any], step: int) -> tuple[Any, Any, Any]:
+    """Ids, labels and segments of a global batch: samples packed into rows, one sample a row, or documents of text."""
+    ids, labels, segments = packed.batch(config, step)
+    if kind == "samples":
+        segments = (segments > 1).long()  # the first two are one, the rest is padding
+        labels = labels.masked_fill(segments == 1, -100)
+    if kind == "documents":
+        ends = segments[:, 1:] != segments[:, :-1]
+        labels = torch.cat([ids[:, 1:].masked_fill(ends, -100), labels[:, -1:]], 1)
+    return ids, labels, segments
+
+
+def apart(
+    rank: int, config: dict[str, Any], options: ParallelOptions, kind: str, count: int, how: dict[str, Any]
+) -> list[tuple[float, float, int | None]]:
+    """Loss and gradient norm of steps over rows of several samples, and the labels that were likeliest before each
+    (None with virtual stages, which the library cannot evaluate).
+
+    The engine is nxd's; the native one if `how` says so.
+    """
+    if how.get("native"):
+        source: Any = Memory(config, weights(config))
+        e: Any = NativeEngine(config, options, STEADY, source, 0, how.get("lora"))
+    else:
+        e = engine(config, replace(options, apart=True), optimizer=STEADY, **how)
+    each = BATCH // e.dp_size
+    out: list[tuple[float, float, int | None]] = []
+    for step in range(count):
+        ids, labels, segments = (x[e.dp_rank * each : (e.dp_rank + 1) * each] for x in rows(kind, config, step))
+        before = e.evaluate(ids, labels, segments) if options.virtual_stages == 1 else None
+        result = e.step(ids, labels, cases.lr(step), segments)
+        assert before is None or abs(before.loss - result.loss) <= 1e-6 * result.loss
+        out.append((result.loss, result.grad_norm, before and before.correct))
+    return out
+
+
+def one_sample(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
+    """A step without segments, and the same with every row one segment."""
+    ids, labels = cases.batch(config, 0)
+    out = []
+    for within in (False, True):
+        e = engine(config, replace(options, apart=within), optimizer=STEADY)
+        result = e.step(ids, labels, cases.lr(0), torch.full_like(ids, 3) if within else None)
+        out.append((result.loss, result.grad_norm))
+    return out
+
+
+def peak(
+    rank: int, config: dict[str, Any], options: ParallelOptions, seq_len: int, lora: Any = None
+) -> tuple[int, int]:
+    """(pipeline stage, peak bytes in a step) of this rank, for rows of four samples each."""
+    from tests.client.planner.peaks import Held
+
+    with Held() as held:
+        e = engine(config, replace(options, apart=True), seed=0, lora=lora)
+        each = BATCH // options.dp
+        ids = torch.randint(config["vocab_size"], (each, seq_len), generator=torch.Generator().manual_seed(rank))
+        segments = (torch.arange(seq_len) * 4 // seq_len).expand(each, -1).contiguous()
+        e.step(ids, ids, 1e-4, segments)
+        held.top = held.now
+        e.step(ids, ids, 1e-4, segments)
+    return e.pp_rank, held.top
 
 
 def evaluate(rank: int, config: dict[str, Any], options: ParallelOptions) -> float:
@@ -112,7 +177,6 @@ def first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, fold
 
 def native_first_loss(rank: int, config: dict[str, Any], options: ParallelOptions, folder: Path, step: int) -> float:
     from smtrain.worker.checkpoint.open import open_weights
-    from smtrain.worker.engine.native import NativeEngine
 
     e = NativeEngine(config, options, OPTIMIZER, open_weights(folder), 0)
     return cases.steps(e, step, step + 1)[0][0]

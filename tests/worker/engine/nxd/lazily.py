@@ -93,12 +93,12 @@ def optimizer() -> dict[str, Any]:
 def engine(how: str, folder: Path) -> dict[str, Any]:
     """Train a tiny model, save at step 5 and a later one, and resume with another engine.
 
-    `how` is `zero1`, `plain`, or `adapter`: LoRA with ZeRO-1, fewer steps.
+    `how` is `zero1`, `plain`, `adapter` (LoRA with ZeRO-1, fewer steps), or `apart`: rows of several samples, the same.
     """
     os.environ |= {"NXD_LOG_LEVEL": "warning", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     from smtrain.core.model.lora import Lora
-    from tests.worker.engine import cases
+    from tests.worker.engine import cases, packed
     from tests.worker.engine.nxd import shim
 
     shim.install_absent()
@@ -111,17 +111,21 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
 
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 32, "vocab_size": 64}
     config = cases.config("llama", **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=8)
-    options = replace(cases.mesh("111"), zero1=how != "plain")
+    options = replace(cases.mesh("111"), zero1=how != "plain", apart=how == "apart")
     lora = Lora(4, 8.0, targets=("q_proj", "v_proj", "o_proj", "up_proj")) if how == "adapter" else None
-    steps, middle = (60, 30) if lora else (STEPS, 330)
+    steps, middle = (60, 30) if how in ("adapter", "apart") else (STEPS, 330)
     source: Any = cases.Memory(config, cases.weights(config))
+
+    def batch(step: int) -> tuple[torch.Tensor, ...]:
+        return packed.batch(config, step) if how == "apart" else cases.batch(config, step)
+
     e = NxdEngine(config, options, cases.OPTIMIZER, source, 0, 2, lora=lora)
     counted, losses = Counted(), []
     behind: Callable[[], Any] | None = None
     waits = 0
     for step in range(1, steps + 1):
         read = readings()
-        begun = e.begin_step(*cases.batch(config, step % 4), rate(step, steps))
+        begun = e.begin_step(*batch(step % 4)[:2], rate(step, steps), *batch(step % 4)[2:])
         waits += readings() - read
         if behind is not None:  # as the loop does, a step late
             losses.append(behind().loss)
@@ -134,7 +138,7 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     other = NxdEngine(config, options, cases.OPTIMIZER, source if lora else None, 7, 2, lora=lora)
     other.load(folder / f"step_{middle:08d}")
     on = range(middle + 1, middle + 4)
-    again = [other.step(*cases.batch(config, step % 4), rate(step, steps)).loss for step in on]
+    again = [other.step(*batch(step % 4)[:2], rate(step, steps), *batch(step % 4)[2:]).loss for step in on]
     return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again, "on": list(on)}
 
 

@@ -39,7 +39,7 @@ def test_the_optimizers_graph_is_the_same_at_every_step() -> None:
 
 
 @pytest.mark.nxd
-@pytest.mark.parametrize("how", ["zero1", "plain", "adapter"])
+@pytest.mark.parametrize("how", ["zero1", "plain", "adapter", "apart"])
 def test_steps_through_a_learning_rate_of_0_compile_nothing_after_the_third(how: str, tmp_path: Path) -> None:
     result = run(how, str(tmp_path))
     assert [step for step in result["compiled"] if step > 3] == []

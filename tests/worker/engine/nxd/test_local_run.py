@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import smtrain
+from smtrain.core.demo.inputs import CHAT_TEMPLATE
 from smtrain.core.errors import JobError
 from tests.client.launch.test_compile import PATH
 from tests.worker.engine.nxd import shim
@@ -80,6 +82,32 @@ def test_from_text_to_a_model_and_on_again(local_home: Path, trained_inputs: dic
 
 
 @pytest.mark.nxd
+def test_instruction_data_and_masked_documents_train_and_validate_as_with_the_native_engine(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    model, chats = tmp_path / "model", tmp_path / "chats.jsonl"
+    shutil.copytree(trained_inputs["model"], model)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    pairs = [(f"what is red number {i}?", f"the red fox number {i}.") for i in range(120)]
+    chats.write_text("".join(json.dumps({"instruction": q, "output": a}) + "\n" for q, a in pairs))
+    sft = {"model": {"path": str(model)}, "data": {"path": str(chats)}}
+    documents = {"data": {"path": str(trained_inputs["text"]), "document_mask": True}}
+    held_out = {"fraction": 0.2, "interval": 2}
+    for name, changes, train in (
+        ("sft", sft, {"objective": "sft", "seq_len": 64, "validation": held_out}),
+        ("documents", documents, {"validation": held_out}),
+    ):
+        made = smtrain.run({**config(trained_inputs, f"nxd-{name}", **train), **changes}, say=_silent)
+        native = {**config(trained_inputs, f"native-{name}", engine="native", **train), **changes}
+        known = smtrain.run(native, say=_silent)
+        assert len(made.loss) == 4
+        assert all(abs(loss - other) < 1e-5 for loss, other in zip(made.loss, known.loss, strict=True))
+        for mine, other in zip(validations(made), validations(known), strict=True):
+            assert mine.keys() == other.keys()
+            assert all(abs(mine[key] - other[key]) < 1e-4 for key in other), (mine, other)
+
+
+@pytest.mark.nxd
 def test_the_traced_run_of_stage_compile_is_the_training_entry_on_one_host(
     local_home: Path, trained_inputs: dict[str, Path]
 ) -> None:
@@ -112,6 +140,13 @@ def test_an_adapter_resumes_under_the_other_engine_and_is_exported(
     assert (exported["r"], exported["target_modules"]) == (4, ["down_proj", "q_proj"])
     with pytest.raises(JobError, match="holds a LoRA adapter"):
         smtrain.launch(config(trained_inputs, "adapted", steps=9), stage="train", say=_silent)
+
+
+def validations(run: smtrain.Run) -> list[dict[str, float]]:
+    """The results of a run's validations, by its log."""
+    rows = [row for row in run.job("train").records if "val_loss" in row]
+    assert len(rows) == 3
+    return [{key: row[key] for key in row if key in ("val_loss", "val_accuracy")} for row in rows]
 
 
 def resumed_from(run: smtrain.Run, step: str) -> bool:

@@ -12,7 +12,7 @@ class _First(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
         if name == "neuronx_distributed":
             sys.meta_path.remove(self)
-            sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+            sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
             import shim
 
             sys.path.pop(0)
