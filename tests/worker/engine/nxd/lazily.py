@@ -116,8 +116,10 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     steps, middle = (60, 30) if how in ("adapter", "apart") else (STEPS, 330)
     source: Any = cases.Memory(config, cases.weights(config))
 
-    def batch(step: int) -> tuple[torch.Tensor, ...]:
-        return packed.batch(config, step) if how == "apart" else cases.batch(config, step)
+    def begin(engine: NxdEngine, step: int) -> Callable[[], Any]:
+        batch = packed.batch if how == "apart" else cases.batch
+        ids, labels, *segments = batch(config, step % 4)
+        return engine.begin_step(ids, labels, rate(step, steps), *segments)
 
     e = NxdEngine(config, options, cases.OPTIMIZER, source, 0, 2, lora=lora)
     counted, losses = Counted(), []
@@ -125,7 +127,7 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     waits = 0
     for step in range(1, steps + 1):
         read = readings()
-        begun = e.begin_step(*batch(step % 4)[:2], rate(step, steps), *batch(step % 4)[2:])
+        begun = begin(e, step)
         waits += readings() - read
         if behind is not None:  # as the loop does, a step late
             losses.append(behind().loss)
@@ -138,7 +140,7 @@ def engine(how: str, folder: Path) -> dict[str, Any]:
     other = NxdEngine(config, options, cases.OPTIMIZER, source if lora else None, 7, 2, lora=lora)
     other.load(folder / f"step_{middle:08d}")
     on = range(middle + 1, middle + 4)
-    again = [other.step(*batch(step % 4)[:2], rate(step, steps), *batch(step % 4)[2:]).loss for step in on]
+    again = [begin(other, step)().loss for step in on]
     return {"compiled": counted.steps, "waits": waits, "losses": losses, "again": again, "on": list(on)}
 
 
