@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 
+from smtrain.core.facts.engines import LNC
 from tests.conftest import LLAMA
 from tests.core.config.followed import (
     BOX,
@@ -219,8 +220,54 @@ MACHINES = (
         "cluster.sbatch: ",
         ("put lines of yours into cluster.setup", {"cluster.sbatch": OUT, "cluster.setup": ["x"]}),
     ),
+    case("trn2", {"parallel": {"tp": 8, "pp": 3}}, "tp x pp = 24 does not divide", "tp = 4 and pp = 4 would do"),
+    case("trn2", {"parallel": {"tp": 4, "dp": 3}}, "tp x pp x dp = 12", "tp = 4, pp = 1 and dp = 16 would do"),
+    case(
+        "trn2",
+        {"parallel": {"tp": 8}, "train.global_batch_size": 64},
+        "torus connects",
+        ("set parallel: auto", {"parallel": "auto"}),
+    ),
+    *(
+        case(
+            "trn2",
+            {"compute.instance_type": kind},
+            "as SageMaker has no training job on it",
+            "set compute.instance_type: ml.trn2.48xlarge",
+        )
+        for kind in ("ml.trn2u.48xlarge", "ml.trn2.3xlarge")
+    ),
+    case(
+        "trn2",
+        {"compute.instance_type": "ml.trn2.3xlarge", "parallel": {"tp": 2}},
+        "as SageMaker has no training job on it",
+        (
+            "set compute.instance_type: ml.trn2.48xlarge and parallel: auto",
+            {"compute.instance_type": "ml.trn2.48xlarge", "parallel": "auto"},
+        ),
+    ),
+    *(
+        case(base, {"compute.environment": environment}, says, "leave it out")
+        for base, environment, says in (
+            ("trn2", {LNC: "3"}, "takes 1 or 2"),
+            ("trn1", {LNC: "2"}, "takes 1 only"),
+            ("trn2", {LNC: "1", "NEURON_RT_VIRTUAL_CORE_SIZE": "2"}, "which means the same"),
+        )
+    ),
+    case(
+        "trn2",
+        {"compute.environment": {"NEURON_CC_FLAGS": "--lnc=1 -O1"}},
+        "compiles for LNC 1",
+        ("leave --lnc=1 out of it", {"compute.environment": {"NEURON_CC_FLAGS": "-O1"}}),
+    ),
+    case(
+        "trn2",
+        {"compute.processes_per_instance": 128},
+        "has 64 Neuron cores",
+        ("set at most 64", {"compute.processes_per_instance": 64}),
+        (f"or compute.environment.{LNC}: '1'", {"compute.environment": {LNC: "1"}}),
+    ),
 )
-
 
 TRAIN = (
     case(
