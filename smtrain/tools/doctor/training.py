@@ -30,6 +30,7 @@ LEAST = 4.0
 SHARE, _SHARES = 0.5, {"compile": 0.2}
 """The part of the whole time that one part may take."""
 _MEASURED = 30  # a measurement of speed takes this part of the whole time
+_LONGEST, _KEPT = 300, 4000  # characters of a reason, and of a log
 _LATE, _MORE = "the time is up", "give more with --minutes"
 _NEEDS = {"resume": "fp32", "export": "fp32"}
 # What torchrun tells its processes; doctor may itself run under it.
@@ -59,6 +60,8 @@ class Outcome:
     seconds: float = 0.0
     reason: str = ""
     """The reason that it is not done."""
+    log: str = ""
+    """The end of what its processes printed, if it failed."""
     result: dict[str, Any] = field(default_factory=dict)
 
 
@@ -166,7 +169,9 @@ class _Runner:
 
     def _ended(self, task: Task, part: str, state: State, seconds: float = 0.0, **more: Any) -> None:
         outcome = Outcome(task.group, part, task.device, task.processes, state, seconds, **more)
-        outcome.reason = anonymous(outcome.reason.replace(task.folder, "FOLDER"))
+        outcome.reason = anonymous(" ".join(outcome.reason.replace(task.folder, "FOLDER").split())[:_LONGEST])
+        if state in ("failed", "ended", "hung"):
+            outcome.log = anonymous(self._log(task)[-_KEPT:].replace(task.folder, "FOLDER"))
         self._trained.outcomes.append(outcome)
         place = f"{task.device}, {task.processes} process{'es' * (task.processes > 1)}"
         if "skipped" in outcome.result:
@@ -218,13 +223,15 @@ class _Runner:
         """The reason that a process ended by itself."""
         status = process.returncode
         how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
-        with contextlib.suppress(OSError):
-            lines = (self._folder / f"{task.group}.log").read_text("utf-8", errors="replace").splitlines()
-            telling = [
-                line.strip() for line in lines if line.strip() and not line.startswith(("---", "===", "W", "I0"))
-            ]
-            return f"its process {how}; its last line: {telling[-1][:200]}" if telling else f"its process {how}"
-        return f"its process {how}"
+        marks = ("---", "===", "W", "I0")  # of torchrun's tables and its log
+        lines = [line.strip() for line in self._log(task).splitlines() if line.strip() and not line.startswith(marks)]
+        return f"its process {how}; its last line: {lines[-1][:200]}" if lines else f"its process {how}"
+
+    def _log(self, task: Task) -> str:
+        try:
+            return (self._folder / f"{task.group}.log").read_text("utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def _kill(self, task: Task, process: subprocess.Popen[bytes]) -> None:
         """Kill the processes: torchrun's are sessions of their own."""

@@ -35,6 +35,7 @@ LR = 1e-3
 _ADAMW = OptimizerOptions()
 _STRIDE = 7  # each token of the text follows from the one before it, so that there is something to learn
 _WARM = 2
+_THREADS = 4  # of a process that trains the small model: more would only wait for each other
 
 
 class Trial:
@@ -44,6 +45,8 @@ class Trial:
         self.task = task
         self.device = init_distributed(task.device)
         self.rank = int(os.environ.get("RANK", "0"))
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(min(_THREADS, self._threads))
 
     # Parts
 
@@ -100,6 +103,7 @@ class Trial:
     def speed(self) -> dict[str, Any]:
         """Peak memory and speed of the large model, and this device's rates of multiplication and all-reduce."""
         task, model = self.task, self.task.large
+        torch.set_num_threads(self._threads)
         number: probe.Number = "fp32" if task.precision == "fp32" else "bf16"
         multiplied = probe.multiplied(self.device, number, _wait, min(1.0, task.seconds))
         moved = probe.moved(self.device, task.processes, _wait) if task.processes > 1 else None
@@ -128,6 +132,7 @@ class Trial:
     def plain_speed(self) -> dict[str, Any]:
         """Speed and peak memory of transformers' model with torch's AdamW, on the same batches."""
         task, model = self.task, self.task.large
+        torch.set_num_threads(self._threads)
         held = HeldBytes(self.device.type)
         _reset_peak(self.device)
         texts = [_text(model, k, model.batch) for k in range(4)]
