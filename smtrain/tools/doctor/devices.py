@@ -27,7 +27,7 @@ _GET_STARTED = "install torch with the command for your device on PyTorch's `Get
 
 
 @dataclass
-class View:
+class TorchView:
     """torch's view of the devices, from `torch_view`."""
 
     kind: str = "cpu"
@@ -43,7 +43,7 @@ class View:
         return max(1, self.count)
 
 
-def devices(found: Gathered) -> View:
+def devices(found: Gathered) -> TorchView:
     """Look at the accelerators; returns torch's view of them."""
     view = _view(found)
     here = {"NVIDIA": _files("nvidia[0-9]*"), "AMD": _files("kfd"), "Neuron": _files("neuron[0-9]*")}
@@ -61,10 +61,10 @@ def _files(pattern: str) -> list[Path]:
     return sorted((SYSTEM / "dev").glob(pattern))
 
 
-def _view(found: Gathered) -> View:
+def _view(found: Gathered) -> TorchView:
     """Import torch elsewhere, and say what happened to it."""
     if not present("torch"):
-        return View()  # `software` says so
+        return TorchView()  # `software` says so
     answer = ask(*child("smtrain.tools.doctor.torch_view"), seconds=IMPORT)
     line = next((line for line in answer.out.splitlines() if line.startswith(MARK)), None)
     if line is None:
@@ -75,7 +75,7 @@ def _view(found: Gathered) -> View:
         if answer.state == "hangs":
             remedy = "a driver may hang: reboot the machine; `python -X faulthandler -c 'import torch'` shows more"
         found.add("torch", "fault", f"torch is installed, but `import torch` {reason}", remedy)
-        return View()
+        return TorchView()
     seen: dict[str, Any] = json.loads(line.removeprefix(MARK))
     for name, key in (("CUDA of torch", "cuda"), ("HIP of torch", "hip"), ("NCCL", "nccl"), ("threads", "threads")):
         found.fact("torch", name, seen.get(key))
@@ -85,10 +85,10 @@ def _view(found: Gathered) -> View:
             "packages", "fault", f"transformers is installed, but cannot be imported ({error})",
             "install it again, for this torch: `pip install --force-reinstall --no-deps transformers`",
         )  # fmt: skip
-    return View(seen["accelerator"] or "cpu", int(seen["count"]), seen)
+    return TorchView(seen["accelerator"] or "cpu", int(seen["count"]), seen)
 
 
-def _seen(found: Gathered, view: View, here: dict[str, list[Path]]) -> None:
+def _seen(found: Gathered, view: TorchView, here: dict[str, list[Path]]) -> None:
     """The devices that torch sees against the files of devices that this machine has."""
     kinds = [name for name, files in here.items() if files]
     seen, kind = view.seen, view.kind
@@ -167,7 +167,7 @@ def _allowed(found: Gathered, files: list[Path], kind: str) -> bool:
     return not closed
 
 
-def _nvidia(found: Gathered, view: View, files: list[Path]) -> bool:
+def _nvidia(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     """Ask nvidia-smi; False if the driver explains why torch cannot work."""
     answer = ask("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     on_bus = _on_bus()
@@ -191,7 +191,7 @@ def _nvidia(found: Gathered, view: View, files: list[Path]) -> bool:
     return _gpus(found, view, answer)
 
 
-def _gpus(found: Gathered, view: View, answer: Answer) -> bool:
+def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     """Read the rows of nvidia-smi: the driver's version, the busy GPUs."""
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.out.splitlines() if line.count(",") >= 5]
     sound = True
@@ -236,7 +236,7 @@ def _is_number(text: str) -> bool:
     return bool(re.fullmatch(r"\d+(\.\d+)?", text))
 
 
-def _neuron(found: Gathered, view: View, files: list[Path]) -> bool:
+def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     """Ask the Neuron driver and neuron-ls; False if they explain why torch cannot work."""
     driver = first_word("sys/module/neuron/version")
     type_ = first_word("sys/devices/virtual/dmi/id/product_name") or ""
@@ -302,7 +302,7 @@ def _cores(found: Gathered, text: str) -> None:
         found.add("driver", "ok", f"{len(rows)} Neuron devices with {count} cores")
 
 
-def _network(found: Gathered, view: View) -> None:
+def _network(found: Gathered, view: TorchView) -> None:
     """EFA, which only trainings on several hosts need."""
     names = sorted(folder.name for folder in (SYSTEM / "sys/class/infiniband").glob("*"))
     found.fact("network", "InfiniBand and EFA devices", ", ".join(names) or "none")

@@ -19,10 +19,10 @@ from smtrain.core.pages.charts import chart
 from smtrain.core.pages.page import Cell, number, render
 from smtrain.core.text import aligned
 from smtrain.tools.doctor import verdicts
-from smtrain.tools.doctor.devices import View, devices
+from smtrain.tools.doctor.devices import TorchView, devices
 from smtrain.tools.doctor.gathered import Gathered
 from smtrain.tools.doctor.software import disks, processor, software
-from smtrain.tools.doctor.training import ALL, Outcome, Trained, train
+from smtrain.tools.doctor.training import ALL, Outcome, Trials, train
 from smtrain.version import __version__
 
 MADE_BY = "smtrain doctor"
@@ -38,8 +38,8 @@ class Diagnosis:
     """All that was found about a machine."""
 
     gathered: Gathered
-    view: View
-    trained: Trained | None = None
+    view: TorchView
+    trained: Trials | None = None
     """The training; None without --train, and if the machine cannot train."""
 
     @property
@@ -120,14 +120,14 @@ def _part(one: Outcome) -> list[Cell | str]:
     return [one.part.replace("_", " "), one.device, processes, one.state, seconds, one.reason]
 
 
-def _models(trained: Trained) -> list[list[Cell | str]]:
+def _models(trained: Trials) -> list[list[Cell | str]]:
     return [
         [name, number(f"{model.shape.parameters():,}"), number(str(model.batch)), number(str(model.length))]
         for name, model in (("small, for parity", trained.small), ("large, for speed", trained.large))
     ]
 
 
-def _operators(trained: Trained) -> list[list[Cell | str]]:
+def _operators(trained: Trials) -> list[list[Cell | str]]:
     done = trained.done(trained.first, "fp32")
     rows = done["runs"][0]["operators"] if done else []
     return [[name, dtypes, device, number(f"{times:,}")] for name, dtypes, device, times in rows]
@@ -145,7 +145,7 @@ def _row(group: str, row: dict[str, Any]) -> list[Cell | str]:
     ]  # fmt: skip
 
 
-def _charts(trained: Trained) -> list[str]:
+def _charts(trained: Trials) -> list[str]:
     """The losses of the CPU as a line, and those of the device, or of all processes of the CPU, as dots."""
     cpu = trained.done("cpu", "fp32")
     other = (trained.done(trained.first, "fp32") if trained.first != "cpu" else None) or trained.done(ALL, "fp32")

@@ -16,9 +16,9 @@ from smtrain.core.facts import instance, table
 from smtrain.core.machine import memory_here
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
-from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.gathered import first_word
-from smtrain.tools.doctor.task import Model, ladder, with_layers
+from smtrain.tools.doctor.task import SizedModel, ladder, with_layers
 
 _PER_CORE = 13e6  # parameters for each processor core: a step of 512 tokens takes a second or two
 _ON_NEURON = 4e8  # parameters: each kernel is compiled when it is first used
@@ -26,7 +26,7 @@ _LEAST_GIB = 8.0  # of a device that does not say how much memory it has
 _OF_FREE = 0.6  # the part of the free memory that a model may take
 
 
-def large_model(given: dict[str, Any] | None, view: View, cores: int, processes: int) -> tuple[Model, str]:
+def large_model(given: dict[str, Any] | None, view: TorchView, cores: int, processes: int) -> tuple[SizedModel, str]:
     """The largest model of the ladder, or of the given one's layers, that suits a device, and a note about it."""
     precision: Precision = "fp32" if view.kind == "cpu" else "bf16"
     room = _room(view, processes)
@@ -43,10 +43,10 @@ def large_model(given: dict[str, Any] | None, view: View, cores: int, processes:
         for batch in (2,) if view.kind == "cpu" else (8, 4, 2, 1):
             need = peak_bytes(Work(shape, length, batch, precision), Mesh(1, 1, 1, batch), view.kind)
             if shape.parameters() <= most and need <= room:
-                return Model(config, batch, length, batch), _note(given, shape)
+                return SizedModel(config, batch, length, batch), _note(given, shape)
     shape = ModelShape.from_config(choices[-1])
     length = min(128, shape.positions or 128)
-    return Model(choices[-1], 1, length, 1), _note(given, shape)
+    return SizedModel(choices[-1], 1, length, 1), _note(given, shape)
 
 
 def _note(given: dict[str, Any] | None, shape: ModelShape) -> str:
@@ -54,7 +54,7 @@ def _note(given: dict[str, Any] | None, shape: ModelShape) -> str:
     return f"speed and memory are of {shape.layers} of the given model's {whole} layers" if shape.layers < whole else ""
 
 
-def _room(view: View, processes: int) -> float:
+def _room(view: TorchView, processes: int) -> float:
     """Bytes for the large model on each device."""
     if view.kind == "cpu":
         return _OF_FREE * (memory_here() or 2 * GIB) / processes
@@ -82,7 +82,9 @@ class Prediction:
     """The data sheet's peak of a device, for MFU; None if only its measured rate is known."""
 
 
-def predicted(model: Model, precision: Precision, view: View, processes: int, measured: dict[str, Any]) -> Prediction:
+def predicted(
+    model: SizedModel, precision: Precision, view: TorchView, processes: int, measured: dict[str, Any]
+) -> Prediction:
     """Predict the speed of data-parallel processes; `measured` has the rates of a device that no table knows."""
     work = Work(model.shape, model.length, model.batch, precision)
     mesh = Mesh(1, 1, processes, model.micro_batch)
@@ -109,7 +111,7 @@ def predicted(model: Model, precision: Precision, view: View, processes: int, me
     return Prediction(rate, rate * exp(-wide), rate * exp(wide), said, machine.core_flops if row else None)
 
 
-def _row(view: View) -> dict[str, Any] | None:
+def _row(view: TorchView) -> dict[str, Any] | None:
     """The planner's row for this machine: by its type, else by the name of its GPU; `type` is added to it."""
     if view.kind == "cpu":
         return None

@@ -25,7 +25,7 @@ _OWN = 60e6  # parameters up to which the small model is the given one, with few
 
 
 @dataclass(frozen=True)
-class Model:
+class SizedModel:
     """A model with the size of its batches."""
 
     config: dict[str, Any]
@@ -52,8 +52,8 @@ class Task:
     processes: int
     parts: tuple[str, ...]
     folder: str
-    small: Model
-    large: Model
+    small: SizedModel
+    large: SizedModel
     precision: str
     """Precision of the large model."""
     seconds: float
@@ -77,7 +77,7 @@ class Task:
     def read(cls, file: str) -> Task:
         """The task in a file."""
         plain = json.loads(Path(file).read_text("utf-8"))
-        models = {key: Model(**plain.pop(key)) for key in ("small", "large")}
+        models = {key: SizedModel(**plain.pop(key)) for key in ("small", "large")}
         meshes = tuple((tp, dp) for tp, dp in plain.pop("meshes"))
         return cls(**{**plain, **models, "meshes": meshes, "parts": tuple(plain["parts"])})
 
@@ -113,7 +113,7 @@ def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return cut if whole > layers else config
 
 
-def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[Model, str]:
+def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[SizedModel, str]:
     """The model of the parity runs, and a note about it; its batch can be cut by each of `dp`."""
     config, note = llama(*_SMALL), ""
     if given is not None:
@@ -125,9 +125,9 @@ def small_model(given: dict[str, Any] | None, dp: Sequence[int]) -> tuple[Model,
     positions = ModelShape.from_config(config).positions
     most = max(dp)
     batch = most * -(-4 // most)
-    return Model(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // most)), note
+    return SizedModel(config, batch, min(_LENGTH, positions or _LENGTH), min(2, batch // most)), note
 
 
-def scaled(model: Model, processes: int) -> Model:
+def scaled(model: SizedModel, processes: int) -> SizedModel:
     """The same work on each of several data-parallel processes."""
     return replace(model, batch=model.batch * processes)

@@ -18,10 +18,10 @@ from typing import Any
 
 from smtrain.core.doing import doing
 from smtrain.core.machine import cores_here
-from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.gathered import anonymous, child, end
 from smtrain.tools.doctor.sizes import large_model
-from smtrain.tools.doctor.task import Model, State, Task, scaled, small_model
+from smtrain.tools.doctor.task import SizedModel, State, Task, scaled, small_model
 
 MINUTES = 10.0
 """Most time, unless --minutes says another."""
@@ -66,13 +66,13 @@ class Outcome:
 
 
 @dataclass
-class Trained:
+class Trials:
     """All outcomes, and the models that were trained."""
 
     kind: str
     count: int
-    small: Model
-    large: Model
+    small: SizedModel
+    large: SizedModel
     precision: str
     """Precision of the large model."""
     notes: list[str]
@@ -84,7 +84,7 @@ class Trained:
         return CPU if self.kind == "cpu" else ONE
 
     @property
-    def on_all(self) -> Model:
+    def on_all(self) -> SizedModel:
         """The large model with the batch of all devices."""
         return scaled(self.large, self.count)
 
@@ -102,7 +102,7 @@ class Trained:
         return asdict(self)
 
 
-def train(view: View, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]) -> Trained:
+def train(view: TorchView, minutes: float, given: dict[str, Any] | None, say: Callable[[str], None]) -> Trials:
     """Train small models on the devices that torch sees, for `minutes` at most."""
     cores = cores_here()
     count = view.count if view.kind != "cpu" else 2  # two processes of the CPU stand for two devices
@@ -110,7 +110,7 @@ def train(view: View, minutes: float, given: dict[str, Any] | None, say: Callabl
     small, note = small_model(given, [count])
     meshes = [mesh for mesh in meshes if not list(small.shape.mesh_faults(mesh[0], 1))]
     large, about = large_model(given, view, cores, count)
-    trained = Trained(
+    trained = Trials(
         view.kind, count, small, large, "fp32" if view.kind == "cpu" else "bf16", [*filter(None, (note, about))]
     )
     with tempfile.TemporaryDirectory(prefix="smtrain-doctor-", ignore_cleanup_errors=True) as folder:
@@ -120,7 +120,7 @@ def train(view: View, minutes: float, given: dict[str, Any] | None, say: Callabl
     return trained
 
 
-def _tasks(trained: Trained, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]) -> Iterator[Task]:
+def _tasks(trained: Trials, folder: str, seconds: float, meshes: tuple[tuple[int, int], ...]) -> Iterator[Task]:
     """The groups of processes, in their order: what compares with the CPU first, what takes longest last."""
     kind, count = trained.kind, trained.count
     task = Task(
@@ -142,7 +142,7 @@ def _tasks(trained: Trained, folder: str, seconds: float, meshes: tuple[tuple[in
 class _Runner:
     """Runs tasks, and begins a new process for the parts that come after one that failed."""
 
-    def __init__(self, trained: Trained, folder: str, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, trained: Trials, folder: str, seconds: float, say: Callable[[str], None]) -> None:
         self._trained, self._folder, self._say = trained, Path(folder), say
         self._seconds, self._until = seconds, time.monotonic() + seconds
 

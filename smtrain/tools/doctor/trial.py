@@ -20,7 +20,7 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.transformers_build import transformers_config
 from smtrain.tools.doctor.operators import HeldBytes, counted_operators, fell_back
-from smtrain.tools.doctor.task import SAVED, STEPS, Model, Task
+from smtrain.tools.doctor.task import SAVED, STEPS, SizedModel, Task
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.targets import HuggingFace
@@ -38,7 +38,7 @@ _WARM = 2
 _THREADS = 4  # of a process that trains the small model: more would only wait for each other
 
 
-class Trial:
+class TrialProcess:
     """The parts of a task, as one of its processes."""
 
     def __init__(self, task: Task) -> None:
@@ -162,7 +162,7 @@ class Trial:
         while time.monotonic() - began < 60:
             self._steps(engine, 0, 2)
 
-    def _engine(self, model: Model, precision: str, mesh: tuple[int, int], compiled: bool = False) -> NativeEngine:
+    def _engine(self, model: SizedModel, precision: str, mesh: tuple[int, int], compiled: bool = False) -> NativeEngine:
         tp, dp = mesh
         micro = model.micro_batch if model.batch // dp % model.micro_batch == 0 else 1
         kind: Precision = precision  # type: ignore[assignment]
@@ -191,7 +191,7 @@ class Trial:
 
     def _in_half(self, precision: Precision) -> dict[str, Any]:
         engine = self._engine(self.task.small, precision, (1, 1))
-        return {"steps": self._steps(engine, 0, STEPS), "finite": engine._saver._contents.finite()}
+        return {"steps": self._steps(engine, 0, STEPS), "finite": bool(torch.isfinite(engine.optimizer.master).all())}
 
     def _steps(self, engine: NativeEngine, first: int, last: int) -> list[dict[str, Any]]:
         """Steps by the number of updates before each: a step that fp16 skips meets the same text again."""
@@ -202,7 +202,7 @@ class Trial:
             updates += not done.skipped
         return rows
 
-    def _part(self, engine: NativeEngine, model: Model, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _part(self, engine: NativeEngine, model: SizedModel, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's samples of batch k."""
         size = model.batch // engine.dp_size
         ids, labels = _text(model, k, model.batch)
@@ -219,7 +219,7 @@ class Trial:
 class _PlainLoop:
     """A training loop as most people write it: transformers' model, cross entropy, clipping, torch's AdamW."""
 
-    def __init__(self, model: Model, precision: str, device: torch.device) -> None:
+    def __init__(self, model: SizedModel, precision: str, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
 
         self._device = device
@@ -252,7 +252,7 @@ class _PlainLoop:
         return {"loss": float(loss), "grad_norm": float(norm)}
 
 
-def _text(model: Model, k: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _text(model: SizedModel, k: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels of batch k."""
     vocabulary = ModelShape.from_config(model.config).vocab
     first = torch.randint(vocabulary, (count, 1), generator=torch.Generator().manual_seed(1000 + k))
@@ -350,7 +350,7 @@ def main() -> None:
         began = time.perf_counter()
         try:
             if trial is None:
-                trial = Trial(task)
+                trial = TrialProcess(task)
                 local_rank()
             result = getattr(trial, part)()
         except Exception as error:

@@ -8,10 +8,10 @@ from typing import Any
 
 from smtrain.client.planner.machines import GIB, Mesh, Work
 from smtrain.client.preflight.findings import Finding
-from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.sizes import Prediction, peak_bytes, predicted
 from smtrain.tools.doctor.task import SAVED, STEPS
-from smtrain.tools.doctor.training import ALL, CPU, MINUTES, Outcome, Trained
+from smtrain.tools.doctor.training import ALL, CPU, MINUTES, Outcome, Trials
 
 LOSS, NORM = 1e-4, 1e-3
 """Largest relative differences of losses and gradient norms in fp32 over 20 steps."""
@@ -36,13 +36,13 @@ _NAMES = {
 }  # fmt: skip
 
 
-def findings(trained: Trained, view: View) -> list[Finding]:
+def findings(trained: Trials, view: TorchView) -> list[Finding]:
     """All findings, in the order of the parts; a part without a result has its reason."""
     return [*_undone(trained), *_parity(trained), *_resumed(trained), *_half(trained), *_compiled(trained),
             *_exported(trained), *_speed(trained, view), *_operators(trained)]  # fmt: skip
 
 
-def _undone(trained: Trained) -> Iterator[Finding]:
+def _undone(trained: Trials) -> Iterator[Finding]:
     for one in trained.outcomes:
         name, place = _NAMES.get(one.part, one.part), _place(one)
         part = one.part.replace("_", " ")
@@ -82,13 +82,13 @@ def apart(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str = "
     return float(max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs))
 
 
-def _run(trained: Trained, group: str) -> dict[str, Any] | None:
+def _run(trained: Trials, group: str) -> dict[str, Any] | None:
     done = trained.done(group, "fp32")
     run: dict[str, Any] | None = done["runs"][0] if done else None
     return run
 
 
-def _parity(trained: Trained) -> Iterator[Finding]:
+def _parity(trained: Trials) -> Iterator[Finding]:
     cpu, plain = _run(trained, CPU), trained.done(CPU, "transformers")
     if cpu and plain:
         yield _compared("the native engine on the CPU", cpu["steps"], "transformers with AdamW", plain["steps"])
@@ -111,7 +111,7 @@ def _compared(name: str, ours: list[dict[str, Any]], other: str, theirs: list[di
     return Finding("parity", "fault", f"{text}; allowed are {LOSS:.0e} and {NORM:.0e}", _REPORT)
 
 
-def _resumed(trained: Trained) -> Iterator[Finding]:
+def _resumed(trained: Trials) -> Iterator[Finding]:
     for group in dict.fromkeys((trained.first, ALL)):
         run, again = _run(trained, group), trained.done(group, "resume")
         if run is None or again is None:
@@ -127,7 +127,7 @@ def _resumed(trained: Trained) -> Iterator[Finding]:
             yield Finding("resume", "fault", f"{text}{first} from the run without interruption", _REPORT)
 
 
-def _half(trained: Trained) -> Iterator[Finding]:
+def _half(trained: Trials) -> Iterator[Finding]:
     run = _run(trained, trained.first)
     for precision in ("bf16", "fp16"):
         done = trained.done(trained.first, precision)
@@ -143,7 +143,7 @@ def _half(trained: Trained) -> Iterator[Finding]:
             yield Finding(precision, "fault", f"{text}; allowed is {HALF:g}{ended}", f"train in fp32 here; {_REPORT}")
 
 
-def _compiled(trained: Trained) -> Iterator[Finding]:
+def _compiled(trained: Trials) -> Iterator[Finding]:
     run, done = _run(trained, trained.first), trained.done(trained.first, "compile")
     if run is None or done is None:
         return
@@ -156,7 +156,7 @@ def _compiled(trained: Trained) -> Iterator[Finding]:
         yield Finding("compile", "fault", f"{text}; allowed is {LOSS:.0e}", f"leave train.compile false; {_REPORT}")
 
 
-def _exported(trained: Trained) -> Iterator[Finding]:
+def _exported(trained: Trials) -> Iterator[Finding]:
     done = trained.done(trained.first, "export")
     if done is None:
         return
@@ -168,7 +168,7 @@ def _exported(trained: Trained) -> Iterator[Finding]:
         yield Finding("checkpoint", "fault", f"{text}; allowed is {LOGITS:.0e}", _REPORT)
 
 
-def mfu(trained: Trained, done: dict[str, Any], prediction: Prediction, processes: int) -> float | None:
+def mfu(trained: Trials, done: dict[str, Any], prediction: Prediction, processes: int) -> float | None:
     """Model FLOPs utilization by the data sheet's peak; None if there is no such number."""
     if prediction.peak_flops is None:
         return None
@@ -177,7 +177,7 @@ def mfu(trained: Trained, done: dict[str, Any], prediction: Prediction, processe
     return share
 
 
-def prediction(trained: Trained, view: View, group: str) -> Prediction | None:
+def prediction(trained: Trials, view: TorchView, group: str) -> Prediction | None:
     """The planner's prediction of the speed that a group measured; None if it did not."""
     done = trained.done(group, "speed")
     if done is None:
@@ -187,7 +187,7 @@ def prediction(trained: Trained, view: View, group: str) -> Prediction | None:
     return predicted(model, trained.precision, view, processes, done)  # type: ignore[arg-type]
 
 
-def _speed(trained: Trained, view: View) -> Iterator[Finding]:
+def _speed(trained: Trials, view: TorchView) -> Iterator[Finding]:
     for group in dict.fromkeys((trained.first, ALL)):
         done, said = trained.done(group, "speed"), prediction(trained, view, group)
         if done is None or said is None:
@@ -224,7 +224,7 @@ def _planned(place: str, rate: float, said: Prediction) -> Finding:
     return Finding("plan", "warning", text, remedy)
 
 
-def _memory(trained: Trained, done: dict[str, Any], group: str, place: str) -> Finding:
+def _memory(trained: Trials, done: dict[str, Any], group: str, place: str) -> Finding:
     model = trained.large if group != ALL else trained.on_all
     processes = trained.count if group == ALL else 1
     work = Work(model.shape, model.length, model.batch, trained.precision)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def _memory(trained: Trained, done: dict[str, Any], group: str, place: str) -> F
     return Finding("memory use", "warning", f"{text}; within {MEMORY:.0%} is expected", f"leave room for it; {_REPORT}")
 
 
-def _operators(trained: Trained) -> Iterator[Finding]:
+def _operators(trained: Trials) -> Iterator[Finding]:
     done = trained.done(trained.first, "fp32")
     if done is None:
         return

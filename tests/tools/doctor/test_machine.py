@@ -22,7 +22,7 @@ from smtrain.client.preflight.findings import Finding
 from smtrain.core import machine as core_machine
 from smtrain.core.machine import memory_here, memory_limit_here
 from smtrain.tools.doctor import devices, gathered, software, torch_view
-from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.gathered import Gathered, anonymous, ask
 from tests.typed import typed
 
@@ -497,4 +497,4 @@ def test_names_and_secrets_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_view_without_devices_is_a_cpu() -> None:
-    assert (View().kind, View().processes) == ("cpu", 1)
+    assert (TorchView().kind, TorchView().processes) == ("cpu", 1)

@@ -18,11 +18,11 @@ import pytest
 from smtrain.client.planner.machines import GIB
 from smtrain.core.model.families import ModelShape
 from smtrain.tools.doctor import training, verdicts
-from smtrain.tools.doctor.devices import View
+from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.operators import counted_operators, fell_back
 from smtrain.tools.doctor.sizes import large_model, predicted
-from smtrain.tools.doctor.task import Model, ladder, small_model, with_layers
-from smtrain.tools.doctor.training import ALL, CPU, Outcome, Trained
+from smtrain.tools.doctor.task import SizedModel, ladder, small_model, with_layers
+from smtrain.tools.doctor.training import ALL, CPU, Outcome, Trials
 from tests.conftest import LLAMA
 from tests.typed import typed
 
@@ -50,7 +50,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def trained(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, Any]]]:
-    """What the JSON says: all of it, and the outcomes by group and part."""
+    """The content of the JSON, and its outcomes by group and part."""
     written = json.loads(file.read_text())
     return written, {(one["group"], one["part"]): one for one in written["training"]["outcomes"]}
 
@@ -104,13 +104,13 @@ class Breaks:
     def find_spec(self, name, *_):
         if name == "smtrain.tools.doctor.trial":
             sys.meta_path.remove(self)
-            from smtrain.tools.doctor.trial import Trial
+            from smtrain.tools.doctor.trial import TrialProcess
             import os, time
-            Trial.export = lambda self: os.abort()
-            Trial.speed = lambda self: time.sleep(1000)
+            TrialProcess.export = lambda self: os.abort()
+            TrialProcess.speed = lambda self: time.sleep(1000)
             def fails(self):
                 raise RuntimeError("NRT EXECUTION FAILED")
-            Trial.bf16 = fails
+            TrialProcess.bf16 = fails
 sys.meta_path.insert(0, Breaks())
 """
 
@@ -196,7 +196,7 @@ def steps(*losses: float, norm: float = 1.0, skip: int = 0) -> list[dict[str, An
 
 
 def outcome(part: str, result: dict[str, Any], group: str = CPU) -> Outcome:
-    return Outcome(group, part, "cpu", 1 if group == CPU else 2, "done", 1.0, "", result)
+    return Outcome(group, part, "cpu", 1 if group == CPU else 2, "done", 1.0, result=result)
 
 
 def run(*losses: float, weights: int = 1) -> dict[str, Any]:
@@ -208,9 +208,9 @@ def run(*losses: float, weights: int = 1) -> dict[str, Any]:
 
 def verdict(*outcomes: Outcome) -> dict[str, str]:
     """The levels of the findings about training, by check."""
-    small = Model(ladder()[0], 4, 128, 2)
-    found = Trained("cpu", 2, small, small, "fp32", [], list(outcomes))
-    return {one.check: one.level for one in verdicts.findings(found, View())}
+    small = SizedModel(ladder()[0], 4, 128, 2)
+    found = Trials("cpu", 2, small, small, "fp32", [], list(outcomes))
+    return {one.check: one.level for one in verdicts.findings(found, TorchView())}
 
 
 TWENTY = [8.0 - k / 10 for k in range(20)]
@@ -262,9 +262,9 @@ def test_speed_memory_and_operators_are_warnings() -> None:
 # Sizes
 
 
-def view(name: str, gib: float, count: int = 8) -> View:
+def view(name: str, gib: float, count: int = 8) -> TorchView:
     rows = [{"index": i, "name": name, "free": gib * GIB, "total": gib * GIB, "works": True} for i in range(count)]
-    return View("cuda", count, {"devices": rows, "torch": "2.13.0", "cuda": "13.0", "hip": None})
+    return TorchView("cuda", count, {"devices": rows, "torch": "2.13.0", "cuda": "13.0", "hip": None})
 
 
 def test_a_device_gets_the_largest_model_that_suits_it() -> None:
@@ -273,7 +273,7 @@ def test_a_device_gets_the_largest_model_that_suits_it() -> None:
         for name, gib in (("NVIDIA L4", 22), ("NVIDIA H100 80GB HBM3", 79), ("NVIDIA T400", 1.5))
     }
     assert sizes["NVIDIA H100 80GB HBM3"] > 1e9 > sizes["NVIDIA L4"] > 1e8 > sizes["NVIDIA T400"]
-    assert large_model(None, View(), 2, 2)[0].shape.parameters() < 26e6 < 1e9
+    assert large_model(None, TorchView(), 2, 2)[0].shape.parameters() < 26e6 < 1e9
 
 
 def test_a_given_model_keeps_as_many_layers_as_fit() -> None:
