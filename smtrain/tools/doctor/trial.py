@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.transformers_build import transformers_config
-from smtrain.tools.doctor.operators import HeldBytes, counted_operators, fell_back
 from smtrain.tools.doctor.task import SAVED, STEPS, SizedModel, Task
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
@@ -29,6 +31,7 @@ from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
 from smtrain.worker.engine.saving import local_rank
 from smtrain.worker.train import probe
+from smtrain.worker.train.operators import Operators, fallbacks
 
 SEED = 20
 LR = 1e-3
@@ -53,7 +56,7 @@ class TrialProcess:
     def fp32(self) -> dict[str, Any]:
         """Train in fp32; save in the middle; count the operators of the second step."""
         runs = [self._trained(mesh, saves=mesh == self.task.meshes[0]) for mesh in self.task.meshes]
-        return {"runs": runs, "fell_back": fell_back()}
+        return {"runs": runs, "fell_back": fallbacks()}
 
     def resume(self) -> dict[str, Any]:
         """Load what `fp32` saved, and take the remaining steps again."""
@@ -172,7 +175,7 @@ class TrialProcess:
     def _trained(self, mesh: tuple[int, int], saves: bool) -> dict[str, Any]:
         engine = self._engine(self.task.small, "fp32", mesh)
         steps = self._steps(engine, 0, 1)
-        with counted_operators() as calls:
+        with Operators() as counted:
             steps += self._steps(engine, 1, 2)
         steps += self._steps(engine, 2, SAVED)
         if saves:
@@ -183,7 +186,7 @@ class TrialProcess:
         began = time.perf_counter()
         steps += self._steps(engine, SAVED, STEPS)
         took = time.perf_counter() - began
-        rows = [[*call, times] for call, times in sorted(calls.items())]
+        rows = [[*call, times] for call, times in sorted(counted.calls.items())]
         return {
             "tp": mesh[0], "dp": mesh[1], "steps": steps, "weights": _weights(engine), "operators": rows,
             "step_s": took / (STEPS - SAVED),
@@ -362,3 +365,34 @@ def main() -> None:
     if task.killed and trial is not None:
         trial.train_until_killed()
     os._exit(0)
+
+
+class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of living tensors of one kind of device, from the operator that made each to its end.
+
+    That is the peak of a caching allocator without the scratch memory of kernels, also on devices without statistics.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.top = 0
+        self._device, self._known = device, set[int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device:
+                self._see(tensor.untyped_storage())
+        return out
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            weakref.finalize(storage, self._gone, key, size)
+            self.now += size
+            self.top = max(self.top, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size

@@ -246,5 +246,7 @@ def _operators(trained: Trials) -> Iterator[Finding]:
     if done["fell_back"]:
         fell = ", ".join(done["fell_back"])
         yield Finding("operators", "warning", f"{text}; on the CPU, as the device lacks them: {fell}", _REPORT)
+    elif done["fell_back"] is not None:
+        yield Finding("operators", "ok", f"{text}; none was left to the CPU")
     else:
-        yield Finding("operators", "ok", f"{text}; no fallback to the CPU is reported")
+        yield Finding("operators", "ok", f"{text}; no library here says which run on the CPU")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,32 +26,39 @@ RECORD = "operators.json"
 GIB = 2**30
 
 
+class Call(NamedTuple):
+    """A kind of call of an operator."""
+
+    operator: str
+    """Without its overload: `aten.mm`."""
+    tensors: str
+    """The dtype and number of dimensions of each tensor that it is given: `float32[2d] float32[2d]`."""
+    device: str
+    """The kind of device of its tensors; single numbers of the host may be among them."""
+
+
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators and collectives while entered, as torch calls them: before it splits what has no kernel."""
 
-    def __init__(self, device: str) -> None:
-        """`device`: the kind of device whose operators count."""
+    def __init__(self, device: str | None = None) -> None:
+        """`device`: the kind of device whose operators count; None: all."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
-        self.calls: Counter[str] = Counter()
-        """By name, dtypes and numbers of dimensions: `aten.mm float32[2d] float32[2d]`."""
+        self.calls: Counter[Call] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if any(x.device.type == self._device for x in (*given, *_tensors(out))):
-            kinds = (f" {str(x.dtype).removeprefix('torch.')}[{x.dim()}d]" for x in given)
-            self.calls[f"{func.overloadpacket}{''.join(kinds)}"] += 1
+        given = _tensors((args, kwargs))
+        kinds = {x.device.type for x in (*given, *_tensors(out))}
+        device = next(iter(kinds - {"cpu"}), "cpu")
+        if self._device in (None, device):
+            tensors = " ".join(f"{str(x.dtype).removeprefix('torch.')}[{x.dim()}d]" for x in given)
+            self.calls[Call(str(func.overloadpacket), tensors, device)] += 1
         return out
 
 
-def _tensors(out: Any) -> Iterable[torch.Tensor]:
-    return (x for x in tree_leaves(out) if isinstance(x, torch.Tensor))
-
-
-def names(calls: Iterable[str]) -> list[str]:
-    """The operators of `Operators.calls`, without dtypes, in order."""
-    return sorted({call.split()[0] for call in calls})
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
 
 
 def fallbacks() -> list[str] | None:
@@ -73,8 +80,8 @@ def peak_memory(device: str) -> int | None:
 class StepReport:
     """Counts the operators of the job's second step, the first one after compilation, and says what they were.
 
-    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of log. Operators of GPUs
-    are nothing new, and a compiled step has no operators to count. A full disk ends the report, not the run.
+    Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of log. Operators of
+    GPUs are nothing new, and a compiled step has no operators to count. A full disk ends the report, not the run.
     """
 
     device: str
@@ -102,7 +109,8 @@ class StepReport:
             "fallback": fallbacks(),
             "peak_bytes": peak_memory(self.device),
         }
-        record["operators"] = dict(sorted(operators.calls.items()))
+        calls = sorted(operators.calls.items())
+        record["operators"] = [[call.operator, call.tensors, times] for call, times in calls]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
@@ -114,7 +122,7 @@ class StepReport:
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
     """A report's lines for the log."""
-    used = names(record["operators"])
+    used = sorted({name for name, _, _ in record["operators"]})
     if used:
         short = ", ".join(name.removeprefix("aten.") for name in used)
         yield f"operators of a step on {record['device']}: {len(used)}: {short}"

@@ -19,7 +19,6 @@ from smtrain.client.planner.machines import GIB
 from smtrain.core.model.families import ModelShape
 from smtrain.tools.doctor import training, verdicts
 from smtrain.tools.doctor.devices import TorchView
-from smtrain.tools.doctor.operators import counted_operators, fell_back
 from smtrain.tools.doctor.sizes import large_model, predicted
 from smtrain.tools.doctor.task import SizedModel, ladder, small_model, with_layers
 from smtrain.tools.doctor.training import ALL, CPU, Outcome, Trials
@@ -75,7 +74,7 @@ def test_it_runs_whole_on_the_cpu(model: Path, tmp_path: Path, monkeypatch: pyte
     assert written["training"]["figures"][CPU]["plain_tokens_per_s"] > 0
     assert written["training"]["figures"][ALL]["processes"] == 2
     operators = outcomes[CPU, "fp32"]["result"]["runs"][0]["operators"]
-    assert any(row[0] == "aten.mm" and row[1] == "float32" and row[3] > 20 for row in operators)
+    assert any(row[0] == "aten.mm" and row[1].startswith("float32[2d]") and row[3] > 20 for row in operators)
     losses = [row["loss"] for row in outcomes[CPU, "fp32"]["result"]["runs"][0]["steps"]]
     assert len(losses) == 20
     assert losses[-1] < losses[0]
@@ -303,14 +302,3 @@ def test_the_prediction_is_that_of_the_chip_if_the_planner_knows_it() -> None:
         assert other.peak_flops is None
         assert other.machine == "this machine by its measured 50 TFLOP/s"
     assert predicted(large, "bf16", view("NVIDIA L40S", 44), 1, measured).machine.startswith("g6e")
-
-
-def test_operators_are_counted_forward_and_backward() -> None:
-    import torch
-
-    weight = torch.randn(4, 4, requires_grad=True)
-    with counted_operators() as calls:
-        (torch.randn(2, 4) @ weight).sum().backward()
-    names = {call.operator: (call.dtypes, times) for call, times in calls.items()}
-    assert names["aten.mm"] == ("float32", 2)
-    assert fell_back() == []

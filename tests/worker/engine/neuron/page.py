@@ -45,9 +45,9 @@ def recorded() -> dict[str, tuple[dict[str, set[str]], set[str]]]:
                 collectives: set[str] = set()
                 answers: Any = worlds[size].run(runs.operators, feature, Path(folder) / str(i))
                 for called, collected in answers:
-                    for call in called:
-                        name, *kinds = call.split()
-                        operators[name.removeprefix("aten.")].update(kind.partition("[")[0] for kind in kinds)
+                    for name, tensors, _ in called:
+                        kinds = (tensor.partition("[")[0] for tensor in tensors.split())
+                        operators[name.removeprefix("aten.")].update(kinds)
                     collectives |= set(collected)
                 out[feature] = operators, collectives
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.train.operators import Operators
+from smtrain.worker.train.operators import Call, Operators
 from tests.worker.engine import adapters, cases, packed
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.neuron import imitation
@@ -96,7 +95,7 @@ FEATURES: dict[str, tuple[str, str, str]] = {
 """Feature -> mesh, what is run, config: the rows of docs/neuron-operators.md."""
 
 
-def operators(rank: int, feature: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
+def operators(rank: int, feature: str, folder: Path) -> tuple[list[Call], Counter[str]]:
     """Operators as torch calls them, and collectives, in what a feature runs once its engine is built."""
     text, what, name = FEATURES[feature]
     config, options = CONFIGS[name], replace(mesh(text))
@@ -120,8 +119,7 @@ def operators(rank: int, feature: str, folder: Path) -> tuple[Counter[str], Coun
             e.load(folder / "step_00000001")
         else:
             cases.steps(e, 0, 1)
-    seen = Counter({call: n for call, n in counted.calls.items() if not re.match(r"c10d|_c10d", call)})
-    return seen, Counter(imitation.collectives)
+    return [c for c in counted.calls if c.operator.startswith("aten.")], Counter(imitation.collectives)
 
 
 def threads(rank: int) -> str:
