@@ -45,15 +45,17 @@ def doctor(
 
     for given, option in ((minutes, "--minutes"), (model, "--model")):
         if given is not None and not train:
-            raise ConfigError([f"{option} goes with --train; add it, or leave {option} out"])
+            raise ConfigError(f"{option} goes with --train; add it, or leave {option} out", code="config.combination")
     if minutes is not None and not (isfinite(minutes) and 0 < minutes <= MOST):
-        raise ConfigError([f"--minutes: got {minutes:g}; a number above 0, at most {MOST:.0f}, is needed"])
+        raise ConfigError(
+            f"--minutes: got {minutes:g}; a number above 0, at most {MOST:.0f}, is needed", code="config.wrong_value"
+        )
     printed = as_json is not None and str(as_json) == "-"
     file = None if printed else as_json
     refuse(file, "--json", overwrite)
     refuse(page, "--page", overwrite)
     if page is not None and file is not None and page.absolute() == file.absolute():
-        raise ConfigError([f"--page and --json are the same file, {page}; name two"])
+        raise ConfigError(f"--page and --json are the same file, {page}; name two", code="config.combination")
     described = None if model is None else _described(model)
     diagnosis = diagnose((minutes or MINUTES) if train else None, described, partial(say, error=True))
     say(json.dumps(diagnosis.to_dict(), indent=1) if printed else diagnosis, whole=printed)
@@ -68,13 +70,19 @@ def _described(model: str) -> dict[str, object]:
     from smtrain.core.model.families import ModelShape
 
     if not model.strip():
-        raise ConfigError(["--model is an empty name; name a folder with a config.json, or leave it out"])
+        raise ConfigError(
+            "--model is an empty name; name a folder with a config.json, or leave it out", code="config.wrong_value"
+        )
     file = Path(options.model_folder(model)) / "config.json"
     try:
         described = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError([f"--model: {file} cannot be read ({first_line(error)}); name a model's folder"]) from None
+        raise ConfigError(
+            f"--model: {file} cannot be read ({first_line(error)}); name a model's folder", code="config.unreadable"
+        ) from None
     if not isinstance(described, dict):
-        raise ConfigError([f"--model: {file} is not the config of a model; name a model's folder"])
+        raise ConfigError(
+            f"--model: {file} is not the config of a model; name a model's folder", code="config.wrong_value"
+        )
     ModelShape.from_config(described)
     return described

@@ -6,7 +6,7 @@ import ast
 import errno
 import pickle
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -99,13 +99,16 @@ SAYS = {
 }
 
 
-def _raised() -> Iterator[tuple[str, str, ast.Call]]:
+@cache
+def _raised() -> list[tuple[str, str, ast.Call]]:
     """The calls that make a public error, with their place and class."""
+    raised: list[tuple[str, str, ast.Call]] = []
     public = {"SmtrainError", *(cls.__name__ for cls in SmtrainError.__subclasses__())}
     for file in sorted((ROOT / "smtrain").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in public:
-                yield f"{file.relative_to(ROOT)}:{node.lineno}", ast.unparse(node.func), node
+                raised.append((f"{file.relative_to(ROOT)}:{node.lineno}", ast.unparse(node.func), node))
+    return raised
 
 
 def _has_code(call: ast.Call) -> bool:

@@ -40,7 +40,8 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
     named = ecr_image(uri)
     if named is None or named.tag is None:
         raise ConfigError(
-            f"compute.image: {uri} is a pattern, and only Amazon ECR is asked for tags; write a whole tag"
+            f"compute.image: {uri} is a pattern, and only Amazon ECR is asked for tags; write a whole tag",
+            code="config.wrong_value",
         )
     try:
         pages = ecr.get_paginator("list_images").paginate(
@@ -51,13 +52,15 @@ def newest(ecr: Any, uri: str) -> tuple[str, int]:
         code = error.response["Error"].get("Code") if isinstance(error, ClientError) else type(error).__name__
         raise ConfigError(
             f"compute.image: the registry of {named.repository} in {named.region} cannot be asked for the tags that "
-            f"match {named.tag} ({code}); write a whole tag, or get the right ecr:ListImages"
+            f"match {named.tag} ({code}); write a whole tag, or get the right ecr:ListImages",
+            code="aws.refused",
         ) from None
     fitting = sorted((tag for tag in tags if fnmatchcase(tag, named.tag)), key=_numbers)
     if not fitting:
         raise ConfigError(
             f"compute.image: {named.repository} in {named.region} has {len(tags)} tags, and {named.tag} matches no one "
-            "of them; write another pattern, or a whole tag"
+            "of them; write another pattern, or a whole tag",
+            code="config.wrong_value",
         )
     return uri.removesuffix(named.tag) + fitting[-1], len(fitting)
 

@@ -241,9 +241,12 @@ def assigned(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"{shown(text)}: must look like train.lr=2e-4")
+        raise ConfigError(f"{shown(text)}: must look like train.lr=2e-4", code="config.wrong_value")
     if len(parts) > MOST_DEPTH:
-        raise ConfigError(f"{shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4")
+        raise ConfigError(
+            f"{shown(text)}: a key has at most {MOST_DEPTH} parts; write such as train.lr=2e-4",
+            code="config.wrong_value",
+        )
     text_key = _is_text(parts)
     try:
         parsed = parse(value)

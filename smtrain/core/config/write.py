@@ -35,7 +35,7 @@ def with_value(text: str, keys: Sequence[str], value: Any) -> str:
 
 
 def _by_hand(keys: Sequence[str], reason: str) -> ConfigError:
-    return ConfigError(f"{'.'.join(keys)}: {reason}; edit the file by hand")
+    return ConfigError(f"{'.'.join(keys)}: {reason}; edit the file by hand", code="config.unreadable")
 
 
 def _changed(text: str, keys: list[str], value: Any) -> str:

@@ -15,6 +15,7 @@ from math import log2
 from typing import NamedTuple
 
 from smtrain.core.facts import instance
+from smtrain.core.text import with_article
 
 SIDE = 4
 """Chips in a row and in a column of a host."""
@@ -116,8 +117,8 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
     shown = ", ".join(map(str, chips[:6])) + (", ..." if len(chips) > 6 else "")
     of_chips = f"chips {shown}" if len(chips) > 1 else f"a part of chip {shown}"
     return (
-        f"a {group.kind} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE} torus connects one chip, "
-        "two neighbours, whole rows and columns, and rectangles of these (docs/trainium.md)"
+        f"{with_article(group.kind)} would be {of_chips} of {instance_type}, whose {SIDE} x {SIDE} torus connects one "
+        "chip, two neighbours, whole rows and columns, and rectangles of these (docs/trainium.md)"
     )
 
 

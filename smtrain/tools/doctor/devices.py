@@ -12,6 +12,7 @@ from typing import Any
 
 from smtrain.core.extras import present
 from smtrain.core.facts import instance
+from smtrain.core.text import with_article
 from smtrain.tools.doctor.gathered import SYSTEM, Answer, Gathered, ask, child, first_word, numbers
 from smtrain.tools.doctor.torch_view import MARK
 
@@ -245,7 +246,7 @@ def _neuron(found: Gathered, view: TorchView, files: list[Path]) -> bool:
     if not files:
         if driver or type_.startswith(("trn", "inf")):
             loaded = f"driver {driver} is loaded" if driver else "no driver is loaded"
-            text = f"this machine is a {type_ or 'Neuron machine'} without Neuron devices: {loaded}"
+            text = f"this machine is {with_article(type_ or 'Neuron machine')} without Neuron devices: {loaded}"
             remedy = "run `sudo modprobe neuron`, or install aws-neuronx-dkms; in a container: start it with --device"
             found.add("driver", "fault", text, f"{remedy}=/dev/neuron0 and the others")
             return False

@@ -193,15 +193,22 @@ def refuse(file: Path | None, option: str, overwrite: bool) -> None:
     if file is None:
         return
     if not str(file).strip() or str(file) == "." or file.is_dir():
-        raise ConfigError([f"{option}: {str(file)!r} is not a file name; give one such as doctor{_ENDINGS[option]}"])
+        raise ConfigError(
+            f"{option}: {str(file)!r} is not a file name; give one such as doctor{_ENDINGS[option]}",
+            code="config.wrong_value",
+        )
     if not file.absolute().parent.is_dir():
-        raise ConfigError([f"{option}: the folder {file.parent} does not exist; make it, or name another file"])
+        raise ConfigError(
+            f"{option}: the folder {file.parent} does not exist; make it, or name another file",
+            code="config.wrong_value",
+        )
     probe(file.absolute().parent)
     if file.exists() and not overwrite:
         with file.open("rb") as content:
             if not _OURS.search(content.read(4096)):
                 raise ConfigError(
-                    [f"{option}: {file} exists and is no report of smtrain doctor; name another, or use --overwrite"]
+                    f"{option}: {file} exists and is no report of smtrain doctor; name another, or use --overwrite",
+                    code="config.wrong_value",
                 )
 
 

@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import spawn
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.machine import cores_here, memory_here
+from smtrain.core.text import with_article
 
 Number = Literal["bf16", "fp32"]
 GIB = 2**30
@@ -66,8 +67,11 @@ def measure(processes: int | None = None, number: Number | None = None) -> dict[
         ranks = [_read(Path(folder) / str(rank)) for rank in range(count)]
     memory = host / count if kind == "cpu" else min(t[1] for t in ranks) or _memory_by_name()
     if not memory:
-        raise ConfigError([f"--probe: torch does not say the memory of a {kind} device here; describe the machine by "
-                           "hand (docs/gpus.md)"])  # fmt: skip
+        raise ConfigError(
+            f"--probe: torch does not say the memory of {with_article(kind)} device here; describe the machine by hand "
+            "(docs/gpus.md)",
+            code="config.combination",
+        )
     fields: dict[str, Any] = {
         "kind": _KINDS[kind],
         "devices": count,
