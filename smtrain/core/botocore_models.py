@@ -19,7 +19,7 @@ def described(service: str) -> Any:
 
 
 def isolated_session() -> Any:
-    """A botocore session that reads none of the user's files, and shares its models."""
+    """A botocore session that reads no file of the user, and shares its models."""
     import botocore.session
 
     # Without its files botocore would not find the profile in AWS_PROFILE and raise.

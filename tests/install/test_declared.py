@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 import smtrain
 from smtrain.core.extras import MODULES
+from smtrain.core.facts import table
 from smtrain.core.protocol.entrypoints import EXTRAS, packages
 
 try:
@@ -59,6 +60,19 @@ def test_containers_ask_for_what_the_extra_train_asks_for(project: dict[str, Any
         [version] = pinned.specifier
         if name in declared:
             assert declared[name].specifier.contains(version.version), f"{name} of entrypoints/wheels.txt"
+
+
+def test_every_python_has_its_wheels_and_its_classifier(project: dict[str, Any]) -> None:
+    pythons: list[str] = table("images")["contents"]["pythons"]
+    dotted = [f"{python[0]}.{python[1:]}" for python in pythons]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    assert named == dotted
+    assert project["requires-python"] == f">={dotted[0]},<3.{int(pythons[-1][1:]) + 1}"
+    text = (REPOSITORY / "entrypoints/wheels.txt").read_text()
+    assert f"(CPython {dotted[0]} to {dotted[-1]}, x86_64 and aarch64)" in text
+    for name in ("awkward-cpp", "zlib-ng"):  # one wheel for each Python and architecture; the others fit all
+        entry = text.partition(f"\n{name}==")[2].partition("#")[0]
+        assert entry.count("--hash=sha256:") == 2 * len(pythons), name
 
 
 def test_every_requirement_has_a_floor(project: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from smtrain.core.config.checks.train import machine_fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import sagemaker_lack
+from smtrain.core.facts.image_fit import unsuited
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.facts.trainium2 import torus_sentence
 
@@ -57,6 +58,9 @@ def _faults(config: JobConfig) -> Iterator[str]:
         return
     if config.target == "aws" and (fault := sagemaker_lack(compute.instance_type)):
         yield fault
+        return
+    if compute.image and (fault := unsuited(compute.image, config.train.engine, compute.instance_type)):
+        yield fault.partition("; ")[0]
         return
     try:
         machine = Machine.of_config(config)

@@ -149,6 +149,15 @@ def test_the_remedy_of_a_wrong_image_leads_to_a_request(config: Path, image: str
     assert validated(smtrain.request(config)) == ""
 
 
+def test_a_fallback_type_must_suit_the_image_too(config: Path) -> None:
+    set_ = [f"compute.image={TAG}", "parallel.tp=1", "parallel.dp=8", "compute.processes_per_instance=8"]
+    (told,) = smtrain.check(config, set_=[*set_, "compute.fallback_instance_types=[ml.p5.48xlarge]"]).faults
+    assert told.text == (
+        "compute.fallback_instance_types: ml.p5.48xlarge cannot take this job: this image is for Neuron cores, and "
+        "ml.p5.48xlarge has GPUs; leave it out"
+    )
+
+
 def test_an_image_of_the_public_gallery_is_copied_first(config: Path) -> None:
     uri = f"public.ecr.aws/neuron/pytorch-training-neuronx:{TAG}"
     (told,) = smtrain.check(config, set_=[f"compute.image={uri}"]).faults
