@@ -11,7 +11,7 @@ from smtrain.client.preflight.context import Absent, Context, Unread
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import LocalError
-from smtrain.core.facts import table
+from smtrain.core.facts import image_fit, table
 from smtrain.core.facts.engines import is_gpu, is_neuron
 from smtrain.core.facts.images import (
     contents_known,
@@ -161,18 +161,23 @@ def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _otherwise(context: Context) -> str:
+    """What to do without this image: for some machines no other is known."""
+    return image_fit.otherwise(context.config.train.engine, context.config.compute.instance_type)
+
+
 def _there(context: Context, uri: str) -> Iterator[Finding]:
-    named = ecr_image(uri)
+    named, otherwise = ecr_image(uri), _otherwise(context)
     if named is None:
         yield Finding(
             "image", "fault", f"{uri} is not in Amazon ECR, from which SageMaker pulls",
-            "push it to a repository of your account, or leave compute.image out",
+            f"push it to a repository of your account, or {otherwise}",
         )  # fmt: skip
         return
     if named.region != context.chain.target.region_name():
         yield Finding(
             "image", "fault", f"{uri} is in {named.region}, and the job runs in {context.chain.target.region_name()}",
-            "name the image of the job's region, or leave compute.image out",
+            f"name the image of the job's region, or {otherwise}",
         )  # fmt: skip
         return
     try:
@@ -191,7 +196,7 @@ def _there(context: Context, uri: str) -> Iterator[Finding]:
             raise Unread(f"ECR answered {failure.get('failureCode')} for {uri}")
         yield Finding(
             "image", "fault", f"{uri} is not there ({failure.get('failureCode')})",
-            "leave compute.image out for the newest known image, or correct it",
+            f"correct it, or {otherwise}",
         )  # fmt: skip
     else:
         yield Finding("image", "ok", f"{uri} is there")

@@ -34,7 +34,7 @@ def unsuited(uri: str, engine: str, instance_type: str) -> str | None:
             f"SageMaker does not pull from public.ecr.aws; copy it with `smtrain image build CONFIG --from {uri} "
             "--push URI` to a repository of your account, and name that"
         )
-    remedy = _remedy(engine, instance_type)
+    remedy = otherwise(engine, instance_type)
     return _wrong_kind(name, instance_type, remedy) or _wrong_release(name, engine, instance_type, remedy)
 
 
@@ -48,7 +48,7 @@ def _pattern_fault(name: str) -> str | None:
     return None
 
 
-def _remedy(engine: str, instance_type: str) -> str:
+def otherwise(engine: str, instance_type: str) -> str:
     """Say what to name instead. No image of engine native is known for Neuron cores until one was seen."""
     if not is_neuron(instance_type) or known_image(engine):
         return "leave it out for the newest that is known (`smtrain images`)"

@@ -97,6 +97,16 @@ def test_a_base_of_unknown_contents_gets_only_what_it_lacks(index: Path) -> None
     assert "-c /opt/smtrain/had.txt -r /opt/smtrain/requirements.txt" in file
     assert "gigatoken" in made.unread, "any release of it will do"
     assert "transformers>=4.56" in made.unread
+    config = index.parent / "run.yaml"
+    config.write_text(
+        "target: aws\nmodel: {path: s3://bucket/m}\ndata: {path: s3://bucket/t}\noutput: {s3_uri: s3://bucket/out}\n"
+        f"compute: {{instance_type: ml.trn2.48xlarge, region: us-west-2, image: '{base}'}}\n"
+    )
+    done = smtrain("image", "build", str(config), "--from", base, "--print")
+    assert done.returncode == 0, "the fault of compute.image names this command, which must not end in that fault"
+    assert done.stdout.startswith(file)
+    refused = smtrain("image", "build", str(config), "--from", "x:2.14.0-neuronx-py314-sdk2.33.*", "--print")
+    assert "is a pattern, and an image is built on one; name a whole tag with --from" in refused.stderr
 
 
 def test_a_base_without_torch_or_of_an_unknown_python_is_refused() -> None:
