@@ -120,7 +120,7 @@ def with_(raw: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_wrong_with_a_config_that_is_fine(aws: dict[str, Any]) -> None:
-    fine = with_(aws, "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
+    fine = with_(with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
     trn2 = listed(quota("ml.trn2.48xlarge for training job usage", 1), quota(f"{CPU} for training job usage", 1))
     found = report(fine, service_quotas_ListServiceQuotas=trn2)
     assert found.ok, str(found)
@@ -231,7 +231,7 @@ def test_a_quota_without_an_applied_value_has_aws_default_and_an_unlisted_one_is
 def test_what_aws_says_becomes_a_fault_with_a_remedy(
     aws: dict[str, Any], answers: dict[str, Any], check: str, said: str
 ) -> None:
-    fine = with_(aws, "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
+    fine = with_(with_(aws, "parallel", pp=4), "compute", instance_type="ml.trn2.48xlarge", instance_count=1)
     found = report(fine, check, **answers)
     assert said in only_fault(found, check)
 
