@@ -279,6 +279,7 @@ def _environment(task: Task) -> dict[str, str]:
     outer = (*_TORCHRUN, *(name for name in os.environ if name.startswith("TORCHELASTIC_")))
     kept = {name: value for name, value in os.environ.items() if name not in outer}
     made = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # for deterministic kernels; read when cuBLAS starts
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(Path(task.folder) / "inductor"),  # so that it is compiled here and now
     }  # fmt: skip

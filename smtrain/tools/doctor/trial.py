@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -29,7 +30,6 @@ from smtrain.worker.checkpoint.targets import HuggingFace
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepResult
 from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
-from smtrain.worker.engine.saving import local_rank
 from smtrain.worker.train import probe
 from smtrain.worker.train.operators import Operators, fallbacks
 
@@ -111,15 +111,14 @@ class TrialProcess:
         multiplied = probe.multiplied(self.device, number, _wait, min(1.0, task.seconds))
         moved = probe.moved(self.device, task.processes, _wait) if task.processes > 1 else None
         count = model.batch // task.processes
-        held = HeldBytes(self.device.type)
-        _reset_peak(self.device)
+        held, base = HeldBytes(self.device.type), _allocated(self.device)
         with held:
             engine = self._engine(model, task.precision, (1, task.processes))
             first = _seconds(lambda: engine.step(*self._part(engine, model, 0), LR))
             held.top = held.now
             _reset_peak(self.device)
             engine.step(*self._part(engine, model, 1), LR)
-        allocated = _peak(self.device)
+        allocated = _peak(self.device, base)
         texts = [self._part(engine, model, k) for k in range(4)]
         for ids, labels in texts[:_WARM]:
             engine.step(ids, labels, LR)
@@ -136,8 +135,7 @@ class TrialProcess:
         """Speed and peak memory of transformers' model with torch's AdamW, on the same batches."""
         task, model = self.task, self.task.large
         torch.set_num_threads(self._threads)
-        held = HeldBytes(self.device.type)
-        _reset_peak(self.device)
+        held, base = HeldBytes(self.device.type), _allocated(self.device)
         texts = [_text(model, k, model.batch) for k in range(4)]
         with held:
             loop = _PlainLoop(model, task.precision, self.device)
@@ -145,7 +143,7 @@ class TrialProcess:
             held.top = held.now
             _reset_peak(self.device)
             loop.step(*texts[1])
-        allocated = _peak(self.device)
+        allocated = _peak(self.device, base)
         for text in texts[:_WARM]:
             loop.step(*text)
         began, times = time.perf_counter(), 0
@@ -226,6 +224,7 @@ class _PlainLoop:
         from transformers import AutoModelForCausalLM
 
         self._device = device
+        torch.use_deterministic_algorithms(False)  # as such loops are; the engine switches it on again
         dtype: torch.dtype = getattr(torch, BY_PRECISION[precision].name)  # type: ignore[index]
         made: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             transformers_config(model.config), attn_implementation="sdpa", dtype=dtype
@@ -308,15 +307,32 @@ def _reset_peak(device: torch.device) -> None:
             pass  # a device without statistics: tensors are counted
 
 
-def _peak(device: torch.device) -> int | None:
-    """Peak bytes of the device's allocator; None if it has no statistics."""
+def _allocated(device: torch.device) -> int | None:
+    """Bytes of the device's allocator that earlier parts left; None if it has no statistics."""
     if device.type == "cpu":
         return None
     try:
-        torch.accelerator.synchronize(device)
-        return int(torch.accelerator.max_memory_allocated(device)) or None
+        return int(torch.accelerator.memory_allocated(device))
     except (AttributeError, RuntimeError, NotImplementedError):
         return None
+
+
+def _peak(device: torch.device, base: int | None) -> int | None:
+    """Peak bytes of the device's allocator above `base`; None if it has no statistics."""
+    if base is None:
+        return None
+    torch.accelerator.synchronize(device)
+    return int(torch.accelerator.max_memory_allocated(device)) - base or None
+
+
+def _forget(device: str) -> None:
+    """Free what the part before has left: its engine has cycles."""
+    gc.collect()
+    if device != "cpu":
+        try:
+            torch.accelerator.empty_cache()
+        except (AttributeError, RuntimeError, NotImplementedError):
+            pass
 
 
 def _end_with(watched: int) -> None:
@@ -349,12 +365,12 @@ def main() -> None:
 
     trial = None
     for part in task.parts:
+        _forget(task.device)
         tell(part, "begun")
         began = time.perf_counter()
         try:
             if trial is None:
                 trial = TrialProcess(task)
-                local_rank()
             result = getattr(trial, part)()
         except Exception as error:
             traceback.print_exc()

@@ -24,6 +24,7 @@ SLOWER = 0.9
 MEMORY = 0.15
 """Largest relative difference of the measured peak of memory from the planner's."""
 _REPORT = "send this report, with --json, to the maintainers"
+_AGAIN = "run it again with more --minutes: what the device's compiler has made is kept"
 _OPTIONAL = {
     "compile": "leave train.compile false, as it is by default",
     "plain_speed": "nothing: only the comparison is missing",
@@ -53,7 +54,7 @@ def _undone(trained: Trials) -> Iterator[Finding]:
             if one.part in _OPTIONAL:
                 yield Finding(name, "warning", text, _OPTIONAL[one.part])
             elif one.state == "hung":
-                yield Finding(name, "fault", text, f"run it again with more --minutes; if it hangs again, {_REPORT}")
+                yield Finding(name, "fault", text, f"{_AGAIN}; if it hangs again, {_REPORT}")
             else:
                 yield Finding(name, "fault", text, _REPORT)
 
