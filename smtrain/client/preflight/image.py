@@ -162,7 +162,7 @@ def _for_data(config: JobConfig, uri: str) -> Iterator[Finding]:
 
 
 def _otherwise(context: Context) -> str:
-    """What to do without this image: for some machines no other is known."""
+    """The remedy without this image: for some machines no other is known."""
     return image_fit.otherwise(context.config.train.engine, context.config.compute.instance_type)
 
 

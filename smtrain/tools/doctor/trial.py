@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import Precision
@@ -31,7 +28,7 @@ from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, StepRe
 from smtrain.worker.engine.initial import RandomWeights
 from smtrain.worker.engine.native import NativeEngine, init_distributed
 from smtrain.worker.train import probe
-from smtrain.worker.train.operators import Operators, fallbacks
+from smtrain.worker.train.operators import HeldBytes, Operators, fallbacks
 
 SEED = 20
 LR = 1e-3
@@ -381,34 +378,3 @@ def main() -> None:
     if task.killed and trial is not None:
         trial.train_until_killed()
     os._exit(0)
-
-
-class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of living tensors of one kind of device, from the operator that made each to its end.
-
-    That is the peak of a caching allocator without the scratch memory of kernels, also on devices without statistics.
-    """
-
-    def __init__(self, device: str = "cpu") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.top = 0
-        self._device, self._known = device, set[int]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device:
-                self._see(tensor.untyped_storage())
-        return out
-
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self._known.add(key)
-            weakref.finalize(storage, self._gone, key, size)
-            self.now += size
-            self.top = max(self.top, self.now)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size

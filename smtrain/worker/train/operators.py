@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -59,6 +60,37 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
+
+
+class HeldBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of living tensors of one kind of device, from the operator that made each to its end.
+
+    That is the peak of a caching allocator without the scratch memory of kernels, also on devices without statistics.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.top = 0
+        self._device, self._known = device, set[int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            if tensor.device.type == self._device:
+                self._see(tensor.untyped_storage())
+        return out
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            weakref.finalize(storage, self._gone, key, size)
+            self.now += size
+            self.top = max(self.top, self.now)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
 
 
 def fallbacks() -> list[str] | None:

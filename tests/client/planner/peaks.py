@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from smtrain.core.model.lora import Lora, targets_of
-from smtrain.tools.doctor.operators import HeldBytes
 from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
 from smtrain.worker.engine.native import NativeEngine
+from smtrain.worker.train.operators import HeldBytes
 
 
 def peak(

@@ -112,9 +112,9 @@ def peak(
     rank: int, config: dict[str, Any], options: ParallelOptions, seq_len: int, lora: Any = None
 ) -> tuple[int, int]:
     """(pipeline stage, peak bytes in a step) of this rank, for rows of four samples each."""
-    from tests.client.planner.peaks import Held
+    from smtrain.worker.train.operators import HeldBytes
 
-    with Held() as held:
+    with HeldBytes() as held:
         e = engine(config, replace(options, apart=True), seed=0, lora=lora)
         each = BATCH // options.dp
         ids = torch.randint(config["vocab_size"], (each, seq_len), generator=torch.Generator().manual_seed(rank))
