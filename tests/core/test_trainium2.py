@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smtrain.core.facts import table
-from smtrain.core.facts.trainium2 import ends, instead, tiles, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import instead, pairs_of, tiles, torus_chip, torus_sentence, untiled
 
 SPANS = [*({n} for n in range(4)), {0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1, 2, 3}]
 SHAPES = {frozenset(4 * row + column for row, column in product(rows, columns)) for rows in SPANS for columns in SPANS}
@@ -43,8 +43,21 @@ def test_one_host_runs_the_meshes_of_the_facts() -> None:
         *((tp, pp) for tp in (1, 2, 4, 16, 64) for pp in (1, 4) if tp * pp <= 64),
         *((tp, pp) for tp in (1, 2, 4) for pp in (16, 32, 64) if tp * pp <= 64),
     }
-    tied = {(tp, pp) for tp, pp in found if not untiled(tp, pp, 64 // tp // pp, 64, 4, ends(pp))}
+    tied = {(tp, pp) for tp, pp in found if not untiled(tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=True))}
     assert tied == {(tp, pp) for tp, pp in found if pp in (1, 4)}
+
+
+def test_stages_that_must_broadcast_to_each_other_have_neighbouring_chips() -> None:
+    """The engine's way if there is no send and receive: four stages of a host are rows, sixteen end at a row's end."""
+    for tp, pp, hosts in ((4, 4, 1), (1, 4, 1), (16, 4, 1), (4, 8, 2), (16, 8, 2), (4, 2, 2)):
+        assert not untiled(tp, pp, 64 * hosts // tp // pp, 64, 4, pairs_of(pp, tied=True, neighbours=True)), (tp, pp)
+    for tp, pp in ((1, 16), (4, 16), (2, 32), (1, 64)):
+        group = untiled(tp, pp, 64 // tp // pp, 64, 4, pairs_of(pp, tied=False, neighbours=True))
+        assert group is not None
+        assert group.kind == "pair of neighbouring stages"
+        assert not tiles(group.members, 4)
+    assert pairs_of(1, tied=True, neighbours=True) == ()
+    assert pairs_of(3, tied=True, neighbours=True) == ((0, 2), (0, 1), (1, 2))
 
 
 def test_stages_on_hosts_of_their_own_are_free() -> None:
@@ -72,7 +85,7 @@ def test_every_group_of_every_host_counts(data: st.DataObject, hosts: int, host:
     tp = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     pp = data.draw(st.sampled_from([n for n in range(1, world // tp + 1) if world // tp % n == 0]))
     dp = world // tp // pp
-    found = untiled(tp, pp, dp, host, 4, ends(pp) if tied else ())
+    found = untiled(tp, pp, dp, host, 4, pairs_of(pp, tied=tied))
     assert (found is None) == expected(tp, pp, dp, host, 4, tied)
     if found is not None:
         assert not tiles(found.members, 4)

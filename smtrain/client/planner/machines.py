@@ -14,7 +14,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance, table
 from smtrain.core.facts.engines import no_gpu_for_fp16
 from smtrain.core.facts.names import instance_meant
-from smtrain.core.facts.trainium2 import Group, ends, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import Group, pairs_of, torus_chip, torus_sentence, untiled
 from smtrain.core.model.families import LAYER, ModelShape
 from smtrain.core.model.footprint import Precision, width
 from smtrain.core.model.layout import Layout
@@ -250,11 +250,14 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
 
 
-def untiled_group(work: Work, machine: Machine, mesh: Mesh) -> Group | None:
-    """The first group of a mesh that the torus of the machine's chips does not connect; None if it connects all."""
+def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False) -> Group | None:
+    """The first group of a mesh that the torus of the machine's chips does not connect; None if it connects all.
+
+    neighbours: neighbouring stages count too, which need that only if TorchNeuron has no send and receive.
+    """
     if machine.torus_chip is None:
         return None
-    pairs = ends(mesh.pp) if work.shape.tied else ()
+    pairs = pairs_of(mesh.pp, tied=work.shape.tied, neighbours=neighbours)
     return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs)
 
 

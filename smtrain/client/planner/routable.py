@@ -13,7 +13,7 @@ from smtrain.core.config.checks.machines import MESH_KEYS, mesh_fits
 from smtrain.core.config.checks.rule import Fault
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError
-from smtrain.core.facts.trainium2 import SIDE, Group, ends, instead, torus_chip, torus_sentence, untiled
+from smtrain.core.facts.trainium2 import SIDE, Group, instead, pairs_of, torus_chip, torus_sentence, untiled
 
 _MOST = 16
 """Hosts that a remedy proposes at most, unless the config has more."""
@@ -42,7 +42,7 @@ def broken_group(config: JobConfig) -> Group | None:
         tied = shape_of(config).tied
     except ConfigError:  # reported when the model is read
         tied = False
-    pairs = ends(parallel.pp) if tied else ()
+    pairs = pairs_of(parallel.pp, tied=tied)
     return untiled(parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs)
 
 

@@ -73,7 +73,7 @@ def search(
         hourly = price.get(machine.type)
         for tp in table.degrees:
             for pp, dp in _splits(machine.world // tp, work.shape.layers, work.global_batch):
-                if untiled_group(work, machine, Mesh(tp, pp, dp)) is not None:
+                if untiled_group(work, machine, Mesh(tp, pp, dp), neighbours=True) is not None:
                     continue
                 best = table.fastest(tp, pp, dp)
                 if best is not None:

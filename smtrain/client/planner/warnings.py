@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from smtrain.client.planner.cost import HOUR, Cost, Saving
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, untiled_group
 from smtrain.client.planner.memory import host_memory
 from smtrain.client.planner.workload import positions_of
 from smtrain.core.config import JobConfig
@@ -110,6 +110,12 @@ def neuron_warnings(
         f"the first step compiles every graph, {spell(first_step_s)} by assumption{stages}; a later job takes them "
         "from the cache"
     )
+    if pair := untiled_group(work, machine, mesh, neighbours=True):
+        chips = " and ".join(map(str, pair.chips(machine.torus_chip or 1)))
+        out.append(
+            f"a {pair.kind} is on chips {chips}, which the torus does not connect: the pipeline needs send and receive "
+            "between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not (docs/trainium.md)"
+        )
     lack = flash_lack(work.seq_len, work.shape.head_dim, masked=work.masked, compiled=config.train.compile)
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch

@@ -69,8 +69,7 @@ def untiled(
     over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs within
     a tensor-parallel group (copies of key/value heads) tile if the group does.
 
-    pairs: pipeline stages whose ranks exchange in twos: the first and the last, if embeddings are tied. Messages
-    between neighbouring stages are point to point and not collectives.
+    pairs: pipeline stages whose ranks exchange in twos (`pairs_of`).
     """
     if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
         return None
@@ -82,7 +81,8 @@ def untiled(
     for low, high in pairs if stage < host else ():
         for rank in range(stage):
             first, last = low * stage + rank, high * stage + rank
-            pair = Group("pair of first and last stage", (first % host, last % host))
+            kind = "pair of neighbouring stages" if high == low + 1 < pp - 1 or low else "pair of first and last stage"
+            pair = Group(kind, (first % host, last % host))
             if first // host == last // host and not tiles(pair.members, per_chip):
                 return pair
     return None
@@ -106,9 +106,14 @@ def _hosts(tp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
         yield [Group(kind, tuple(members)) for (kind, _, _), members in found.items()]
 
 
-def ends(pp: int) -> tuple[tuple[int, int], ...]:
-    """The stages that exchange in twos if embeddings are tied."""
-    return ((0, pp - 1),) if pp > 1 else ()
+def pairs_of(pp: int, *, tied: bool, neighbours: bool = False) -> tuple[tuple[int, int], ...]:
+    """The pipeline stages that exchange in twos: the first and the last, if embeddings are tied.
+
+    neighbours: also each stage and the next. Their messages are point to point and not collectives, unless TorchNeuron
+    turns out to have no send and receive: the engine then broadcasts in pairs.
+    """
+    last = ((0, pp - 1),) if tied and pp > 1 else ()
+    return last + (tuple((p, p + 1) for p in range(pp - 1)) if neighbours else ())
 
 
 def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
@@ -123,7 +128,7 @@ def torus_sentence(group: Group, per_chip: int, instance_type: str) -> str:
 
 
 def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int, int] | None:
-    """The (tp, pp) most like the given ones whose groups tile, tied embeddings included; tp divides the given one.
+    """The (tp, pp) most like the given ones whose groups and pairs all tile; tp divides the given one.
 
     A division into at least as many parts is preferred, as each part of the model is then no larger.
     """
@@ -131,7 +136,8 @@ def instead(tp: int, pp: int, world: int, host: int, per_chip: int) -> tuple[int
         (low, high)
         for low in range(1, tp + 1) if tp % low == 0
         for high in range(1, world // low + 1) if world % (low * high) == 0
-        and untiled(low, high, world // (low * high), host, per_chip, ends(high)) is None
+        and untiled(low, high, world // (low * high), host, per_chip, pairs_of(high, tied=True, neighbours=True))
+        is None
     ]  # fmt: skip
     apart = {way: log2(way[0] * way[1] / (tp * pp)) for way in found}
     return min(found, key=lambda way: (apart[way] < 0, abs(apart[way]), -way[0]), default=None)

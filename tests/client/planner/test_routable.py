@@ -21,6 +21,7 @@ from smtrain.core.config.sample import Machines, values
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
 from smtrain.core.facts.names import instance_meant
+from smtrain.core.facts.trainium2 import pairs_of, untiled
 from smtrain.core.model.families import ModelShape
 from tests.conftest import LLAMA
 from tests.core.test_trainium2 import expected
@@ -138,6 +139,8 @@ def test_any_shape_gets_only_meshes_that_the_torus_connects(
         mesh = way.mesh
         assert mesh.tp * mesh.pp * mesh.dp == machine.world
         assert expected(mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, tied), mesh
+        pairs = pairs_of(mesh.pp, tied=tied, neighbours=True)
+        assert not untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, 8 // lnc, pairs), mesh
 
 
 def test_the_sentence_names_the_chips_and_a_mesh() -> None:
@@ -181,6 +184,9 @@ def test_tied_embeddings_need_their_two_stages_side_by_side() -> None:
     sixteen = {"tp": 1, "pp": 16, "activation_checkpointing": "full"}
     assert "a pair of first and last stage would be chips 0, 15" in faults(of(tied, sixteen, 32))[0]
     assert not faults(of(apart, sixteen, 32))
+    plan = smtrain.plan(of(apart, sixteen, 32), target="aws")
+    (told,) = (text for text in plan.warnings if "send and receive" in text)
+    assert told.startswith("a pair of neighbouring stages is on chips 3 and 4, which the torus does not connect")
     assert not faults(of(tied, {"tp": 1, "pp": 4}, 32))
 
 

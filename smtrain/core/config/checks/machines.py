@@ -11,7 +11,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
-from smtrain.core.facts.trainium2 import ends, instead, torus_chip, untiled
+from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
 from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {
@@ -229,7 +229,8 @@ def trainium2_instead(config: JobConfig) -> str:
     kept = (
         "parallel" not in config.model_fields_set
         or (mesh_fits(other) and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
-            and not untiled(parallel.tp, parallel.pp, other.dp, other.processes_per_instance, chip, ends(parallel.pp)))
+            and not untiled(parallel.tp, parallel.pp, other.dp, other.processes_per_instance, chip,
+                            pairs_of(parallel.pp, tied=True)))
     )  # fmt: skip
     return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
 
