@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from smtrain.client.planner.machines import named_shape
@@ -61,7 +62,7 @@ def volume_for(config: JobConfig, stage: Stage, described: Mapping[str, Any] | N
     wanted = need(config, stage, described)
     if "volume_gb" in compute.model_fields_set or wanted is None:
         return compute.volume_gb
-    return min(16384, max(compute.volume_gb, -(-int(volume_needed(wanted)) // 50) * 50))
+    return min(16384, max(compute.volume_gb, ceil(volume_needed(wanted) / 50) * 50))
 
 
 def volume_needed(wanted: StageNeed) -> float:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from smtrain.client.planner.result import Plan
 
 HOUR = 3600.0
+LONGEST_RUN = 28 * 24 * HOUR
+"""The longest that compute.max_run can be."""
 
 
 def _plan(context: Context) -> Plan:
@@ -51,10 +53,10 @@ def time(context: Context) -> Iterator[Finding]:
     step = plan.step_s["total"]
     fastest = step * plan.sequences_per_s["value"] / plan.sequences_per_s["high"]
     interval = min(train.save_interval, train.steps)
-    remedy = (
-        f"save every {max(1, int(limit / 4 / step))} steps or so (train.save_interval), or raise compute.max_run: "
-        "what is not saved when the limit comes is lost and paid"
-    )
+    every = int(limit / 4 / step)
+    ways = [f"save every {every} steps or so (train.save_interval)"] if every else []
+    ways.append("raise compute.max_run" if limit < LONGEST_RUN else "take more machines (compute.instance_count)")
+    remedy = f"{', or '.join(ways)}: what is not saved when the limit comes is lost and paid"
     if interval * fastest > limit:
         yield Finding(
             "time", "fault", f"compute.max_run of {spell(limit)} ends before the first checkpoint, which takes "
@@ -110,14 +112,15 @@ def spot(context: Context) -> Iterator[Finding]:
         yield Finding(
             "spot", "fault", f"no checkpoint falls before the last of {train.steps} steps (train.save_interval is "
             f"{train.save_interval}), so every interruption starts the run over",
-            "save more often (train.save_interval), or set compute.spot: false",
+            ("save more often (train.save_interval), or " if train.steps > 1 else "") + "set compute.spot: false",
         )  # fmt: skip
         return
     plan = _plan(context)
     if plan.save is None or plan.hours is None or not plan.step_s:
         return
     ideal = context.config.train.steps * plan.step_s["total"] / HOUR
-    remedy = "save more often (train.save_interval), or set compute.spot: false"
+    oftener = "save more often (train.save_interval), or " if train.save_interval > 1 else ""
+    remedy = f"{oftener}set compute.spot: false"
     if not isfinite(plan.save.stretch) or plan.save.stretch > 10:
         yield Finding("spot", "fault", "between interruptions this run would practically never end", remedy)
     elif plan.hours * HOUR > (compute.max_wait or 2 * compute.max_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ PARQUET = 2.5
 COPIES = 2
 """tokens.bin, and the parts from which another machine resumes."""
 GB_PER_GIB = (1 << 30) / 1e9
+LARGEST_VOLUME = 16_384
+"""The largest value of compute.volume_gb."""
 REST_GB = 20
 """The image's layers and logs."""
 
@@ -69,11 +72,18 @@ def volume(context: Context) -> Iterator[Finding]:
     if compute.volume_gb >= most:
         yield Finding("disk", "ok", f"{about} of the prepare job's {compute.volume_gb} GB")
         return
+    larger = larger_volume(most)
     yield Finding(
         "disk", "fault" if compute.volume_gb < least else "warning",
         f"{about}, and the prepare job has {compute.volume_gb} GB",
-        f"set compute.volume_gb: {-(-int(most) // 50) * 50} for the prepare stage, or prepare the text in several runs",
+        (f"{larger} for the prepare stage, or " if larger else "") + "prepare the text in several runs",
     )  # fmt: skip
+
+
+def larger_volume(gigabytes: float) -> str:
+    """The setting of a disk that holds so much; empty if AWS has none so large."""
+    size = ceil(gigabytes / 50) * 50
+    return f"set compute.volume_gb: {size}" if size <= LARGEST_VOLUME else ""
 
 
 def checkpoints(context: Context) -> Iterator[Finding]:
@@ -96,10 +106,9 @@ def checkpoints(context: Context) -> Iterator[Finding]:
     if most <= has:
         yield Finding("disk", "ok", f"{about}, of {whose}")
         return
-    remedy = "lower checkpoint.keep, or take more hosts"
-    if volume:
-        remedy = f"set compute.volume_gb: {-(-int(most) // 50) * 50}, or {remedy}"
-    yield Finding("disk", "fault", f"{about}, which is more than {whose}", remedy)
+    fewer = (1 + HELD_BESIDES) * size / count + REST_GB <= has and config.checkpoint.keep > 1
+    ways = [larger_volume(most) if volume else "", "lower checkpoint.keep" if fewer else "", "take more hosts"]
+    yield Finding("disk", "fault", f"{about}, which is more than {whose}", ", or ".join(filter(None, ways)))
 
 
 def _text_bytes(context: Context, path: str) -> float:

@@ -40,7 +40,7 @@ def resume(context: Context) -> Iterator[Finding]:
     if not context.config.checkpoint.resume:
         yield Finding(
             "resume", "fault", f"checkpoint.resume is false, and {uri} holds checkpoints up to {newest.name}",
-            "set it to true to resume, or give the run another name to start over",
+            ("set it to true to resume, or " if whole else "") + "give the run another name to start over",
         )  # fmt: skip
     elif not whole:
         yield Finding(

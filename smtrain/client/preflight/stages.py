@@ -9,6 +9,7 @@ from smtrain.client.planner.preparing import reading_seconds
 from smtrain.client.planner.stages import USABLE, host_gib, need, volume_needed
 from smtrain.client.planner.workload import text_bytes
 from smtrain.client.preflight.context import Context
+from smtrain.client.preflight.disk import larger_volume
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.units import spell
 from smtrain.core.facts import table
@@ -44,12 +45,13 @@ def stages(context: Context) -> Iterator[Finding]:
         if has is not None and wants > room:
             types = table("instances")["cpu"]
             fits = next((name for name, row in types.items() if wants <= USABLE * row["host_gib"]), None)
-            remedy = f"set compute.cpu_instance_type: {fits}" if fits else "no type known to smtrain holds it"
+            lacking = "take a smaller model, as no type known to smtrain holds this one"
+            remedy = f"set compute.cpu_instance_type: {fits}" if fits else lacking
             yield Finding("stages", "fault", f"{told}, and {kind} has {has:.0f} GiB", remedy)
         elif takes_volume(kind) and (disk := volume_needed(wanted)) > volume:
             yield Finding(
                 "stages", "fault", f"stage {stage} writes {wanted.disk / 1e9:,.0f} GB, and its disk has {volume} GB",
-                f"set compute.volume_gb: {-(-int(disk) // 50) * 50}",
+                larger_volume(disk) or "prepare the text in several runs, or take a smaller model",
             )  # fmt: skip
         elif takes > config.compute.max_run:
             yield Finding(
