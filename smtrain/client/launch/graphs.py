@@ -71,8 +71,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     uri, own = environment.get(VARIABLE), config.compute.environment
     if config.train.engine != "nxd":
         fault = (
-            "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out, or set "
-            "train.engine: nxd"
+            "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out"
         )
     elif VARIABLE in own or "--cache_dir" in own.get(FLAGS, ""):
         fault = (

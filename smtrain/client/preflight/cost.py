@@ -31,8 +31,12 @@ def memory(context: Context) -> Iterator[Finding]:
     if "train" not in context.stages:
         return
     plan = _plan(context)
+    if plan.choices:
+        remedy = "set parallel: auto, or one of the meshes that `smtrain plan CONFIG` shows"
+    else:
+        remedy = "take more machines (compute.instance_count) with parallel: auto, or a smaller model"
     for fault in plan.faults:
-        yield Finding("memory", "fault", fault, "`smtrain plan CONFIG` shows meshes that fit")
+        yield Finding("memory", "fault", fault, remedy)
     for warning in plan.warnings:
         if warning.startswith("host memory"):
             yield Finding("memory", "warning", warning)

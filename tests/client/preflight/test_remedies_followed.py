@@ -299,6 +299,17 @@ CASES = [
         "memory: a core of",
         ("raise tp", keys({"parallel": {"tp": 8, "pp": 2, "sequence_parallel": True}})),
         ("or pp", keys({"parallel": {"tp": 2, "pp": 8, "sequence_parallel": True}})),
+        ("set parallel: auto", keys({"parallel": "auto"})),
+    ),
+    case(
+        "memory",
+        keys({"model.path": "s3://models/llama-2-70b", "parallel": SMALL}),
+        "memory: a core of",
+        (
+            "take more machines (compute.instance_count) with parallel: auto",
+            keys({"compute.instance_count": 8, "parallel": "auto"}),
+        ),
+        ("or a smaller model", keys({"model.path": "s3://models/llama-3.2-1b", "parallel": "auto"})),
     ),
     case(
         "time",

@@ -21,14 +21,14 @@ def require() -> None:
     if lacking:
         raise ConfigError(
             f"train.engine: nxd needs {' and '.join(lacking)}, which this container lacks; "
-            f"the image {image} has it (compute.image), or set train.engine: native",
+            f"leave compute.image out for the image {image}, which has it",
             code="package.missing",
         )
     version = metadata.version("transformers")
     if int(version.split(".")[0]) >= 5:  # transformers 5 removed its tracer
         raise ConfigError(
-            f"train.engine: nxd needs transformers 4, and this container has {version}; take the image {image} "
-            "as it is, or set train.engine: native",
+            f"train.engine: nxd needs transformers 4, and this container has {version}; leave "
+            f"compute.image out for the image {image}",
             code="package.missing",
         )
 
