@@ -11,7 +11,9 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -34,7 +36,7 @@ SEED = 20
 LR = 1e-3
 _ADAMW = OptimizerOptions()
 _STRIDE = 7  # each token of the text follows from the one before it, so that there is something to learn
-_WARM = 2
+_WARM, _LEAST = 2, 4  # steps before a measurement, and one more than in it
 _THREADS = 4  # of a process that trains the small model: more would only wait for each other
 
 
@@ -143,11 +145,11 @@ class TrialProcess:
         allocated = _peak(self.device, base)
         for text in texts[:_WARM]:
             loop.step(*text)
-        began, times = time.perf_counter(), 0
-        while time.perf_counter() - began < task.seconds or times < 2:
-            loop.step(*texts[times % 4])
-            times += 1
-        rate = times / (time.perf_counter() - began)
+        ends = [time.perf_counter()]
+        while len(ends) < _LEAST or ends[-1] - ends[0] < task.seconds:
+            loop.step(*texts[len(ends) % 4])
+            ends.append(time.perf_counter())
+        rate, times = 1 / _middle(ends), len(ends) - 1
         peak = held.top if allocated is None else allocated
         return {"tokens_per_s": rate * model.batch * model.length, "steps": times, "peak_bytes": peak}
 
@@ -271,18 +273,21 @@ def _weights(engine: NativeEngine) -> list[int]:
 
 def _rate(begin: Callable[[int], Callable[[], StepResult]], engine: NativeEngine, seconds: float) -> tuple[float, int]:
     """(steps a second, steps). As in training, a step begins before the last one's numbers are read."""
-    began, times, waiting = time.perf_counter(), 0, list[Callable[[], StepResult]]()
-    until = engine.any  # all processes take the same number of steps
-    while True:
-        waiting.append(begin(times))
-        times += 1
+    began, waiting = time.perf_counter(), list[Callable[[], StepResult]]()
+    ends = [began]
+    while len(ends) < _LEAST or not engine.any(ends[-1] - began > seconds):  # all processes take as many steps
+        waiting.append(begin(len(ends) - 1))
         if len(waiting) > engine.steps_ahead:
             waiting.pop(0)()
-        if times >= 2 and until(time.perf_counter() - began > seconds):
-            break
+        ends.append(time.perf_counter())
     for numbers in waiting:
         numbers()
-    return times / (time.perf_counter() - began), times
+    return 1 / _middle(ends), len(ends) - 1
+
+
+def _middle(ends: list[float]) -> float:
+    """The median time of a step, which other programs on the machine change little."""
+    return median(after - before for before, after in pairwise(ends))
 
 
 def _seconds(work: Callable[[], object]) -> float:

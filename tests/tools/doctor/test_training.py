@@ -98,18 +98,22 @@ def test_it_compiles_and_chooses_its_own_models(tmp_path: Path) -> None:
 
 
 BROKEN = """
-import sys
+import importlib.machinery, os, sys, time
 class Breaks:
-    def find_spec(self, name, *_):
-        if name == "smtrain.tools.doctor.trial":
-            sys.meta_path.remove(self)
-            from smtrain.tools.doctor.trial import TrialProcess
-            import os, time
-            TrialProcess.export = lambda self: os.abort()
-            TrialProcess.speed = lambda self: time.sleep(1000)
-            def fails(self):
-                raise RuntimeError("NRT EXECUTION FAILED")
-            TrialProcess.bf16 = fails
+    def find_spec(self, name, path=None, target=None):
+        if name != "smtrain.tools.doctor.trial":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        real = spec.loader.exec_module
+        def fails(self):
+            raise RuntimeError("NRT EXECUTION FAILED")
+        def run(module):
+            real(module)
+            module.TrialProcess.export = lambda self: os.abort()
+            module.TrialProcess.speed = lambda self: time.sleep(1000)
+            module.TrialProcess.bf16 = fails
+        spec.loader.exec_module = run
+        return spec
 sys.meta_path.insert(0, Breaks())
 """
 
