@@ -70,9 +70,7 @@ def compilable(config: JobConfig, environment: Mapping[str, str]) -> str:
     """The cache that stage compile fills; raises `ConfigError` if there is nothing to compile."""
     uri, own = environment.get(VARIABLE), config.compute.environment
     if config.train.engine != "nxd":
-        fault = (
-            "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out"
-        )
+        fault = "train.engine: native compiles as it runs, stage compile has nothing to do; leave the stage out"
     elif VARIABLE in own or "--cache_dir" in own.get(FLAGS, ""):
         fault = (
             f"compute.environment: moves the compile cache ({VARIABLE} or --cache_dir), so stage compile cannot keep "
