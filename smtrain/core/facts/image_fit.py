@@ -19,7 +19,10 @@ from smtrain.core.facts.images import (
     with_repository,
 )
 
-_SERVES_MODELS = re.compile(r"inference|serving|(^|[-_])(vllm|sglang|tgi|tei|djl)([-_:]|$)")
+# AWS's repositories of images that serve models; copies usually keep the name, other names are free.
+_SERVES_MODELS = re.compile(
+    r"(huggingface-)?(pytorch|tensorflow)-inference|(huggingface-)?(vllm|sglang)\b|huggingface-pytorch-(tgi|tei)|djl-"
+)
 _CUDA = re.compile(r"-(gpu|cu\d{2,3})(-|$)")
 _CPU = re.compile(r"-cpu(-|$)")
 
@@ -57,7 +60,7 @@ def otherwise(engine: str, instance_type: str) -> str:
 
 def _wrong_kind(name: str, instance_type: str, remedy: str) -> str | None:
     """An image that serves models, or one for other devices than the machines have."""
-    if _SERVES_MODELS.search(name.partition(":")[0]):
+    if _SERVES_MODELS.match(name):
         return f"this image serves models ({name.partition(':')[0]}) and has no training software; {remedy}"
     neuron, gpu = is_neuron(instance_type), is_gpu(instance_type)
     if gpu and (sdk_release(name) or "neuronx" in name):

@@ -162,7 +162,8 @@ def test_an_image_of_the_public_gallery_is_copied_first(config: Path) -> None:
     uri = f"public.ecr.aws/neuron/pytorch-training-neuronx:{TAG}"
     (told,) = smtrain.check(config, set_=[f"compute.image={uri}"]).faults
     assert f"`smtrain image build CONFIG --from {uri} --push URI`" in told.text
-    assert unsuited(f"123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:{TAG}", "native", TRN2) is None
+    for own in (f"mine:{TAG}", "training-and-inference:1", "llm-serving:24.05-py3", f"team/vllmish@sha256:{'0' * 64}"):
+        assert unsuited(f"123456789012.dkr.ecr.us-west-2.amazonaws.com/{own}", "native", TRN2) is None, own
 
 
 class TestPatterns:
