@@ -25,6 +25,7 @@ from smtrain.client.backends.slurm.script import (
 from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
+from smtrain.core.config.checks.machines import least_time
 from smtrain.core.config.slurm_options import options_of
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
@@ -111,13 +112,16 @@ def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Ite
     default = place.head.sh("sinfo -h -o %P | grep '[*]$' | head -n 1").decode().strip().rstrip("*")
     section = place.section
     wanted: dict[str, int] = {}
+    keys: dict[str, str] = {}
     for stage in stages:
-        name = ((section.cpu_partition if on_cpus(stage) else None) or section.partition) or default
+        own = section.cpu_partition if on_cpus(stage) else None
+        name = (own or section.partition) or default
         wanted[name] = max(wanted.get(name, 0), 1 if on_cpus(stage) else chain.config.compute.instance_count)
+        keys[name] = "cluster.cpu_partition" if own else "cluster.partition"
     for name, nodes in wanted.items():
         if name not in names:
             what = f"there is no partition {name!r}" if name else "there is no default partition"
-            yield Finding("partition", "fault", what, f"set cluster.partition to one of {', '.join(sorted(names))}")
+            yield Finding("partition", "fault", what, f"set {keys[name]} to one of {', '.join(sorted(names))}")
             continue
         mine = [row for row in rows if row[0] == name]
         yield from _one(chain, name, nodes, mine)
@@ -137,6 +141,8 @@ def _one(chain: Chain, name: str, nodes: int, rows: Sequence[Sequence[str]]) -> 
     elif limit is not None and wanted > limit:
         text = f"{name} allows {spell(limit * 60)}, and the run asks for {spell(wanted * 60)}"
         remedy = f"set cluster.time to at most {limit}m: a train job requeues itself until it is done"
+        if limit * 60 < least_time(chain.config):
+            remedy = "take a partition with a longer limit, which leaves time to train after cluster.save_before"
         yield Finding("partition", "fault", text, remedy)
     elif nodes > usable:
         yield Finding("partition", "warning", f"{name} has {usable} of {there} nodes that are not down or drained, and "

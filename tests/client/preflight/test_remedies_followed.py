@@ -196,7 +196,7 @@ CASES = [
         keys({"compute.image": REGISTRY.format("eu-west-1")}),
         "is in eu-west-1, and the job runs in us-east-1",
         ("name the image of the job's region", keys({"compute.image": REGISTRY.format("us-east-1")})),
-        ("or leave compute.image out", keys({"compute.image": OUT})),
+        ("or leave it out", keys({"compute.image": OUT})),
     ),
     case(
         "image",
@@ -206,7 +206,7 @@ CASES = [
             "push it to a repository of your account",
             keys({"compute.image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/own:1"}),
         ),
-        ("or leave compute.image out", keys({"compute.image": OUT})),
+        ("or leave it out", keys({"compute.image": OUT})),
     ),
     case(
         "image",
@@ -218,8 +218,8 @@ CASES = [
         "image",
         says(ecr_BatchGetImage={"failures": [{"failureCode": "ImageNotFound"}]}),
         "is not there",
-        ("leave compute.image out", both(keys({"compute.image": OUT}), says(ecr_BatchGetImage=OUT))),
-        ("or correct it", says(ecr_BatchGetImage=OUT)),
+        ("leave it out", both(keys({"compute.image": OUT}), says(ecr_BatchGetImage=OUT))),
+        ("correct it", says(ecr_BatchGetImage=OUT)),
     ),
     case(
         "token",

@@ -235,13 +235,18 @@ def trainium2_instead(config: JobConfig) -> str:
     return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
 
 
+def least_time(config: JobConfig) -> int:
+    """The shortest time limit of a job on a cluster, in seconds, that leaves time to train before it saves."""
+    return config.cluster.save_before + _MARGIN
+
+
 def _cluster_faults(config: JobConfig) -> Iterator[Fault]:
     cluster = config.cluster
     yield from broken(CLUSTER, config)
     for key, program in (("sbatch", "sbatch"), ("cpu_sbatch", "sbatch"), ("srun", "srun")):
         for fault in option_faults(getattr(cluster, key), program):
             yield {f"cluster.{key}"}, f"cluster.{key}: {fault}"
-    limit, least = cluster.time or config.compute.max_run, cluster.save_before + _MARGIN
+    limit, least = cluster.time or config.compute.max_run, least_time(config)
     if limit < least:
         key = "cluster.time" if cluster.time else "compute.max_run"
         yield (

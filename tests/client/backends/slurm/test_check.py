@@ -68,6 +68,29 @@ def test_what_cannot_start_is_told(checked: Checked, cluster: dict[str, Any], fa
     assert fault in faults(report)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "remedy", "mended"),
+    [
+        ({"partition": "closed"}, "take another", {"partition": "main"}),
+        ({"partition": "nowhere"}, "set cluster.partition to one of closed, main, short", {"partition": "main"}),
+        ({"cpu_partition": "nowhere"}, "set cluster.cpu_partition to one of closed", {"cpu_partition": "main"}),
+        ({"partition": "short", "time": "2h"}, "set cluster.time to at most 60m", {"time": "60m"}),
+        (
+            {"partition": "short", "time": "2h", "save_before": 3600},
+            "take a partition with a longer limit",
+            {"partition": "main"},
+        ),
+        ({"constraint": "efa"}, "correct the section cluster", {"constraint": None}),
+    ],
+)
+def test_what_the_remedy_says_ends_the_fault(
+    checked: Checked, cluster: dict[str, Any], remedy: str, mended: dict[str, Any]
+) -> None:
+    (fault,) = checked(stage="prepare", **cluster).faults
+    assert remedy in fault.remedy
+    assert checked(stage="prepare", **{**cluster, **mended}).ok
+
+
 def test_more_nodes_than_there_are_is_told(checked: Checked) -> None:
     assert "main has 3 nodes, and the run takes 4; set compute.instance_count to at most that" in faults(
         checked(stage="train", count=4)
