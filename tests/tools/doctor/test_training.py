@@ -138,7 +138,7 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     assert outcomes[CPU, "bf16"]["state"] == "failed"
     assert outcomes[CPU, "bf16"]["reason"] == "RuntimeError: NRT EXECUTION FAILED"
     assert "Traceback" in outcomes[CPU, "bf16"]["log"]
-    assert str(tmp_path) not in json.dumps(written["training"]["outcomes"])
+    assert "smtrain-doctor-" not in json.dumps(written["training"]["outcomes"]), "no folder of this machine"
     assert {
         outcomes[key]["state"] for key in ((CPU, "fp32"), (CPU, "resume"), (CPU, "plain_speed"), (ALL, "resume"))
     } == {"done"}
