@@ -21,7 +21,7 @@ from smtrain.tools.doctor import training, verdicts
 from smtrain.tools.doctor.devices import TorchView
 from smtrain.tools.doctor.sizes import large_model, predicted
 from smtrain.tools.doctor.task import SizedModel, ladder, small_model, with_layers
-from smtrain.tools.doctor.training import ALL, CPU, Outcome, Trials
+from smtrain.tools.doctor.training import ALL, CPU, ONE, Outcome, Trials
 from tests.conftest import LLAMA
 from tests.typed import typed
 
@@ -145,6 +145,56 @@ def test_parts_that_crash_hang_or_fail_end_alone(
     faults = [row["check"] for row in written["findings"] if row["level"] == "fault"]
     assert sorted(faults) == ["bf16", "checkpoint", "throughput", "throughput"]
     assert not [row for row in processes() if "smtrain.tools.doctor.trial" in row]
+
+
+SMALL_PROBE = """
+import importlib.machinery, sys
+class Smaller:
+    def find_spec(self, name, path=None, target=None):
+        if name != "smtrain.worker.train.probe":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        real = spec.loader.exec_module
+        def run(module):
+            real(module)
+            module._SIDE["neuron"], module._MESSAGE["neuron"] = 256, 2**20
+        spec.loader.exec_module = run
+        return spec
+sys.meta_path.insert(0, Smaller())
+"""
+"""For a processor in the place of an accelerator: a product of large matrices would take it minutes."""
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the imitated device is compiled")
+def test_it_runs_whole_on_the_imitated_neuron_device(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: Any
+) -> None:
+    """torch loads the device by itself, as it loads TorchNeuron: by an entry point of an installed package."""
+    inside(SMALL_PROBE)
+    record = tmp_path / "imitated-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: imitated\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text("[torch.backends]\nneuron = two_cores:start\n")
+    code = "from tests.worker.engine.neuron import imitation\nimitation.start(imitation.Limits(devices=2))\n"
+    (tmp_path / "two_cores.py").write_text("def start():\n    " + code.replace("\n", "\n    "))
+    root = str(Path(__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], root]))
+    monkeypatch.setattr(training, "_MEASURED", 1200)
+    file = tmp_path / "out.json"
+    done = typed("doctor", "--train", "--minutes", "10", "--model", str(model), "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    written, outcomes = trained(file)
+    assert written["training"]["kind"] == "neuron"
+    groups = [(CPU, ALONE[:2]), (ONE, [ALONE[1], *ALONE[2:]]), (ALL, TOGETHER)]
+    assert list(outcomes) == [(group, part) for group, parts in groups for part in parts]
+    assert {one["state"] for one in outcomes.values()} == {"done"}, done.stderr
+    checks = [row["check"] for row in written["findings"] if row["level"] == "ok"]
+    assert checks.count("parity") == 4, "transformers, one process, tp 2 and dp 2"
+    assert checks.count("resume") == 2
+    operators = outcomes[ONE, "fp32"]["result"]["runs"][0]["operators"]
+    assert any(row[0].startswith("aten.mm") and row[2] == "neuron" for row in operators)
 
 
 def processes() -> list[str]:
