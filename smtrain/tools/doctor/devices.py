@@ -199,6 +199,8 @@ def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     for index, name, driver, total, used, mode in (row[:6] for row in rows):
         found.fact("devices", "NVIDIA driver", driver)
         found.fact("devices", f"GPU {index}", f"{name}, {total} MiB, {used} in use")
+        if not _chosen(index):
+            continue
         share = float(used) / float(total) if _is_number(used) and _is_number(total) and float(total) else 0.0
         if mode == "Prohibited":
             text = f"GPU {index} takes no programs: its compute mode is Prohibited"
@@ -222,6 +224,12 @@ def _gpus(found: Gathered, view: TorchView, answer: Answer) -> bool:
     elif rows:
         found.add("driver", "ok", f"NVIDIA driver {rows[0][2]}, {len(rows)} GPU{'s' * (len(rows) != 1)}")
     return sound
+
+
+def _chosen(index: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES leaves a GPU to programs; other names than numbers in it leave all."""
+    named = [one.strip() for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    return index in named or not all(map(_is_number, named)) or not named
 
 
 def _on_bus() -> int:

@@ -377,6 +377,19 @@ def test_variables_that_hide_devices_are_named(
     assert "CUDA_VISIBLE_DEVICES hides them -> unset" in told(seen(monkeypatch, CUDA_TORCH, shadow), "fault")[0]
 
 
+def test_a_busy_gpu_that_is_not_chosen_is_no_fault(
+    system: Put, tool: Put, shadow: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in (0, 1):
+        system(f"dev/nvidia{index}", "")
+    tool("nvidia-smi", smi(f"{GOOD.replace('4, Default', '80000, Default')}\n1{GOOD[1:]}"))
+    works = {"index": 0, "free": 8 * 10**10, "total": 8 * 10**10, "works": True}
+    view = CUDA_TORCH | {"accelerator": "cuda", "count": 1, "devices": [works]}
+    for chosen, faults in (("1", 0), ("0,1", 1), ("GPU-8f6d", 1)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert len(told(seen(monkeypatch, view, shadow), "fault")) == faults, chosen
+
+
 def test_a_gpu_without_driver_and_one_that_does_not_compute(
     system: Put, tool: Put, shadow: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
