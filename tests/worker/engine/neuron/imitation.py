@@ -75,6 +75,7 @@ compiled: Counter[str] = Counter()
 patience: timedelta | None = None
 """The time limit of the job's group."""
 _device: Any = None
+_before = 0
 _SIDE = 4
 """Chips on a side of the torus."""
 
@@ -102,13 +103,15 @@ def calls() -> Counter[str]:
 
 def forget() -> None:
     """Begin to count again."""
+    global _before
     _device.forget()
+    _before = _device.memory()[0]
     collectives.clear()
 
 
 def peak() -> int:
-    """The most bytes that were allocated at a time since `forget`."""
-    most: int = _device.memory()[1]
+    """The most bytes that were allocated at a time since `forget`, more than there were then."""
+    most: int = _device.memory()[1] - _before
     return most
 
 
