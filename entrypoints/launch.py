@@ -210,6 +210,8 @@ def graph_folder(ml: Path) -> Path | None:
     kept = os.environ.get(GRAPHS_FOLDER)
     if not kept and GRAPHS not in os.environ:
         return None
+    if "SMTRAIN_WARM" in os.environ and not accelerator():  # a local job on CPUs compiles nothing
+        return None
     if kept:
         folder = ml / kept.removeprefix("/opt/ml/")
     else:

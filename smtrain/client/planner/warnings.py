@@ -13,6 +13,7 @@ from smtrain.core.config.units import spell
 from smtrain.core.facts import instance
 from smtrain.core.facts.images import unpatched
 from smtrain.core.facts.trainium2 import FLASH_HEAD, FLASH_LENGTHS, flash_lack
+from smtrain.core.text import with_article
 
 GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
 THIN = 0.1
@@ -113,8 +114,9 @@ def neuron_warnings(
     if pair := untiled_group(work, machine, mesh, neighbours=True):
         chips = " and ".join(map(str, pair.chips(machine.torus_chip or 1)))
         out.append(
-            f"a {pair.kind} is on chips {chips}, which the torus does not connect: the pipeline needs send and receive "
-            "between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not (docs/trainium.md)"
+            f"{with_article(pair.kind)} is on chips {chips}, which the torus does not connect: the pipeline needs send "
+            "and receive between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not "
+            "(docs/trainium.md)"
         )
     lack = flash_lack(work.seq_len, work.shape.head_dim, masked=work.masked, compiled=config.train.compile)
     if lack is not None:

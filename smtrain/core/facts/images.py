@@ -188,7 +188,9 @@ def torch_of(uri: str) -> str:
 
 
 def contents_known(uri: str) -> bool:
-    """Whether the table says what is in an image with this release of Neuron."""
+    """Whether the table says what is in an image: a whole one for GPUs, or one of these releases of Neuron."""
+    if row := gpu_row(uri):
+        return bool(row["whole"])
     contents, release = table("images")["contents"], sdk_release(uri)
     first, last = (tuple(map(int, contents[key].split("."))) for key in ("whole_since", "whole_until"))
     return release is not None and first <= release <= last

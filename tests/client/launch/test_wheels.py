@@ -28,7 +28,7 @@ def request(image: str, stage: str = "prepare") -> dict[str, Any]:
 
 def test_the_images_python_is_read_from_its_tag() -> None:
     assert wheels.pythons(IMAGE.format("py312")) == ["312"]
-    assert wheels.pythons("registry/mine:latest") == ["310", "311", "312", "313"]
+    assert wheels.pythons("registry/mine:latest") == ["310", "311", "312", "313", "314"]
 
 
 def test_every_library_is_pinned_by_hash() -> None:
@@ -70,7 +70,7 @@ def test_what_is_here_is_uploaded_beside_the_code(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.skipif("SMTRAIN_WHEELS" not in os.environ, reason="asks a package index for some 40 MB")
-@pytest.mark.parametrize("python", ["310", "311", "312", "313"])
+@pytest.mark.parametrize("python", ["310", "311", "312", "313", "314"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_lock_file_holds_for_every_image(
     python: str, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

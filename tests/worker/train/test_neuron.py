@@ -61,7 +61,13 @@ def records(root: Path) -> list[tuple[int, float, float]]:
     return [(r["step"], r["loss"], r["grad_norm"]) for r in map(json.loads, lines)]
 
 
-@pytest.mark.parametrize("more", [{}, {"adapter": {"rank": 4, "dropout": 0.1}}], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="whole"),
+        pytest.param({"adapter": {"rank": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.full),
+    ],
+)
 def test_a_run_and_its_resume_are_the_cpu_s(
     more: dict[str, Any], two: World, two_cores: World, prepared: Shell, tmp_path: Path
 ) -> None:
