@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers, trained_numbers
+from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
@@ -121,17 +122,23 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     part = h / _along_sequence(mesh)
     h = part if work.gathers_again else h  # input of a tensor-parallel region
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
+    norms = len(shape.rules.block_norms) * _norm_bytes(shape, w)
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
-        return w * (part + 2 * h + 2 * i) if shape.plain else 2 * ((4 + w) * part + w * h) + 4 * w * i
+        return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + 4 * w * i
     attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
     if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
     attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
-    if shape.family == "qwen3":
-        attention += (4 + w) * (q + kv)  # q_norm and k_norm
-    return 2 * ((4 + w) * part + w * h) + attention + 4 * w * i
+    if shape.qk_norm:
+        attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
+    return norms * part + 2 * w * h + attention + 4 * w * i
+
+
+def _norm_bytes(shape: ModelShape, w: int) -> float:
+    """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight."""
+    return 4 + w if shape.rules.unit_norms else 8
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
@@ -143,12 +150,12 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     h = part if work.gathers_again else h
     q, kv = shape.heads * shape.head_dim / mesh.tp, held.kv_heads * shape.head_dim
     neox = shape.plain
-    entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj"}
-    up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj"}, "down_proj")
+    entry = {"query_key_value"} if neox else {"q_proj", "k_proj", "v_proj", "qkv_proj"}
+    up, down = ({"dense_h_to_4h"}, "dense_4h_to_h") if neox else ({"gate_proj", "up_proj", "gate_up_proj"}, "down_proj")
     targets = {*lora.targets}
     mlp = targets & {*up, down}
     kept = w * (h * bool(up & targets) + i * (down in targets) + lora.rank * len(mlp))
-    kept += w * (part + i) if neox else 2 * 4 * part + 3 * w * i
+    kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + 3 * w * i
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
     kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
@@ -157,7 +164,7 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if neox:
         return kept + w * 6 * q
     kept += w * (4 * q if work.masked else 2 * q + 2 * kv)
-    return kept + ((4 + w) * (q + kv) if shape.family == "qwen3" else 0.0)
+    return kept + ((4 + w) * (q + kv) if shape.qk_norm else 0.0)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
@@ -202,12 +209,13 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
         moments.append((0.0, 0.0, w * held.embed + w * whole))
     if last:
-        normed = part * (w if shape.plain else 4 + w)
+        normed = part * (w if shape.plain else _norm_bytes(shape, w))
         ends = 4.0 * part if work.lora else tokens * shape.hidden * w + normed
         rows = tokens * held.vocab
         # One rank: log-probabilities, their gradient and that of the logits, all fp32. A vocabulary that is divided:
         # logits and one fp32 copy, updated in place.
         logits = 12.0 * rows if mesh.tp == 1 else (4.0 + w) * rows
+        logits += w * rows if shape.capped else 0.0
         moments.append((kept + ends, logits, 0.0))
         moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
     return moments

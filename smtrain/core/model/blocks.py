@@ -20,10 +20,14 @@ class Role(Enum):
     KV = "rows by key/value head"
     QKV = "rows by head, each head's q, k and v together (GPT-NeoX)"
     THIRDS = "rows by head in each third: all of q, then k, then v (GPT-2)"
+    QKV_BLOCKS = "rows by head in each block: all of q, then k, then v with their own heads (Phi-3)"
+    GATE_UP = "rows by intermediate unit in each half: all of gate, then up (Phi-3)"
     O = "columns by query head"  # noqa: E741
     COLUMN = "rows by intermediate unit"
     ROW = "columns by intermediate unit"
     HEAD_NORM = "whole on every rank, which sees its own heads only"
+    Q_NORM = "numbers by query head"
+    K_NORM = "numbers by key/value head"
     FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
     WHOLE = "whole on every rank"
 
@@ -49,7 +53,7 @@ class Spec:
 
 def block(shape: ModelShape) -> Iterator[Spec]:
     """The parameters of a layer, by their names within it, in the order of the forward pass."""
-    return {"gpt_neox": _neox_block, "gpt2": _gpt2_block}.get(shape.family, _llama_block)(shape)
+    return {"gpt_neox": _neox_block, "gpt2": _gpt2_block, "llama": _llama_block}[shape.rules.form](shape)
 
 
 def norm(name: str, hidden: int, bias: bool = False) -> list[Spec]:
@@ -67,18 +71,35 @@ def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[
 
 def _llama_block(s: ModelShape) -> Iterator[Spec]:
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    yield from norm("input_layernorm", s.hidden)
-    yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
-    yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-    yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-    if s.family == "qwen3":
+    before = [name for name in s.rules.block_norms if name == "input_layernorm"]
+    for name in before:
+        yield from norm(name, s.hidden)
+    if s.rules.fused:
+        yield from _linear("self_attn.qkv_proj", Role.QKV_BLOCKS, q + 2 * kv, s.hidden, s.qkv_bias)
+    else:
+        yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
+        yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+        yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    if s.qk_norm == "head":
         yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
         yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+    elif s.qk_norm == "wide":
+        yield Spec("self_attn.q_norm.weight", Role.Q_NORM, (q,))
+        yield Spec("self_attn.k_norm.weight", Role.K_NORM, (kv,))
     yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
-    yield from norm("post_attention_layernorm", s.hidden)
-    yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+    later = [name for name in s.rules.block_norms if name not in before]
+    behind = [name for name in later if "post_feedforward" in name]
+    for name in later:
+        if name not in behind:
+            yield from norm(name, s.hidden)
+    if s.rules.fused:
+        yield from _linear("mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias)
+    else:
+        yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
+        yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
     yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
+    for name in behind:
+        yield from norm(name, s.hidden)
 
 
 def _neox_block(s: ModelShape) -> Iterator[Spec]:

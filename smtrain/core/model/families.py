@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role as Role
@@ -21,48 +21,198 @@ from smtrain.core.text import with_article
 
 @dataclass(frozen=True)
 class Family:
-    """The names of the parts of one model type."""
+    """One model type as data: the names of its parts, its keys in config.json, and what it has that Llama has not.
+
+    Defaults are those of Llama. Layout, planner, conversions, checks and the native engine read this row alone.
+    """
 
     model_type: str
-    prefix: str
-    embed: str
-    norm: str
-    head: str
+    prefix: str = "model"
+    embed: str = "embed_tokens"
+    norm: str = "norm"
+    head: str = "lm_head"
     layers: str = "layers"
     attention: str = "self_attn"
-    block_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
-    positions: str | None = None  # the table of learned positions, if any
+    form: Literal["llama", "gpt_neox", "gpt2"] = "llama"
+    """The linears of a block, and their names."""
+    block_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """In the order of the forward pass; each is behind what its name says, or before it."""
+    positions: str | None = None
+    """The table of learned positions, if any."""
     norm_bias: bool = False
-    module_names: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> the file's, if they differ
-    defaults: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # transformers' defaults of keys that config.json leaves out
-    keys: Mapping[str, str] = field(default_factory=dict)  # config.json's own names of sizes; transformers reads both
+    module_names: Mapping[str, str] = field(default_factory=dict)
+    """transformers' name -> the file's, if they differ."""
     bare: bool = False
     """Whether there are files without the prefix."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """config.json's own names of sizes; transformers reads both."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """transformers' defaults of keys that config.json leaves out."""
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6)
+    """Key and default of the epsilon of norms."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    max_positions: int = 2048
+    theta: float | None = 10000.0
+    """Base of rotary embeddings if config.json names none; None: it must, as transformers 4 and 5 take other ones."""
+    rope_keys: tuple[str, ...] = ()
+    """Further settings of rotary embeddings."""
+    local_theta: tuple[str, float | None] | None = None
+    """Layers with a window have plain rotary embeddings of their own: the key of their base, and its default."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that may only have these values, which are also their defaults."""
+    qkv_bias: Bias = "key"
+    o_bias: Bias = "key"
+    mlp_bias: Bias = "never"
+    """`key`: as attention_bias or mlp_bias says."""
+    fused: bool = False
+    """q, k and v are one linear, gate and up another: blocks of rows, one below the other (Phi-3)."""
+    partial_rotary: bool = False
+    """partial_rotary_factor may be below 1: only the first part of each head turns."""
+    qk_norm: Literal["head", "wide"] | None = None
+    """A norm of queries and of keys: of each head, or over all heads together."""
+    unit_norms: bool = True
+    """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing (Gemma)."""
+    windows: Literal["never", "always", "asked", "kinds"] = "never"
+    """Layers with a sliding window: all, those that layer_types names if use_sliding_window is true, or those that
+    layer_types names."""
+    full_every: int | None = None
+    """Without layer_types, every n-th layer sees all, and the others a window."""
+    rotates_some: bool = False
+    """no_rope_layers names the layers with rotary embeddings."""
+    root_embedding: bool = False
+    """The rows of ids are multiplied by the root of the hidden size, rounded to the weights' type."""
+    elsewhere: bool = False
+    """neuronx-distributed and the converters of Megatron's forms know it."""
+    scales: Mapping[Scale, tuple[str, float | None]] = field(default_factory=dict)
+    """Key and default of each number that multiplies or divides something; other families have none."""
 
 
-def _llama_like(model_type: str, **defaults: Any) -> Family:
-    return Family(model_type, "model", "embed_tokens", "norm", "lm_head", defaults=defaults)
+Bias = Literal["key", "always", "never"]
+Scale = Literal["attention", "query", "embedding", "residual", "logits", "cap"]
+"""attention: of scores; query: its inverse square; embedding: of the rows of ids; residual: of what a block adds;
+logits: divides them; cap: bounds them by its tanh."""
 
+_QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
     for f in (
-        _llama_like("llama"),
-        _llama_like("qwen2", num_key_value_heads=32, sliding_window=4096),
-        _llama_like("qwen3", num_key_value_heads=32, head_dim=128, sliding_window=4096),
-        _llama_like("mistral", num_key_value_heads=8, sliding_window=4096),
+        Family("llama", mlp_bias="key", elsewhere=True),
+        Family(
+            "qwen2",
+            qkv_bias="always",
+            o_bias="never",
+            defaults={"num_key_value_heads": 32, "sliding_window": 4096},
+            **_QWEN,
+        ),
+        Family(
+            "qwen3",
+            qk_norm="head",
+            defaults={"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+            **_QWEN,
+        ),
+        Family(
+            "mistral",
+            qkv_bias="never",
+            o_bias="never",
+            windows="always",
+            max_positions=131072,
+            elsewhere=True,
+            defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        ),
+        Family(
+            "ministral3",
+            qkv_bias="never",
+            o_bias="never",
+            windows="always",
+            max_positions=262144,
+            theta=None,
+            eps=("rms_norm_eps", 1e-5),
+            rope_keys=("llama_4_scaling_beta", "max_position_embeddings"),
+            defaults={"num_key_value_heads": 8, "head_dim": 128},
+        ),
+        Family(
+            "phi3",
+            fused=True,
+            partial_rotary=True,
+            qkv_bias="never",
+            o_bias="never",
+            windows="always",
+            max_positions=4096,
+            eps=("rms_norm_eps", 1e-5),
+        ),
+        Family(
+            "smollm3",
+            mlp_bias="key",
+            windows="asked",
+            rotates_some=True,
+            max_positions=32768,
+            theta=2000000.0,
+            defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
+        ),
+        Family(
+            "granite",
+            mlp_bias="key",
+            scales={
+                "attention": ("attention_multiplier", 1.0),
+                "embedding": ("embedding_multiplier", 1.0),
+                "residual": ("residual_multiplier", 1.0),
+                "logits": ("logits_scaling", 1.0),
+            },
+        ),
+        Family(
+            "olmo2",
+            block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+            qk_norm="wide",
+            eps=("rms_norm_eps", 1e-5),
+        ),
+        Family(
+            "olmo3",
+            block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+            qk_norm="wide",
+            eps=("rms_norm_eps", 1e-5),
+            windows="kinds",
+            full_every=4,
+            theta=None,
+            local_theta=("rope_theta", None),
+            defaults={"sliding_window": 4096},
+        ),
+        Family(
+            "gemma3_text",
+            qk_norm="head",
+            unit_norms=False,
+            windows="kinds",
+            full_every=6,
+            root_embedding=True,
+            block_norms=(
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ),
+            theta=1000000.0,
+            local_theta=("rope_local_base_freq", 10000.0),
+            max_positions=131072,
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
+            scales={"query": ("query_pre_attn_scalar", 256.0), "cap": ("final_logit_softcapping", None)},
+            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True},
+        ),
         Family(
             "gpt_neox",
             "gpt_neox",
             "embed_in",
             "final_layer_norm",
             "embed_out",
+            form="gpt_neox",
             attention="attention",
             norm_bias=True,
+            mlp_bias="always",
+            elsewhere=True,
             module_names={"lm_head.weight": "embed_out.weight"},  # transformers 5 renamed the module, not the file
             defaults={"attention_bias": True},
+            eps=("layer_norm_eps", 1e-5),
+            activation=("hidden_act", "gelu"),
         ),
         Family(
             "gpt2",
@@ -71,10 +221,19 @@ FAMILIES: dict[str, Family] = {
             "ln_f",
             "lm_head",
             layers="h",
+            form="gpt2",
             attention="attn",
             block_norms=("ln_1", "ln_2"),
             positions="wpe",
             norm_bias=True,
+            elsewhere=True,
+            qkv_bias="always",
+            o_bias="always",
+            mlp_bias="always",
+            max_positions=1024,
+            eps=("layer_norm_epsilon", 1e-5),
+            activation=("activation_function", "gelu_new"),
+            only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
             defaults={"tie_word_embeddings": True, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
             | {"vocab_size": 50257},
             keys={"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
@@ -114,12 +273,78 @@ def _no_family(config: Mapping[str, Any]) -> str:
     )
 
 
+def refuse_elsewhere(shape: ModelShape, form: str) -> None:
+    """Raise `CheckpointError` if `form`, a checkpoint of another library, is not known for a family."""
+    if not shape.rules.elsewhere:
+        raise CheckpointError(
+            f"{shape.family} models are not converted from or to {form}: take a Hugging Face folder or a native "
+            f"checkpoint ({', '.join(f.model_type for f in FAMILIES.values() if f.elsewhere)} have other forms)",
+            code="checkpoint.other_model",
+        )
+
+
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 """Matches the number of the layer in a parameter's name."""
 
 
 _MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
 """Limits of sizes over which code loops, against a damaged config.json."""
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[int | None, ...]:
+    """The sliding window of each layer; None: unlimited. Raises `CheckpointError` for layer_types that cannot be."""
+    if family.windows in ("never", "always"):
+        return (window,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return tuple(window if slides else None for slides in _sliding(config, family, layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {FULL, SLIDING}:
+        raise CheckpointError(
+            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of the {layers} layers"
+        )
+    if window is None and SLIDING in kinds:
+        raise CheckpointError(
+            "config.json has layers of sliding_attention without a window: set use_sliding_window and sliding_window"
+        )
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer slides if config.json has no layer_types, as transformers chooses them."""
+    if family.full_every is not None:
+        every = _count(config, "sliding_window_pattern", family.full_every)
+        return tuple((i + 1) % every != 0 for i in range(layers))
+    if family.rotates_some:
+        return tuple(not turned for turned in rotated_layers(config, family, layers))
+    first = config.get("max_window_layers", 28)
+    return tuple(i >= first for i in range(layers))
+
+
+def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer turns its queries and keys: no_rope_layers (1: it does), or all but every n-th."""
+    if not family.rotates_some:
+        return (True,) * layers
+    turned = config.get("no_rope_layers")
+    if turned is None:
+        every = _count(config, "no_rope_layer_interval", 4)
+        return tuple((i + 1) % every != 0 for i in range(layers))
+    if not isinstance(turned, list) or len(turned) != layers or not {*turned} <= {0, 1}:
+        raise CheckpointError(
+            f"config.json has no_rope_layers = {turned!r}: it must have a 1 (with rope) or a 0 for each of the "
+            f"{layers} layers"
+        )
+    return tuple(map(bool, turned))
+
+
+def _count(config: Mapping[str, Any], key: str, usual: int) -> int:
+    value = config.get(key)
+    value = usual if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a whole number of at least 1")
+    return value
 
 
 @dataclass(frozen=True)
@@ -139,6 +364,10 @@ class ModelShape:
     o_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
+    full_layers: int = 0
+    """Layers that see everything while the others have a window."""
+    capped: bool = False
+    """Logits are bounded by a tanh."""
     positions: int | None = None
     """Rows of the table of learned positions, if there is one."""
 
@@ -177,7 +406,7 @@ class ModelShape:
             return value
 
         hidden, heads = size("hidden_size"), size("num_attention_heads")
-        gpt2, plain = kind == "gpt2", family.norm_bias
+        gpt2, plain = family.form == "gpt2", family.norm_bias
         kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
         head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
         if heads % kv_heads or ((plain or got.get("head_dim") is None) and hidden % heads):
@@ -185,9 +414,12 @@ class ModelShape:
                 f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
                 f"multiple of num_key_value_heads = {kv_heads}"
             )
-        attention_bias = gpt2 or (bool(got.get("attention_bias", False)) and kind != "mistral")
-        slides = kind == "mistral" or (kind in ("qwen2", "qwen3") and got.get("use_sliding_window"))
+        slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
         window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
+
+        def biased(rule: Bias, key: str) -> bool:
+            return rule == "always" or (rule == "key" and bool(got.get(key, False)))
+
         return cls(
             family=family.model_type,
             hidden=hidden,
@@ -200,17 +432,31 @@ class ModelShape:
             head_dim=head_dim,
             vocab=size("vocab_size"),
             tied=bool(got.get("tie_word_embeddings", False)),
-            qkv_bias=kind == "qwen2" or attention_bias,
-            o_bias=kind != "qwen2" and attention_bias,
-            mlp_bias=plain or (kind == "llama" and bool(got.get("mlp_bias", False))),
+            qkv_bias=biased(family.qkv_bias, "attention_bias"),
+            o_bias=biased(family.o_bias, "attention_bias"),
+            mlp_bias=biased(family.mlp_bias, "mlp_bias"),
             sliding_window=window,
+            full_layers=0
+            if window is None
+            else layer_windows(got, family, size("num_hidden_layers"), window).count(None),
+            capped="cap" in family.scales and got.get(family.scales["cap"][0]) is not None,
             positions=size("max_position_embeddings") if gpt2 else None,
         )
 
     @property
+    def rules(self) -> Family:
+        """The family's row of the table."""
+        return FAMILIES[self.family]
+
+    @property
+    def qk_norm(self) -> Literal["head", "wide"] | None:
+        """The norm of queries and keys, if there is one."""
+        return self.rules.qk_norm
+
+    @property
     def plain(self) -> bool:
         """Whether norms have a bias and the MLP no gate, as in GPT-NeoX and GPT-2."""
-        return FAMILIES[self.family].norm_bias
+        return self.rules.norm_bias
 
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
@@ -289,7 +535,8 @@ class ModelShape:
         if not self.tied:
             multiplied -= self.vocab * self.hidden
         span = min(seq_len, self.sliding_window or seq_len)
-        return 6.0 * multiplied + 12.0 * self.layers * self.heads * self.head_dim * span
+        spans = self.full_layers * seq_len + (self.layers - self.full_layers) * span
+        return 6.0 * multiplied + 12.0 * self.heads * self.head_dim * spans
 
     def mesh_faults(self, tp: int, pp: int) -> list[str]:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp)."""
@@ -303,6 +550,11 @@ class ModelShape:
             )
         if self.intermediate % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
+        if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:
+            faults.append(
+                f"parallel.tp = {tp} is more than the model's {self.kv_heads} key/value heads, which smtrain does not "
+                "copy in a fused qkv_proj"
+            )
         if pp > self.layers:
             faults.append(f"parallel.pp = {pp} is more than the model's {self.layers} layers")
         return faults

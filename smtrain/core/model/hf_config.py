@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import (
+    FAMILIES,
+    FULL,
+    SLIDING,
+    ModelShape,
+    Scale,
+    layer_windows,
+    rotated_layers,
+)
 from smtrain.core.model.rope import KEYS, Rope, read_rope
+from smtrain.core.text import with_article
 
-_POSITIONS = {"llama": 2048, "qwen2": 32768, "qwen3": 32768, "mistral": 131072, "gpt_neox": 2048, "gpt2": 1024}
-_EPS = {"gpt_neox": ("layer_norm_eps", 1e-5), "gpt2": ("layer_norm_epsilon", 1e-5)}
-_ACTIVATION = {"gpt_neox": ("hidden_act", "gelu"), "gpt2": ("activation_function", "gelu_new")}
-_GPT2_PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _ROOT = math.sqrt(2 / math.pi)
 
 
@@ -64,6 +68,30 @@ class HFConfig:
     """Sliding window of each layer's attention, in tokens; None: unlimited."""
     parallel_residual: bool
     """GPT-NeoX: attention and MLP take the same input."""
+    scales: Mapping[Scale, float]
+    """The numbers of the family's `scales`."""
+    rotated: tuple[bool, ...]
+    """Whether each layer turns its queries and keys."""
+    local_rope: Rope | None = None
+    """Layers with a window: rotary embeddings of their own; None: those of the others."""
+
+    @property
+    def ropes(self) -> dict[bool, Rope]:
+        """The rotary embeddings in use: of layers with a window (True) if they have their own, and of the others."""
+        if self.rope is None:
+            return {}
+        if self.local_rope is None:
+            return {False: self.rope}
+        both = {False: self.rope, True: self.local_rope}
+        return {sliding: both[sliding] for sliding in sorted({window is not None for window in self.windows})}
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor of attention's scores."""
+        if "attention" in self.scales:
+            return self.scales["attention"]
+        root: float = math.sqrt(self.scales.get("query", self.shape.head_dim))
+        return 1 / root
 
 
 def normalise(config: Mapping[str, Any]) -> HFConfig:
@@ -75,36 +103,87 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
     kind = shape.family
     positions = config.get(FAMILIES[kind].keys.get("max_position_embeddings", "max_position_embeddings"))
     positions = config.get("max_position_embeddings") if positions is None else positions
-    positions = _POSITIONS[kind] if positions is None else positions
+    positions = shape.rules.max_positions if positions is None else positions
     if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
         raise CheckpointError(
             f"config.json has max_position_embeddings = {positions!r}: it must be a whole number of at least 1"
         )
     neox = kind == "gpt_neox"
-    key, default = _EPS.get(kind, ("rms_norm_eps", 1e-6))
+    key, default = shape.rules.eps
     eps = config.get(key, default)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < 1:
         raise CheckpointError(f"config.json has {key} = {eps!r}: it must be a number from 0 to 1")
-    called, usual = _ACTIVATION.get(kind, ("hidden_act", "silu"))
+    called, usual = shape.rules.activation
     activation = config.get(called, usual)
     if activation not in ACTIVATIONS:
         raise CheckpointError(
             f"config.json has {called} = {activation!r}, which smtrain does not know: it knows {', '.join(ACTIVATIONS)}"
         )
-    for other, plain in _GPT2_PLAIN.items() if kind == "gpt2" else ():
-        if bool(config.get(other, plain)) is not plain:
+    for other, plain in shape.rules.only.items():
+        if config.get(other, plain) not in (plain, None if plain is False else plain):
             raise CheckpointError(
                 f"config.json has {other} = {config[other]!r}, which smtrain does not train: only {plain} will do"
             )
+    rope, local = _ropes(config, shape, positions) if shape.positions is None else (None, None)
     return HFConfig(
         shape=shape,
-        rope=read_rope(config, kind, shape.head_dim, positions) if shape.positions is None else None,
+        rope=rope,
+        local_rope=local,
         positions=positions,
         eps=float(eps),
         activation=activation,
-        windows=_windows(config, shape),
+        windows=layer_windows({**shape.rules.defaults, **config}, shape.rules, shape.layers, shape.sliding_window),
+        rotated=rotated_layers(config, shape.rules, shape.layers),
         parallel_residual=neox and bool(config.get("use_parallel_residual", True)),
+        scales={name: number for name in shape.rules.scales if (number := _scale(config, shape, name)) is not None},
     )
+
+
+def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tuple[Rope, Rope | None]:
+    """The rotary embeddings, and those of layers with a window if they have their own."""
+    rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
+
+    def read(some: Mapping[str, Any], usual: float | None) -> Rope:
+        return read_rope(
+            {**plain, **some}, shape.family, shape.head_dim, positions, usual, rules.rope_keys,
+            rules.partial_rotary,
+        )  # fmt: skip
+
+    old = {key: config[key] for key in KEYS if key in config}
+    if rules.local_theta is None:
+        return read(old, rules.theta), None
+    key, usual = rules.local_theta
+    by_kind = old.pop("rope_parameters", None) or {}
+    if by_kind and not all(isinstance(part, Mapping) for part in by_kind.values()):
+        raise CheckpointError(
+            f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has one set of "
+            f"settings for {FULL} and one for {SLIDING}"
+        )
+    thetas = {"rope_theta": config[key]} if config.get(key) is not None else {}
+    new = [{"rope_parameters": by_kind[kind]} if by_kind.get(kind) else None for kind in (FULL, SLIDING)]
+    ropes = [read(new[0] or old, rules.theta), read(new[1] or thetas, usual)]
+    for named, said, rope, base in ((new[0], old, ropes[0], rules.theta), (new[1], thetas, ropes[1], usual)):
+        if (
+            named
+            and {*said} & {"rope_theta", "rope_scaling"}
+            and read({"rope_theta": rope.theta, **said}, base) != rope
+        ):
+            raise CheckpointError(
+                "config.json has other rotary embeddings in rope_parameters than in rope_theta, rope_scaling and "
+                f"{key}, so transformers 4 and 5 would build different models of it: keep what the model was trained "
+                "with"
+            )
+    return ropes[0], ropes[1]
+
+
+def _scale(config: Mapping[str, Any], shape: ModelShape, name: Scale) -> float | None:
+    key, usual = shape.rules.scales[name]
+    value = config.get(key, usual)
+    if value is None and usual is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a number above 0")
+    return value  # as it is written: transformers 5 takes no 256.0 for a 256
 
 
 def positions_named(config: Mapping[str, Any]) -> int | None:
@@ -125,8 +204,8 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
             "activation_function": normal.activation, "layer_norm_epsilon": normal.eps,
         }  # fmt: skip
     out |= {
-        "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": shape.tied, "hidden_act": normal.activation,
-        "max_position_embeddings": normal.positions, **normal.rope.written(shape.family),
+        "num_key_value_heads": shape.kv_heads, "tie_word_embeddings": shape.tied,
+        shape.rules.activation[0]: normal.activation, "max_position_embeddings": normal.positions, **_written(normal),
     }  # fmt: skip
     if shape.family == "gpt_neox":
         for key in ("num_key_value_heads", "head_dim"):
@@ -138,9 +217,11 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     if shape.family == "mistral":
         out["sliding_window"] = shape.sliding_window
         out.pop("layer_types", None)
-    if shape.family in ("qwen2", "qwen3"):
-        out["layer_types"] = [_FULL if window is None else _SLIDING for window in normal.windows]
-    return out
+    if shape.rules.windows in ("asked", "kinds"):
+        out["layer_types"] = [FULL if window is None else SLIDING for window in normal.windows]
+    if shape.rules.rotates_some:
+        out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
+    return out | {key: normal.scales.get(name) for name, (key, _) in shape.rules.scales.items()}
 
 
 def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,31 +229,22 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     normal = normalise(config)
     if normal.rope is None:
         return copy.deepcopy(dict(config))
-    out = _without_rope(config) | normal.rope.written(normal.shape.family)
+    out = _without_rope(config) | _written(normal)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
 
 
+def _written(normal: HFConfig) -> dict[str, Any]:
+    """The rotary embeddings in the forms of transformers 4 and 5."""
+    assert normal.rope is not None
+    out = normal.rope.written(normal.shape.family)
+    if normal.local_rope is None or normal.shape.rules.local_theta is None:
+        return out
+    local = normal.local_rope.written(normal.shape.family)
+    out["rope_parameters"] = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
+    return {normal.shape.rules.local_theta[0]: normal.local_rope.theta, **out}
+
+
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: copy.deepcopy(value) for key, value in config.items() if key not in KEYS}
-
-
-def _windows(config: Mapping[str, Any], shape: ModelShape) -> tuple[int | None, ...]:
-    window = shape.sliding_window
-    if shape.family not in ("qwen2", "qwen3"):
-        return (window,) * shape.layers
-    kinds = config.get("layer_types")
-    if kinds is None:
-        first = config.get("max_window_layers", 28)
-        return tuple(window if window is not None and i >= first else None for i in range(shape.layers))
-    if not isinstance(kinds, list) or len(kinds) != shape.layers or not {*kinds} <= {_FULL, _SLIDING}:
-        raise CheckpointError(
-            f"config.json has layer_types = {kinds!r}: it must name {_FULL} or {_SLIDING} for each of the "
-            f"{shape.layers} layers"
-        )
-    if window is None and _SLIDING in kinds:
-        raise CheckpointError(
-            "config.json has layers of sliding_attention without a window: set use_sliding_window and sliding_window"
-        )
-    return tuple(window if kind == _SLIDING else None for kind in kinds)

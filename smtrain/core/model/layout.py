@@ -169,14 +169,20 @@ class Layout:
             return Shard(0, ((start, stop),), size)
         if role is Role.COLUMN or role is Role.ROW:
             return _units(0 if role is Role.COLUMN else 1, [t], s.intermediate // self.tp)
+        if role is Role.GATE_UP:
+            return _units(0, [t, self.tp + t], s.intermediate // self.tp)
+        if role is Role.QKV_BLOCKS:
+            kv = [h for h, _ in self.kv_slots(t)]
+            own = (self.query_heads(t), (s.heads + h for h in kv), (s.heads + s.kv_heads + h for h in kv))
+            return _units(0, [head for block in own for head in block], s.head_dim)
         if role is Role.QKV:
             return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
         if role is Role.THIRDS:
             heads = s.heads // self.tp
             return _units(0, [i * self.tp + t for i in range(3)], heads * s.head_dim)
-        if role is Role.KV:
+        if role in (Role.KV, Role.K_NORM):
             return _units(0, [h for h, _ in self.kv_slots(t)], s.head_dim, self.kv_multiplier)
-        return _units(0 if role is Role.Q else 1, self.query_heads(t), s.head_dim)
+        return _units(1 if role is Role.O else 0, self.query_heads(t), s.head_dim)
 
 
 def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:

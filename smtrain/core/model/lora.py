@@ -19,7 +19,7 @@ from smtrain.core.text import with_article
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
-_ROWS_CUT = (Role.Q, Role.KV, Role.QKV, Role.COLUMN)
+_ROWS_CUT = (Role.Q, Role.KV, Role.QKV, Role.QKV_BLOCKS, Role.COLUMN, Role.GATE_UP)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Rope:
     def written(self, model_type: str) -> dict[str, Any]:
         """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)
-        share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES else {}
+        share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES or self.share != 1 else {}
         return {
             base: self.theta,
             **({part: self.share} if share else {}),
@@ -108,8 +108,13 @@ class Rope:
         return [f / s["factor"] * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)]
 
 
-def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positions: int) -> Rope:
+def read_rope(
+    config: Mapping[str, Any], model_type: str, head_dim: int, positions: int, usual: float | None,
+    more: tuple[str, ...] = (), partial: bool = False,
+) -> Rope:  # fmt: skip
     """The rotary embedding of a config.json; `positions` is its max_position_embeddings.
+
+    `usual` is the family's base, and `more` names its further settings; `partial` allows a part of a head to turn.
 
     Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing or not a number.
     """
@@ -127,7 +132,7 @@ def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positio
     share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
     whole = 0.25 if model_type in _OLD_NAMES else 1.0
     share = _number(key, whole if share is None else share)
-    if model_type not in _OLD_NAMES and share != 1:
+    if model_type not in _OLD_NAMES and not partial and share != 1:
         raise CheckpointError(
             f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)} model turns whole "
             "heads: remove it"
@@ -135,7 +140,13 @@ def read_rope(config: Mapping[str, Any], model_type: str, head_dim: int, positio
     if share > 1:
         raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")
     settings = _settings(kind, named, config, positions)
-    theta = _number("rope_theta", 10000.0 if theta is None else theta)
+    settings |= {name: _number(name, named[name]) for name in more if named.get(name) is not None}
+    if theta is None and usual is None:
+        raise CheckpointError(
+            "config.json has no rope_theta, and transformers 4 and 5 take different ones then: add the one that the "
+            "model was trained with"
+        )
+    theta = _number("rope_theta", usual if theta is None else theta)
     return Rope(kind, theta, share, int(head_dim * share), settings)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from transformers import AutoConfig
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES
+from smtrain.core.model.families import FAMILIES, FULL, SLIDING
 from smtrain.core.model.hf_config import ACTIVATIONS, HFConfig, explicit
 from smtrain.core.model.rope import Rope
 
@@ -46,6 +46,32 @@ def check_model(model: Any, config: HFConfig) -> None:
     _refuse(_differences(model, config))
 
 
+class Rotary(NamedTuple):
+    """A rotary embedding of transformers."""
+
+    inv_freq: torch.Tensor
+    attention_scaling: float
+    turn: Callable[[torch.Tensor, torch.Tensor], Any]
+    """Cosines and sines [B, S, D] of positions, in the type of the first tensor or fp32."""
+
+
+def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Rotary:
+    """The rotary embedding of layers with or without a window. Raises `CheckpointError` if transformers is too old."""
+    module = base.rotary_emb
+    if config.local_rope is None:
+        return Rotary(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
+    kind = SLIDING if sliding else FULL
+    if not hasattr(module, f"{kind}_inv_freq"):
+        raise CheckpointError(
+            f"transformers {transformers.__version__} builds {config.shape.family} models in another form: install "
+            "transformers 5"
+        )
+    return Rotary(
+        getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
+        lambda x, at: module(x, at, kind),
+    )  # fmt: skip
+
+
 def check_rotary(rotary: Any, rope: Rope) -> None:
     """`check_model` for a rotary embedding only."""
     _refuse(_rotary_differences(rotary, rope))
@@ -62,15 +88,18 @@ def _refuse(differences: Iterable[str]) -> None:
 def _differences(model: Any, config: HFConfig) -> Iterator[str]:
     base, shape = model.base_model, config.shape
     family = FAMILIES[shape.family]
-    if config.rope is not None:
-        yield from _rotary_differences(base.rotary_emb, config.rope)
+    for sliding, rope in config.ropes.items():
+        yield from _rotary_differences(rotary_of(base, config, sliding), rope)
     norms = [getattr(base, family.norm)]
     for block, window in zip(getattr(base, family.layers), config.windows, strict=True):
         attention = getattr(block, family.attention)
         norms += [getattr(block, name) for name in family.block_norms]
         norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
         yield from _attention_differences(attention, model.config, config, window)
-        yield from _activation_differences(getattr(block.mlp, "act_fn", None) or block.mlp.act, config.activation)
+        named = (getattr(block.mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
+        yield from _activation_differences(next(filter(None, named)), config.activation)
+        if (wanted := config.scales.get("residual", 1.0)) != getattr(block, "residual_multiplier", 1.0):
+            yield f"a block adds its parts times {block.residual_multiplier:g}, not {wanted:g}"
         if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
             yield f"use_parallel_residual is {block.use_parallel_residual}"
     for norm in norms:
@@ -95,11 +124,12 @@ def _rotary_differences(rotary: Any, rope: Rope) -> Iterator[str]:
 
 
 def _attention_differences(attention: Any, made: Any, config: HFConfig, window: int | None) -> Iterator[str]:
-    scaling = getattr(attention, "scaling", config.shape.head_dim**-0.5)  # GPT-2's names none in transformers 4
-    if not _close(scaling, config.shape.head_dim**-0.5):
-        yield f"attention is scaled by {scaling:g}, not by {config.shape.head_dim**-0.5:g}"
-    if config.shape.family in ("mistral", "qwen2", "qwen3"):
-        built = made.sliding_window if config.shape.family == "mistral" else attention.sliding_window
+    wanted = config.attention_scale
+    scaling = getattr(attention, "scaling", wanted)  # GPT-2's names none in transformers 4
+    if not _close(scaling, wanted):
+        yield f"attention is scaled by {scaling:g}, not by {wanted:g}"
+    if config.shape.rules.windows != "never":
+        built = made.sliding_window if config.shape.rules.windows == "always" else attention.sliding_window
         if built != window:
             yield f"a layer's sliding window is {built}, not {window}"
 

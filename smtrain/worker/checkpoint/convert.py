@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from smtrain.core import text
 from smtrain.core.errors import CheckpointError, ConfigError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, folder_of, tokenizer_in
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.public import public, public_class
@@ -189,6 +189,8 @@ def _write(
     state = StateReader.present(weights) if isinstance(to, Native) else None
     if to.dtype is not None:
         weights = Cast(weights, BY_PRECISION[to.dtype])
+    if isinstance(to, Nxd | Megatron | NemoMegatron):
+        refuse_elsewhere(ModelShape.from_config(weights.config), type(to).__name__)
     if isinstance(to, HuggingFace):
         write_hf(weights, output, config, to.max_shard_size, overwrite, carried=carried)
     elif isinstance(to, Native):

@@ -142,13 +142,13 @@ def missing(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
             f"{location} has no weights of layer {match[1]} ({name}); copy the file that holds them.",
             code="checkpoint.damaged",
         )
-    if shape.qkv_bias and name.endswith(".bias") and shape.family in ("llama", "qwen3") and "self_attn" in name:
+    if shape.qkv_bias and name.endswith(".bias") and shape.rules.qkv_bias == "key" and "self_attn" in name:
         return CheckpointError(
             f"{location} lacks the parameter {name}; set attention_bias: false in config.json if the model has none, "
             "else copy the file that holds it.",
             code="checkpoint.other_model",
         )
-    if shape.mlp_bias and name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
+    if shape.mlp_bias and name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
         return CheckpointError(
             f"{location} lacks the parameter {name}; set mlp_bias: false in config.json if the model has none, else "
             "copy the file that holds it.",
@@ -177,7 +177,7 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
             "config.json.",
             code="checkpoint.other_model",
         )
-    if name.endswith(".bias") and shape.family in ("llama", "qwen3") and ".self_attn." in name and not shape.qkv_bias:
+    if name.endswith(".bias") and shape.rules.qkv_bias == "key" and ".self_attn." in name and not shape.qkv_bias:
         if shape.family == "llama" and not any(other.endswith("o_proj.bias") for other in names):
             return CheckpointError(
                 f"{location} holds {shown}, and llama models have biases in all of attention or none: these are a "
@@ -189,7 +189,7 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
             "there.",
             code="checkpoint.other_model",
         )
-    if name.endswith(".bias") and ".mlp." in name and shape.family == "llama":
+    if name.endswith(".bias") and ".mlp." in name and shape.rules.mlp_bias == "key":
         return CheckpointError(
             f"{location} holds {shown}, and its config.json says mlp_bias: false; set mlp_bias: true there.",
             code="checkpoint.other_model",

@@ -14,7 +14,6 @@ from smtrain.core.model.lora import AdapterShape, B
 from smtrain.worker.checkpoint.sources import WeightSource
 
 # Families whose embedding transformers builds with a padding row.
-_PADDED = ("llama", "qwen2", "qwen3", "mistral")
 
 
 class RandomWeights:
@@ -44,14 +43,15 @@ class RandomWeights:
     def _made(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
         if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+            unit = 1.0 if self._shape.rules.unit_norms else 0.0
+            return torch.full(shape, 0.0 if name.endswith("bias") else unit)
         generator = _generator(self._seed, name)
         deviation = self._config.get("initializer_range", 0.02)
         if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
             deviation /= (2 * self._shape.layers) ** 0.5  # GPT-2 scales residual projections by the depth
         whole = torch.empty(shape).normal_(0.0, deviation, generator=generator)
         padding = self._config.get("pad_token_id")
-        if name == self._shape.embed_name and padding is not None and self._shape.family in _PADDED:
+        if name == self._shape.embed_name and padding is not None and self._shape.rules.form == "llama":
             whole[padding] = 0.0
         return whole
 

@@ -53,6 +53,12 @@ COMBINATIONS = [
     ("qwen3", "212 m2"),
     ("gpt_neox", "141 m1"),
     ("llama", "122 m2 bf16 full"),
+    ("gemma3_text", "111 m2 bf16"),
+    ("gemma3_text", "221 m1 sp"),
+    ("olmo2", "111 m2"),
+    ("olmo2", "211 m2 bf16 sp"),
+    ("granite", "111 m2 bf16"),
+    ("smollm3", "211 m2"),
 ]
 
 
@@ -63,8 +69,12 @@ def model(family: str) -> dict[str, Any]:
     sizes: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 8, "intermediate_size": 480, "vocab_size": 1024}
     if family != "gpt_neox":
         sizes |= {"num_key_value_heads": 4, "head_dim": 24}
-    if family == "mistral":
+    if family in ("mistral", "gemma3_text"):
         sizes["sliding_window"] = 32
+    if family == "smollm3":
+        sizes["pad_token_id"] = 0
+    if family == "gemma3_text":
+        sizes |= {"tie_word_embeddings": True, "final_logit_softcapping": 30.0}
     return config(family, **sizes)
 
 

@@ -17,6 +17,7 @@ SIZES = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
     "vocab_size": 101,
+    "pad_token_id": 0,
 }
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 2}),
@@ -27,6 +28,14 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"num_key_value_heads": 2, "attention_bias": True}),
     ("mistral", {"num_key_value_heads": 2}),
     ("mistral", {"num_key_value_heads": 4, "head_dim": 8, "sliding_window": None}),
+    ("smollm3", {}),
+    ("smollm3", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("olmo2", {"attention_bias": True}),
+    ("olmo3", {}),
+    ("gemma3_text", {"head_dim": 16}),
+    ("ministral3", {"num_key_value_heads": 2, "head_dim": 16}),
+    ("phi3", {"num_key_value_heads": 2}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("gpt2", {}),
@@ -49,7 +58,13 @@ def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[s
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> None:
     keys = {**SIZES, "hidden_size": 128, "num_attention_heads": 32, "model_type": family}
-    nulls = {"mistral": ["sliding_window", "head_dim"], "gpt_neox": []}.get(family, ["num_key_value_heads"])
+    own = {
+        "mistral": ["sliding_window", "head_dim"],
+        "gpt_neox": [],
+        "ministral3": [],
+        "gemma3_text": ["final_logit_softcapping"],
+    }
+    nulls = own.get(family, ["num_key_value_heads"])
     for config in (keys, {**keys, **dict.fromkeys(nulls)}):
         assert ModelShape.from_config(config) == ModelShape.from_config(AutoConfig.for_model(**config).to_dict())
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
-from smtrain.worker.checkpoint.targets import Nxd
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, Nxd
 from smtrain.worker.generation.stage import generate
 
 SIZES: dict[str, Any] = {
@@ -40,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     """A model and its byte-level tokenizer, saved by transformers itself."""
-    keys = {"model_type": name, **SIZES, **FAMILIES[name]}
+    keys = {"model_type": name, **SIZES, **{**FAMILIES, **NEWER}[name]}
     config = AutoConfig.for_model(**{key: value for key, value in keys.items() if value is not None})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).to(dtype)
@@ -78,6 +78,35 @@ def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtyp
     assert torch.equal(*logits)
     text = "naïve text\n"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text) == AutoTokenizer.from_pretrained(folder)(text)
+
+
+NEWER: dict[str, dict[str, Any]] = {
+    "phi3": {"pad_token_id": 0},
+    "ministral3": {"head_dim": 8},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 8},
+    "gemma3_text": {"head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(tmp_path: Path, name: str) -> None:
+    folder = make(tmp_path / "model", name)
+    convert(folder, tmp_path / "native", to=Native(tp=2, pp=2))
+    convert(tmp_path / "native", tmp_path / "out", to=HuggingFace(), config=folder)
+    held = {k: t for f in (tmp_path / "out").glob("*.safetensors") for k, t in load_file(f).items()}
+    original = load_file(folder / "model.safetensors")
+    assert held.keys() == original.keys()
+    assert all(torch.equal(held[k], original[k]) for k in held)
+    ids = torch.arange(20).view(1, -1)
+    with torch.no_grad():
+        logits = [AutoModelForCausalLM.from_pretrained(path)(ids).logits for path in (folder, tmp_path / "out")]
+    assert torch.equal(*logits)
+    for form in (Nxd(tp=1), Megatron(tp=1)):
+        with pytest.raises(CheckpointError, match=f"{name} models are not converted from or to"):
+            convert(folder, tmp_path / "other", to=form)
 
 
 def test_text_depends_on_the_prompt_and_the_seed_alone(tmp_path: Path) -> None:

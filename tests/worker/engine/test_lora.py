@@ -33,6 +33,11 @@ CASES = [
     ("gpt_neox", "221 sp", {}),
     ("gpt_neox-sequential", "411", {"targets": ["dense", "query_key_value"]}),
     ("llama", "114", {"rank": 1, "targets": ["k_proj"]}),
+    ("olmo2", "221 sp", {}),
+    ("phi3", "221 sp", {}),
+    ("gemma3", "411", {}),
+    ("granite", "122 full", {}),
+    ("smollm3", "212 sp", {"targets": ["q_proj", "down_proj"]}),
 ]
 
 

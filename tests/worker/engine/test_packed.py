@@ -16,6 +16,10 @@ MESHES = {
     "mistral-window": ["221 sp full"],
     "llama-tied-509": ["122 full"],
     "gpt_neox": ["221 sp", "114 m1"],
+    "gemma3": ["221 sp", "122 full"],
+    "olmo3": ["212 sp"],
+    "smollm3-window": ["122"],
+    "granite": ["411"],
 }
 
 

@@ -23,6 +23,16 @@ MESHES = {
     "qwen2-window": ["122 m2"],
     "qwen3": ["221", "212 sp"],
     "mistral-window": ["122 full", "221 sp m2"],
+    "smollm3": ["221 sp"],
+    "smollm3-window": ["122 m2"],
+    "granite": ["221 sp full", "122", "411"],
+    "phi3": ["221 sp", "212"],
+    "phi3-partial": ["411 sp full"],
+    "ministral3": ["221 sp"],
+    "olmo2": ["221 sp", "411 sp full"],
+    "olmo2-kv1": ["411", "212"],
+    "olmo3": ["221 sp", "122 m2"],
+    "gemma3": ["221 sp", "122 full", "212"],
     "gpt_neox": ["221 sp full", "122"],
     "gpt_neox-sequential": ["212"],
     "gpt2": ["221 sp full", "122", "411 sp"],
@@ -31,7 +41,16 @@ MESHES = {
 STEPS = {"llama": 20 if tiers.full() else 8}  # the rest, one family's names and parts each, tells as much in 6
 ALL = {"llama"}
 """Configs that the gate trains on all of their meshes; the others on the first one."""
-VARIANTS = {"llama-kv4", "qwen2-window", "gpt_neox-sequential", "gpt2"}
+VARIANTS = {
+    "llama-kv4",
+    "qwen2-window",
+    "smollm3-window",
+    "olmo2-kv1",
+    "olmo3",
+    "phi3-partial",
+    "gpt_neox-sequential",
+    "gpt2",
+}
 """Configs whose family the gate trains in another one."""
 
 

@@ -200,10 +200,10 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             {"model.path", "train.seq_len"},
             f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
         )
-    if config.train.engine == "nxd" and shape.family == "gpt2":
+    if config.train.engine == "nxd" and (shape.positions is not None or not shape.rules.elsewhere):
         yield (
             {"model.path", "train.engine"},
-            "model.path: engine nxd trains no gpt2 models; set train.engine: native"
+            f"model.path: engine nxd trains no {shape.family} models; set train.engine: native"
             + ("" if config.target == "local" else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
         )
     if config.train.adapter and (targets := config.train.adapter.targets):

@@ -13,32 +13,36 @@ is left to the device.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.comm import to_device
 from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
+Turn = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
 class AttentionContext:
     """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
 
     def __init__(
-        self, rotary: nn.Module | None, windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device,
+        self, rotary: Mapping[bool, Turn], windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device,
         head_dim: int, compiled: bool,
     ) -> None:  # fmt: skip
+        """`rotary` has the embedding of layers without a window (False), and that of the others if it differs."""
         self._rotary, self._windows, self._dtype, self._device = rotary, windows, dtype, device
         self._head_dim, self._compiled, self._said = head_dim, compiled, False
         self._kept: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
 
-    def __call__(self, batch: int, length: int, segments: torch.Tensor | None) -> tuple[torch.Tensor, Any, list[Any]]:
-        """Positions [B or 1, S], rotary embeddings and each layer's mask (None: causal over the whole row).
+    def __call__(
+        self, batch: int, length: int, segments: torch.Tensor | None
+    ) -> tuple[torch.Tensor, list[Any], list[Any]]:
+        """Positions [B or 1, S], and each layer's rotary embeddings and mask (None: causal over the whole row).
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
         row; None makes every row one sample.
@@ -61,16 +65,18 @@ class AttentionContext:
                 log.warning("attention runs without its flash kernel, and keeps every score: %s", lack)
 
     @torch.no_grad()
-    def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Positions on the device, and the rotary embeddings; fp32 holds every position below 2**24."""
+    def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+        """Positions on the device, and the layers' rotary embeddings; fp32 holds every position below 2**24."""
         there = to_device(positions.int(), self._device)
-        if self._rotary is None:
-            return there, None
+        if not self._rotary:
+            return there, [None] * len(self._windows)
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
-        return there, self._rotary(like, position_ids=to_device(positions.float(), self._device))
+        at = to_device(positions.float(), self._device)
+        turned = {sliding: turn(like, at) for sliding, turn in self._rotary.items()}
+        return there, [turned[window is not None and True in turned] for window in self._windows]
 
     @torch.no_grad()
-    def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, Any, list[Any]]:
+    def _packed(self, segments: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[Any]]:
         batch, length = segments.shape
         self._say(length, masked=True)
         positions = positions_within(segments)

@@ -227,6 +227,8 @@ def _with_gradient(forward: _Move, backward: _Move) -> _Move:
 copy_to = _with_gradient(lambda x, g: x.view_as(x), _sum)
 reduce_from = _with_gradient(_sum, lambda x, g: x)
 gather_sequence = _with_gradient(lambda x, g: all_gather(x, g, SEQ), lambda x, g: reduce_scatter(x, g, SEQ))
+sum_both_ways = _with_gradient(_sum, _sum)
+"""A sum that every rank uses: its gradient is the sum of theirs."""
 scatter_sequence = _with_gradient(lambda x, g: reduce_scatter(x, g, SEQ), lambda x, g: all_gather(x, g, SEQ))
 
 

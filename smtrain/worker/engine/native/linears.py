@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from smtrain.worker.engine.native.comm import sum_both_ways
 from smtrain.worker.engine.native.lora import Factors
 
 Sink = Callable[[Callable[[torch.Tensor | None], torch.Tensor]], None]
@@ -64,6 +66,22 @@ class RowParallel(nn.Module):
         y = _product(x, self.weight.t() if self.turned else self.weight, None, self.sink)
         y = self._leave(y if self.factors is None else self.factors(x, y))
         return y if self.bias is None else y + self.bias
+
+
+class WideNorm(nn.Module):
+    """An RMSNorm over the heads of all tensor-parallel ranks (OLMo 2), with this rank's part of its weight."""
+
+    def __init__(self, norm: Any, width: int, copies: int, group: dist.ProcessGroup) -> None:
+        """`width` numbers are normalised together; each is on `copies` ranks."""
+        super().__init__()
+        self.weight, self.variance_epsilon = norm.weight, norm.variance_epsilon
+        self._width, self._copies, self._group = width, copies, group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        squares = sum_both_ways(wide.square().sum(-1, keepdim=True) / self._copies, self._group)
+        normed: torch.Tensor = self.weight * (wide * torch.rsqrt(squares / self._width + self.variance_epsilon))
+        return normed.to(x.dtype)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sink: Sink | None) -> torch.Tensor:

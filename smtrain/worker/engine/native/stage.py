@@ -7,6 +7,7 @@ columns are cut. There is no second model code, so it equals transformers by con
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora
-from smtrain.core.model.transformers_build import check_model, transformers_config
+from smtrain.core.model.transformers_build import check_model, rotary_of, transformers_config
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
@@ -33,7 +34,7 @@ from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.gradients import Trained, flat_parameters
 from smtrain.worker.engine.native.layers import Layers
-from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel
+from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
 
 log = logging.getLogger(__name__)
@@ -109,9 +110,11 @@ class Stage(nn.Module):
         if not self.last:
             setattr(base, family.norm, None)
             self.model.set_output_embeddings(None)
+        if self.first and family.root_embedding:  # its own class multiplies; `_scaled` does, on any mesh
+            setattr(base, family.embed, _plain_embedding(getattr(base, family.embed)))
         self.embed: nn.Embedding | Embedding | None = getattr(base, family.embed)
         self.norm: nn.Module | None = getattr(base, family.norm)
-        self.rotary: nn.Module | None = base.rotary_emb if self.described.rope is not None else None
+        self.rotary = {sliding: rotary_of(base, self.described, sliding).turn for sliding in self.described.ropes}
         self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
         self.blocks: list[Any] = list(own.values())
 
@@ -150,6 +153,12 @@ class Stage(nn.Module):
 
         for block in self.blocks:
             attention = getattr(block, FAMILIES[layout.shape.family].attention)
+            if layout.shape.rules.fused:  # its forward pass cuts the product by these
+                attention.config = copy.copy(attention.config)
+                attention.config.num_attention_heads = layout.shape.heads // tp
+                attention.num_key_value_heads = len(layout.kv_slots(self.mesh.tp_rank))
+            if layout.shape.qk_norm == "wide":
+                self._widen_norms(attention)
             if hasattr(attention, "split_size"):  # GPT-2: the size of q, of k and of v
                 attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
@@ -167,6 +176,13 @@ class Stage(nn.Module):
                 setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
             elif turned:
                 module.nf = module.weight.shape[1]
+
+    def _widen_norms(self, attention: Any) -> None:
+        """Let the norms over all heads see those of the other ranks."""
+        shape, group = self.layout.shape, self.mesh.tp_group
+        for name, heads, copies in (("q_norm", shape.heads, 1), ("k_norm", shape.kv_heads, self.layout.kv_multiplier)):
+            norm = getattr(attention, name)
+            setattr(attention, name, WideNorm(norm, heads * shape.head_dim, copies, group))
 
     def _find_writing(self) -> None:
         """Replace modules whose weights are used only once by ours."""
@@ -275,7 +291,6 @@ class Stage(nn.Module):
         """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
-        turns = {} if rotary is None else {"position_ids": positions, "position_embeddings": rotary}
         self.before_layer(0)
         h = self._embed(x) if self.first else x
         if self.positions is not None:
@@ -283,6 +298,7 @@ class Stage(nn.Module):
             h = h + self.positions(own.clamp(max=self.described.positions - 1))  # beyond that there is only padding
         for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
             self.before_layer(at)
+            turns = {} if rotary[i] is None else {"position_ids": positions, "position_embeddings": rotary[i]}
             kwargs = {"attention_mask": masks[i], **turns}
             h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
@@ -291,13 +307,24 @@ class Stage(nn.Module):
     def local_logits(self, h: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the logits [B, S, ceil(V / tp)], with the padding of the vocabulary."""
         logits: torch.Tensor = self.model.get_output_embeddings()(self._enter(h) if self.mesh.tp > 1 else h)
+        scales = self.described.scales  # transformers applies them in the model's forward pass, which is not called
+        if "logits" in scales:
+            logits = logits / scales["logits"]
+        if "cap" in scales:
+            logits = torch.tanh(logits / scales["cap"]) * scales["cap"]
         return logits
+
+    def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:
+        scale = self.described.scales.get("embedding", 1.0)
+        if self.layout.shape.rules.root_embedding:  # rounded, as the published weights were trained with it
+            scale = float(torch.tensor(self.layout.shape.hidden**0.5, dtype=self.dtype))
+        return embedded if scale == 1 else embedded * scale
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         assert self.embed is not None
         if self.mesh.tp == 1:
             whole: torch.Tensor = self.embed(ids)
-            return whole
+            return self._scaled(whole)
         weight, padding = self.embed.weight, self.embed.padding_idx
         rows = weight.shape[0]
         start = self.mesh.tp_rank * rows
@@ -306,4 +333,12 @@ class Stage(nn.Module):
         if padding is not None:
             padding = padding - start if 0 <= padding - start < rows else None
         embedded = F.embedding(local.clamp(0, rows - 1), weight, padding_idx=padding)
-        return self._leave(embedded * here[..., None].to(embedded.dtype))
+        return self._scaled(self._leave(embedded * here[..., None].to(embedded.dtype)))
+
+
+def _plain_embedding(embedding: nn.Embedding) -> nn.Embedding:
+    """An embedding of torch with the same weight."""
+    rows, width = embedding.weight.shape
+    plain = nn.Embedding(rows, width, embedding.padding_idx, device="meta", dtype=embedding.weight.dtype)
+    plain.weight = embedding.weight
+    return plain
