@@ -46,7 +46,7 @@ def check_model(model: Any, config: HFConfig) -> None:
     _refuse(_differences(model, config))
 
 
-class Rotary(NamedTuple):
+class Turning(NamedTuple):
     """A rotary embedding of transformers."""
 
     inv_freq: torch.Tensor
@@ -55,18 +55,18 @@ class Rotary(NamedTuple):
     """Cosines and sines [B, S, D] of positions, in the type of the first tensor or fp32."""
 
 
-def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Rotary:
+def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     """The rotary embedding of layers with or without a window. Raises `CheckpointError` if transformers is too old."""
     module = base.rotary_emb
     if config.local_rope is None:
-        return Rotary(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
+        return Turning(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
     kind = SLIDING if sliding else FULL
     if not hasattr(module, f"{kind}_inv_freq"):
         raise CheckpointError(
             f"transformers {transformers.__version__} builds {config.shape.family} models in another form: install "
             "transformers 5"
         )
-    return Rotary(
+    return Turning(
         getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
         lambda x, at: module(x, at, kind),
     )  # fmt: skip

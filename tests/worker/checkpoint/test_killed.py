@@ -5,7 +5,6 @@ $SMTRAIN_KILLS asks for more of them, $SMTRAIN_KILLED for only one kind of targe
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.summary import diff, verify
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, NemoMegatron, Nxd, Target
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
+from tests.worker.engine.world import CONTEXT
 
 COUNT = int(os.environ.get("SMTRAIN_KILLS", "6"))
 full = pytest.mark.full
@@ -36,8 +36,6 @@ HOW: dict[str, Target] = {
     "nnm": NemoMegatron(form="xser", release="2.15"),
     "nnm-ckpt": NemoMegatron(tp=2, pp=2),
 }
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([__name__])  # it imports torch
 
 
 def whole(target: Path, source: Path) -> bool:

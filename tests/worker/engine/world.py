@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONTEXT = mp.get_context("forkserver")
+# A process has one fork server, and the last list that was set before it started counts: this is the only one.
 CONTEXT.set_forkserver_preload(["tests.worker.engine.preload"])
 PATIENCE = 180  # seconds for one function on a busy machine
 
