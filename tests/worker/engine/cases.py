@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.families import ModelShape
@@ -65,21 +65,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": config("smollm3", tie_word_embeddings=True, pad_token_id=0),
     "smollm3-window": config(
         "smollm3", pad_token_id=0, use_sliding_window=True, sliding_window=8, attention_bias=True, mlp_bias=True
-    ),
-    "ministral3": config(
-        "ministral3",
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "max_position_embeddings": 128,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.5,
-        },
     ),
     "phi3": config("phi3", sliding_window=12, pad_token_id=0),
     "phi3-partial": config(
@@ -141,6 +126,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
     "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
 }
+if "ministral3" in CONFIG_MAPPING:  # of transformers 5
+    CONFIGS["ministral3"] = config(
+        "ministral3",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    )
 
 
 def mesh(text: str) -> ParallelOptions:
