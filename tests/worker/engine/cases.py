@@ -73,6 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         tie_word_embeddings=True,
         vocab_size=509,
         num_key_value_heads=4,
+        partial_rotary_factor=0.5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ),
     "granite": config(
