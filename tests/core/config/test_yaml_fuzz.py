@@ -50,13 +50,13 @@ def tried(source: Any, set_: tuple[str, ...] = ()) -> float:
 def test_any_file_is_a_config_or_sentences(tmp_path_factory: Any, start: str, text: str, alone: bool) -> None:
     path = Path(tmp_path_factory.getbasetemp()) / "fuzz.yaml"
     path.write_bytes((text if alone else start + text).encode("utf-8", "surrogatepass"))
-    assert tried(path) < 1
+    assert tried(path) < 10, "a few bytes must not grow without end"
 
 
 @settings(max_examples=TRIES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=ASSIGNMENTS)
 def test_any_set_is_a_config_or_sentences(start: str, text: str) -> None:
-    assert tried(yaml.safe_load(start), (text,)) < 1
+    assert tried(yaml.safe_load(start), (text,)) < 10, "a few bytes must not grow without end"
 
 
 @settings(max_examples=TRIES, deadline=None, suppress_health_check=list(HealthCheck))
