@@ -301,7 +301,7 @@ def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window
     kinds = config.get("layer_types")
     if kinds is None:
         return tuple(window if slides else None for slides in _sliding(config, family, layers))
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*kinds} <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise CheckpointError(
             f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of the {layers} layers"
         )
@@ -319,7 +319,7 @@ def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bo
         return tuple((i + 1) % every != 0 for i in range(layers))
     if family.rotates_some:
         return tuple(not turned for turned in rotated_layers(config, family, layers))
-    first = config.get("max_window_layers", 28)
+    first = _count(config, "max_window_layers", 28, least=0)
     return tuple(i >= first for i in range(layers))
 
 
@@ -331,7 +331,7 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
     if turned is None:
         every = _count(config, "no_rope_layer_interval", 4)
         return tuple((i + 1) % every != 0 for i in range(layers))
-    if not isinstance(turned, list) or len(turned) != layers or not {*turned} <= {0, 1}:
+    if not isinstance(turned, list) or len(turned) != layers or any(one not in (0, 1) for one in turned):
         raise CheckpointError(
             f"config.json has no_rope_layers = {turned!r}: it must have a 1 (with rope) or a 0 for each of the "
             f"{layers} layers"
@@ -339,11 +339,11 @@ def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tu
     return tuple(map(bool, turned))
 
 
-def _count(config: Mapping[str, Any], key: str, usual: int) -> int:
+def _count(config: Mapping[str, Any], key: str, usual: int, least: int = 1) -> int:
     value = config.get(key)
     value = usual if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise CheckpointError(f"config.json has {key} = {value!r}: it must be a whole number of at least {least}")
     return value
 
 

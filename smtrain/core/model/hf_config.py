@@ -154,7 +154,7 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
         return read(old, rules.theta), None
     key, usual = rules.local_theta
     by_kind = old.pop("rope_parameters", None) or {}
-    if by_kind and not all(isinstance(part, Mapping) for part in by_kind.values()):
+    if by_kind and not (isinstance(by_kind, Mapping) and all(isinstance(part, Mapping) for part in by_kind.values())):
         raise CheckpointError(
             f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has one set of "
             f"settings for {FULL} and one for {SLIDING}"

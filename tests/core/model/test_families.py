@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.hf_config import normalise
 
 SIZES = {
     "hidden_size": 64,
@@ -136,6 +137,27 @@ def test_every_reason_against_a_mesh_is_given() -> None:
 def test_a_config_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError) as error:
         ModelShape.from_config({**SIZES, "model_type": "llama", **changes})
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters = [1]: a gemma3_text model has one set of settings"),
+        ("gemma3_text", {"rope_parameters": "x"}, "rope_parameters = 'x'"),
+        ("gemma3_text", {"layer_types": [["x"], 1]}, "it must name full_attention or sliding_attention for each"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "only None will do"),
+        ("smollm3", {"no_rope_layers": [[1], 0]}, "it must have a 1 (with rope) or a 0 for each of the 2 layers"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "x"}, "of at least 0"),
+        ("olmo3", {}, "has no rope_theta"),
+        ("granite", {"logits_scaling": None}, "logits_scaling = None: it must be a number above 0"),
+    ],
+)
+def test_an_odd_setting_of_layers_is_refused_in_one_sentence(family: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        normalise({**SIZES, "num_key_value_heads": 2, "model_type": family, **changes})
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
