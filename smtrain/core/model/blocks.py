@@ -71,9 +71,12 @@ def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[
 
 def _llama_block(s: ModelShape) -> Iterator[Spec]:
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    before = [name for name in s.rules.block_norms if name == "input_layernorm"]
-    for name in before:
-        yield from norm(name, s.hidden)
+
+    def norms(*places: str) -> Iterator[Spec]:
+        for name in (f"{place}_layernorm" for place in places):
+            yield from norm(name, s.hidden) if name in s.rules.block_norms else ()
+
+    yield from norms("input")
     if s.rules.fused:
         yield from _linear("self_attn.qkv_proj", Role.QKV_BLOCKS, q + 2 * kv, s.hidden, s.qkv_bias)
     else:
@@ -87,19 +90,14 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
         yield Spec("self_attn.q_norm.weight", Role.Q_NORM, (q,))
         yield Spec("self_attn.k_norm.weight", Role.K_NORM, (kv,))
     yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
-    later = [name for name in s.rules.block_norms if name not in before]
-    behind = [name for name in later if "post_feedforward" in name]
-    for name in later:
-        if name not in behind:
-            yield from norm(name, s.hidden)
+    yield from norms("post_attention", "pre_feedforward")
     if s.rules.fused:
         yield from _linear("mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias)
     else:
         yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
         yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
     yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
-    for name in behind:
-        yield from norm(name, s.hidden)
+    yield from norms("post_feedforward")
 
 
 def _neox_block(s: ModelShape) -> Iterator[Spec]:

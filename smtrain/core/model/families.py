@@ -21,7 +21,7 @@ from smtrain.core.text import with_article
 
 @dataclass(frozen=True)
 class Family:
-    """One model type as data: the names of its parts, its keys in config.json, and what it has that Llama has not.
+    """One model type as data: the names of its parts, its keys in config.json, and its differences from Llama.
 
     Defaults are those of Llama. Layout, planner, conversions, checks and the native engine read this row alone.
     """
@@ -36,7 +36,7 @@ class Family:
     form: Literal["llama", "gpt_neox", "gpt2"] = "llama"
     """The linears of a block, and their names."""
     block_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    """In the order of the forward pass; each is behind what its name says, or before it."""
+    """The norms of a block by name, in the order of the forward pass."""
     positions: str | None = None
     """The table of learned positions, if any."""
     norm_bias: bool = False

@@ -56,6 +56,9 @@ class Stage(nn.Module):
         self.sequence_parallel = options.sequence_parallel and mesh.tp > 1
         self.first, self.last = mesh.pp_rank == 0, mesh.pp_rank == mesh.pp - 1
         self.described = normalise(config)
+        self._embedding_scale = self.described.scales.get("embedding", 1.0)
+        if layout.shape.rules.root_embedding:  # rounded, as the published weights were trained with it
+            self._embedding_scale = float(torch.tensor(layout.shape.hidden**0.5, dtype=self.dtype))
         self.config = transformers_config(config)
         for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
             if getattr(self.config, key, 0):
@@ -315,10 +318,7 @@ class Stage(nn.Module):
         return logits
 
     def _scaled(self, embedded: torch.Tensor) -> torch.Tensor:
-        scale = self.described.scales.get("embedding", 1.0)
-        if self.layout.shape.rules.root_embedding:  # rounded, as the published weights were trained with it
-            scale = float(torch.tensor(self.layout.shape.hidden**0.5, dtype=self.dtype))
-        return embedded if scale == 1 else embedded * scale
+        return embedded if self._embedding_scale == 1 else embedded * self._embedding_scale
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         assert self.embed is not None
