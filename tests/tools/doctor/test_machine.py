@@ -34,6 +34,13 @@ CUDA_TORCH = CPU_TORCH | {"torch": "2.13.0+cu130", "cuda": "13.0"}
 NVIDIA_SMI = "| NVIDIA-SMI 580.65  Driver Version: 580.65  CUDA Version: 13.0 |"
 
 
+def written(file: Path, text: str) -> Path:
+    """The file, with this text, below folders that are made if they are missing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """An empty /dev, /proc and /sys; the fixture puts a file into it."""
@@ -41,14 +48,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     root.mkdir()
     for module in (gathered, software, devices):
         monkeypatch.setattr(module, "SYSTEM", root)
-
-    def put(name: str, text: str = "") -> Path:
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    return put
+    return lambda name, text: written(root / name, text)
 
 
 @pytest.fixture
@@ -59,8 +59,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
     def put(name: str, script: str) -> Path:
-        file = folder / name
-        file.write_text(f"#!/bin/sh\n{script}\n")
+        file = written(folder / name, f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
         return file
 
@@ -74,13 +73,7 @@ def shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
-    def put(name: str, text: str) -> Path:
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(textwrap.dedent(text))
-        return file
-
-    return put
+    return lambda name, text: written(folder / name, textwrap.dedent(text))
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, view: dict[str, Any], shadow: Put) -> list[Finding]:

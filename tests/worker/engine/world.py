@@ -64,6 +64,12 @@ class World:
                 raise AssertionError("\n".join(f"rank {r}: {a}" for r, (fine, a) in answers.items() if not fine))
         return [answers[rank][1] for rank in range(self.size)]
 
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         for process, pipe in self._ranks:
             pipe.close()

@@ -25,16 +25,14 @@ from tests.worker.train.test_shell import REPO, Shell
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[World]:
-    world = World(2)
-    yield world
-    world.stop()
+    with World(2) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")
 def two_cores() -> Iterator[World]:
-    world = World(2, "neuron")
-    yield world
-    world.stop()
+    with World(2, "neuron") as world:
+        yield world
 
 
 @pytest.fixture(scope="module")

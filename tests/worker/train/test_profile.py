@@ -27,9 +27,8 @@ from tests.worker.train.test_shell import Shell
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[World]:
-    world = World(4)
-    yield world
-    world.stop()
+    with World(4) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,8 @@ def config(
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[World]:
-    world = World(2)
-    yield world
-    world.stop()
+    with World(2) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")
