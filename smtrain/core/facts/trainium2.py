@@ -1,10 +1,10 @@
-"""Trainium2's own limits: which groups of processes a host's chips can form, and what its attention kernel takes.
+"""Limits of Trainium2: the groups of processes that a host's chips can form, and the inputs of its attention kernel.
 
 On trn2.48xlarge and trn2u.48xlarge a collective finds a path only if the chips of its group on each host are one chip,
 two neighbours (the last of a row or column is the first one's neighbour), a whole row or column of the 4 x 4 torus, or
 a rectangle of these, and if every chip gives the same cores. Any other group ends with "failed to init a collective
 algorithm ... no_hier no_mesh" at its first use (read in AWS's vllm-omni-neuron, 2026-10; not tried by us). Trainium3
-has a switch and no such rule, and nor has Trainium1. docs/trainium.md explains the rule.
+has a switch, so the rule does not apply to it, and it does not apply to Trainium1. docs/trainium.md explains the rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The large model that a device gets, and what the planner predicts for it on this machine."""
+"""The large model that a device gets, and the planner's prediction for it on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python, the packages, the processor, memory, disks and limits of this machine, with what is wrong about them."""
+"""Python, the packages, the processor, memory, disks and limits of this machine, and their faults."""
 
 from __future__ import annotations
 

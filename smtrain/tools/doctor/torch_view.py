@@ -12,7 +12,7 @@ MARK = "smtrain doctor: "
 
 
 def main() -> None:
-    """Print what torch sees, as JSON."""
+    """Print torch's view of the machine, as JSON."""
     seen: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -61,7 +61,7 @@ class Outcome:
     reason: str = ""
     """The reason that it is not done."""
     log: str = ""
-    """The end of what its processes printed, if it failed."""
+    """The end of its processes' output, if it failed."""
     result: dict[str, Any] = field(default_factory=dict)
 
 

@@ -153,7 +153,7 @@ class TrialProcess:
         peak = held.top if allocated is None else allocated
         return {"tokens_per_s": rate * model.batch * model.length, "steps": times, "peak_bytes": peak}
 
-    # What they are made of
+    # Their pieces
 
     def train_until_killed(self) -> None:
         """Take steps for a minute at most; a process that starts with the saved checkpoint kills this one before."""
@@ -328,7 +328,7 @@ def _peak(device: torch.device, base: int | None) -> int | None:
 
 
 def _forget(device: str) -> None:
-    """Free what the part before has left: its engine has cycles."""
+    """Free the memory of the part before: its engine has cycles."""
     gc.collect()
     if device != "cpu":
         try:

@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operators and collectives while entered, as torch calls them: before it splits what has no kernel."""
+    """Counts operators and collectives while entered, as torch calls them: before it splits those without a kernel."""
 
     def __init__(self, device: str | None = None) -> None:
         """`device`: the kind of device whose operators count; None: all."""
@@ -110,7 +110,7 @@ def peak_memory(device: str) -> int | None:
 
 @dataclass
 class StepReport:
-    """Counts the operators of the job's second step, the first one after compilation, and says what they were.
+    """Counts and reports the operators of the job's second step, the first one after compilation.
 
     Every rank makes one and enters `step` for each step; rank 0 writes operators.json and lines of log. Operators of
     GPUs are nothing new, and a compiled step has no operators to count. A full disk ends the report, not the run.
