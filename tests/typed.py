@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -33,3 +35,11 @@ def typed(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
             traceback.print_exc()
             status = 1
     return subprocess.CompletedProcess(["smtrain", *words], status, out.getvalue(), err.getvalue())
+
+
+def lacking_options(command: str) -> list[str]:
+    """The long options of a `smtrain` command line that its help does not have."""
+    words = list(itertools.takewhile(re.compile(r"[a-z]+(-[a-z]+)*").fullmatch, command.split()))
+    done = typed(*words[1:], "--help")
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in done.stdout]

@@ -13,13 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 import smtrain
 from tests import as_told, tiers, warm
 from tests.docs.pages import ROOT, RUN, SHOWN, Block, blocks, commands, pages
 from tests.shared_run import SharedRun
-from tests.typed import typed
+from tests.typed import lacking_options, typed
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +49,16 @@ def test_blocks_are_of_kinds_that_are_run_or_shown(page: Path) -> None:
     assert {block.tag for block in blocks(page)} <= {*RUN, *SHOWN}
 
 
-def tried(page: Path) -> ParameterSet:
-    """The case of a page. The gate tests only the requests of the AWS page, in test_first_run_aws.py."""
-    return pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem == ON_AWS else [])
+# Pages that the gate does not walk: it tests their options below, the requests of the AWS page in
+# test_first_run_aws.py, and the work of the others in the tests of chat, evaluate, convert, publish and doctor.
+WALKS = {ON_AWS, "after-training", "chat", "doctor", "first-run-here"}
+RUNNABLE = [page for page in pages() if any(block.tag in RUN for block in blocks(page))]
 
 
-@pytest.mark.parametrize("page", [tried(page) for page in pages() if any(block.tag in RUN for block in blocks(page))])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.full] if page.stem in WALKS else []) for page in RUNNABLE],
+)
 def test_a_page_does_what_it_says(
     page: Path, llama: smtrain.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +78,15 @@ def test_a_page_does_what_it_says(
             # The pages' config has no account, so permissions are those for the local control plane.
             more = as_aws() if page.stem == ON_AWS else {"SMTRAIN_TARGET": "local"}
             run_all(page, block, words, {"PATH": path} | more, here)
+
+
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page.stem in WALKS], ids=lambda page: page.stem)
+def test_the_commands_of_a_walk_and_their_options_are_there(page: Path) -> None:
+    texts = [command.text for block in blocks(page) if block.tag == "console" for command in commands(block)]
+    ours = [text for text in texts if text.startswith("smtrain ")]
+    assert ours
+    for text in ours:
+        assert not lacking_options(text), text
 
 
 def as_aws() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from smtrain.core.config import Stage
 from smtrain.core.facts.images import serves
 from tests.docs.pages import ROOT
 from tests.install.stranger import Stranger, Typed
-from tests.typed import typed
+from tests.typed import lacking_options, typed
 from tests.worker.checkpoint.folders import LLAMA, hf_folder
 
 STAGES: tuple[Stage, ...] = ("prepare", "convert", "train", "export", "generate")
@@ -88,11 +87,7 @@ def test_its_commands_and_their_options_are_there(tmp_path: Path) -> None:
     commands = list(dict.fromkeys(Reader(ROOT / "README.md", ROOT / "examples", tmp_path, {}).commands()))
     assert len(commands) > 20
     for command in commands:
-        words = list(itertools.takewhile(re.compile(r"[a-z]+").fullmatch, command.split()))
-        done = typed(*words[1:], "--help")
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        lacking = [option for option in re.findall(r"(?<= )--[a-z-]+", command) if option not in done.stdout]
-        assert not lacking, command
+        assert not lacking_options(command), command
 
 
 def test_its_links_and_pictures_lead_somewhere() -> None:

@@ -75,6 +75,7 @@ print(json.dumps([ranks, sorted(addresses - {None})]), flush=True)
 """
 
 
+@pytest.mark.full  # the gate has hosts of isolated jobs speak to each other without torch, below
 def test_two_hosts_of_an_isolated_job_train_together(client: Client) -> None:
     """With torchrun as the launcher starts it; it and the ranks listen only on 127.0.0.1."""
     command = (

@@ -55,7 +55,7 @@ def _of_group(rank: int) -> tuple[float, float, float]:
     return rates(torch.device("neuron", rank), 2, "bf16")
 
 
-@pytest.mark.slow
+@pytest.mark.full  # the gate measures two ranks of the CPU above
 def test_neuron_cores_are_measured_with_their_own_group() -> None:
     """On the imitated device: its speed is the processor's, and says nothing of Neuron's."""
     pytest.importorskip("tests.worker.engine.neuron.imitation")

@@ -185,6 +185,7 @@ def test_a_killed_adapter_resumes_with_the_same_numbers_on_its_mesh_and_another(
     assert sorted(later) == list(range(step + 1, 7))
 
 
+@pytest.mark.full  # the gate kills it here, and stops a training in test_stop.py
 def test_told_to_stop_it_leaves_the_validation_for_later(two: World, shell: Shell, known: Records) -> None:
     inside = 2 * batches(shell) + 1  # the first batch of the third validation, after step 4
     two.run(running.run, shell.root, config(), ("evaluate", inside, signal.SIGTERM))
@@ -234,13 +235,13 @@ def exported_step(shell: Shell, best: bool = False) -> int:
     return step
 
 
-def test_without_a_best_checkpoint_none_is_exported(two: World, shell: Shell) -> None:
-    trained(two, shell, steps=2)
-    target = shell.root.parent / "exported"
+@pytest.mark.usefixtures("known")
+def test_without_a_best_checkpoint_none_is_exported(prepared: Shell, tmp_path: Path) -> None:
+    target = tmp_path / "exported"
     with pytest.raises(
         CheckpointError, match=r"names no best checkpoint; train with train\.validation\.keep_best: true"
     ):
-        export(shell.root / "checkpoints", BaseModel(shell.root / "input/data/model"), target, best=True)
+        export(prepared.root / "checkpoints", BaseModel(prepared.root / "input/data/model"), target, best=True)
     assert not target.exists()
 
 
