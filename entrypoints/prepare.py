@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import VALIDATION_CHANNEL, text_channels
+from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
 from smtrain.core.protocol.container import Container
 from smtrain.worker.train.entry import main
 
@@ -62,15 +62,17 @@ def machines(container: Container) -> MeetingPoint | None:
     )
 
 
-def cleaning(data: Data) -> Cleaning:
-    """The cleaning of documents before they become tokens."""
-    from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+def cleaning(data: Data, container: Container) -> Cleaning:
+    """The cleaning of documents before they become tokens, with the container's paths of its inputs."""
+    from smtrain.worker.data.clean.cleaning import Cleaning
+    from smtrain.worker.data.read.hub import HUB
 
-    near = data.near_duplicates
-    return Cleaning(
-        data.unicode, data.strip_control, data.min_characters, data.deduplicate, data.filters, data.pii,
-        data.phone_region, NearDuplicates(**near.model_dump()) if near else None,
-    )  # fmt: skip
+    tests, language = data.decontaminate, data.language
+    if tests and not tests.path.startswith(HUB):
+        tests = tests.model_copy(update={"path": str(container.channel(TESTS_CHANNEL))})
+    if language and language.model:
+        language = language.model_copy(update={"model": str(container.channel(LANGUAGE_CHANNEL))})
+    return Cleaning.of(data.model_copy(update={"decontaminate": tests, "language": language}))
 
 
 def stage(config: JobConfig, container: Container) -> None:
@@ -97,7 +99,7 @@ def stage(config: JobConfig, container: Container) -> None:
         encoding=data.encoding,
         text_column=data.text_column,
         separator=data.separator,
-        cleaning=cleaning(data),
+        cleaning=cleaning(data, container),
         overlong=data.overlong,
         columns=dict(data.columns.items()),
         holdout=holdout(config, container),

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from smtrain.core.machine import cores_here
-from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+from smtrain.worker.data.clean.cleaning import Cleaning, EvaluationTexts, Languages, NearDuplicates
+from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.clean.quality import FILTERS
 from smtrain.worker.data.clean.refiner import Refiner
 
@@ -25,7 +26,12 @@ PASSES = {
     **{name: Cleaning(filters=(name,)) for name in FILTERS},
     "near": Cleaning(near=NearDuplicates()),
     "pii": Cleaning(pii="mask"),
+    "mojibake": Cleaning(fix_mojibake=True),
+    "language": Cleaning(languages=Languages(("en",))),
+    "tests": Cleaning(tests=EvaluationTexts("")),
 }
+QUESTIONS = 10_000
+"""Texts of the test that documents are compared with."""
 ENDINGS = {".md", ".rst", ".txt"}
 
 
@@ -62,7 +68,11 @@ def prose(wanted: float) -> tuple[list[str], int]:
 def timed(work: tuple[str, list[str]]) -> float:
     """Processor seconds of one pass over the texts, after its libraries are loaded."""
     name, texts = work
-    refiner = Refiner(PASSES[name])
+    words = [str(number) for number in range(QUESTIONS)]
+    tests = (
+        OverlapFinder(" ".join(words[at:] + words[:at])[:200] for at in range(QUESTIONS)) if name == "tests" else None
+    )
+    refiner = Refiner(PASSES[name], tests)
     refiner.refine(texts[:2])
     start = time.process_time()
     refiner.refine(texts)

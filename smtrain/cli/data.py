@@ -11,7 +11,20 @@ import typer
 
 from smtrain.cli import options
 from smtrain.cli.data_keys import JsonKeys, MapKeys, one_key, renamed
-from smtrain.cli.data_options import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, holdout, named, unescaped
+from smtrain.cli.data_options import (
+    FLAGS,
+    Filters,
+    FixMojibake,
+    Language,
+    LanguageModel,
+    Near,
+    PhoneRegion,
+    Pii,
+    cleaning,
+    holdout,
+    named,
+    unescaped,
+)  # fmt: skip
 from smtrain.cli.data_report import report
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
@@ -64,6 +77,14 @@ def prepare(
     near_duplicates: Near = None,
     pii: Pii = None,
     phone_region: PhoneRegion = None,
+    fix_mojibake: FixMojibake = False,
+    language: Language = None,
+    language_model: LanguageModel = None,
+    decontaminate: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Leave out documents that share 13 words in a row with this text of a test."),
+    ] = None,
+    decontaminate_column: Annotated[str, typer.Option(help="Field of the test's text, or a template.")] = "text",
     max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
@@ -102,7 +123,13 @@ def prepare(
     typed(FLAGS)
     text_column = one_key(json_keys, text_column)
     columns = renamed(map_keys, objective)
-    cleaned = cleaning(unicode, strip_control, min_characters, deduplicate, filters, near_duplicates, pii, phone_region)
+    tests = options.materialised(decontaminate) if decontaminate else None
+    cleaned = cleaning(
+        near_duplicates, language, language_model, unicode=unicode, strip_control=strip_control,
+        min_characters=min_characters, deduplicate=deduplicate, filters=filters, pii=pii, phone_region=phone_region,
+        fix_mojibake=fix_mojibake,
+        decontaminate={"path": tests, "text_column": decontaminate_column} if tests else None,
+    )  # fmt: skip
     options.folder_of("OUT", output)
     for word in inputs:
         named("INPUT", word)
@@ -112,7 +139,8 @@ def prepare(
     sft = objective == "sft"
     if sft and cleaned.refines:
         raise ConfigError(
-            "--filter, --near-duplicates, --pii: are for --objective pretrain; leave them out",
+            "--filter, --near-duplicates, --pii, --fix-mojibake, --language, --decontaminate: are for --objective "
+            "pretrain; leave them out",
             code="config.combination",
         )
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text

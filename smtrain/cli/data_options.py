@@ -18,7 +18,9 @@ FLAGS = {
     "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
     "data.near_duplicates": "--near-duplicates", "data.pii": "--pii", "data.workers": "--workers",
     "filters": "--filter", "near_duplicates.similarity": "--near-duplicates", "pii": "--pii",
-    "phone_region": "--phone-region", "unicode": "--unicode",
+    "phone_region": "--phone-region", "unicode": "--unicode", "data.language.model": "--language-model",
+    "data.language": "--language", "language.keep": "--language", "data.fix_mojibake": "--fix-mojibake",
+    "data.decontaminate": "--decontaminate",
 }  # fmt: skip
 Filters = Annotated[
     list[str] | None,
@@ -31,6 +33,11 @@ Pii = Annotated[str | None, typer.Option("--pii", help="Personal data: mask, dro
 PhoneRegion = Annotated[
     str | None, typer.Option("--phone-region", help="Country of phone numbers without their code: US...")
 ]
+FixMojibake = Annotated[bool, typer.Option("--fix-mojibake", help="Put right text decoded with a wrong encoding.")]
+Language = Annotated[
+    list[str] | None, typer.Option("--language", help="Language to keep, by its code (en, de...); repeatable.")
+]
+LanguageModel = Annotated[str | None, typer.Option("--language-model", help="Another fastText model (.bin, .ftz).")]
 
 
 def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
@@ -59,29 +66,29 @@ def holdout(fraction: float | None, path: str | None, split: str | None) -> Any:
 
 
 def cleaning(
-    unicode: str, strip_control: bool, min_characters: int, deduplicate: bool, filters: list[str] | None,
-    near_duplicates: float | None, pii: str | None, phone_region: str | None,
-) -> Any:  # fmt: skip
-    """The cleaning of documents. Raises `ConfigError` for values that the config's section data would refuse."""
+    near_duplicates: float | None, language: list[str] | None, language_model: str | None, **values: Any
+) -> Any:
+    """The cleaning of documents; `values` are other keys of section data, by name.
+
+    Raises `ConfigError` for values that the section would refuse.
+    """
     from smtrain.core.config.data import Data
     from smtrain.core.config.error_messages import key_of, sentence_of
-    from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+    from smtrain.worker.data.clean.cleaning import Cleaning
 
-    values = {
-        "unicode": unicode, "filters": filters or (), "pii": pii, "phone_region": phone_region,
-        "near_duplicates": {"similarity": near_duplicates} if near_duplicates is not None else None,
-    }  # fmt: skip
+    values["near_duplicates"] = {"similarity": near_duplicates} if near_duplicates is not None else None
+    values["language"] = {"keep": language, "model": language_model} if language else None
     try:
-        data = Data.model_validate(values)
+        data = Data.model_validate({**values, "filters": values["filters"] or ()})
     except ValidationError as error:
         raise ConfigError([sentence_of(Data, key_of(fault)[1], fault) for fault in error.errors()]) from None
-    if phone_region and not pii:
-        raise ConfigError("--phone-region has no effect without --pii; give it too", code="config.combination")
-    near = data.near_duplicates
-    return Cleaning(
-        data.unicode, strip_control, min_characters, deduplicate, data.filters, data.pii, data.phone_region,
-        NearDuplicates(**near.model_dump()) if near else None,
-    )  # fmt: skip
+    for option, needed, given, has in (
+        ("--phone-region", "--pii", data.phone_region, data.pii),
+        ("--language-model", "--language", language_model, language),
+    ):
+        if given and not has:
+            raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
+    return Cleaning.of(data)
 
 
 def unescaped(separator: str | None) -> str | None:

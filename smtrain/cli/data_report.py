@@ -8,7 +8,18 @@ from typing import Annotated, Any, cast
 import typer
 
 from smtrain.cli import options
-from smtrain.cli.data_options import FLAGS, Filters, Near, PhoneRegion, Pii, cleaning, named
+from smtrain.cli.data_options import (
+    FLAGS,
+    Filters,
+    FixMojibake,
+    Language,
+    LanguageModel,
+    Near,
+    PhoneRegion,
+    Pii,
+    cleaning,
+    named,
+)  # fmt: skip
 from smtrain.cli.dispatch import typed
 from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
@@ -29,6 +40,9 @@ def report(
     near_duplicates: Near = None,
     pii: Pii = None,
     phone_region: PhoneRegion = None,
+    fix_mojibake: FixMojibake = False,
+    language: Language = None,
+    language_model: LanguageModel = None,
     limit_mb: Annotated[
         float | None, typer.Option("--limit-mb", min=0.001, help="Read at most this many megabytes.")
     ] = None,
@@ -36,7 +50,10 @@ def report(
 ) -> None:
     """Write an HTML page about text: lengths, duplicates, scripts, repeated lines, what filters would remove."""
     typed(FLAGS)
-    cleaned = cleaning("none", False, 0, False, filters, near_duplicates, pii, phone_region)
+    cleaned = cleaning(
+        near_duplicates, language, language_model, filters=filters, pii=pii, phone_region=phone_region,
+        fix_mojibake=fix_mojibake,
+    )  # fmt: skip
     for name in [*inputs, *(against or [])]:
         named("INPUT or --against", name)
     named("--out", out)

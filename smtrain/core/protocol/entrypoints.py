@@ -28,6 +28,8 @@ EXTRAS = {
     "data.filters": "filters",
     "data.near_duplicates": "near",
     "data.pii": "pii",
+    "data.fix_mojibake": "mojibake",
+    "data.language": "language",
     "data.format: mediawiki": "wiki",
     "data.path: hf://": "hub",
 }
@@ -42,14 +44,17 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
     if data.get("prepared"):
         return []
     named = [data.get("path"), *(source.get("path") for source in data.get("sources") or ())]
+    tests = str((data.get("decontaminate") or {}).get("path"))
     paths = [path for path in named if path]
     uses = {
         "data.filters": data.get("filters"),
         "data.near_duplicates": data.get("near_duplicates") is not None,
         "data.pii": data.get("pii"),
+        "data.fix_mojibake": data.get("fix_mojibake"),
+        "data.language": data.get("language") is not None,
         "data.format: mediawiki": data.get("format") == "mediawiki"
         or (data.get("format", "auto") == "auto" and any(_DUMP.search(path) for path in paths)),
-        "data.path: hf://": any(path.startswith("hf://") for path in paths),
+        "data.path: hf://": any(path.startswith("hf://") for path in [*paths, tests]),
     }
     return [need for need in EXTRAS if uses[need]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, SeenDocuments, hashes
 from smtrain.worker.data.clean.near import SeenSignatures
-from smtrain.worker.data.clean.overlap import OverlapFinder
+from smtrain.worker.data.clean.overlap import finder_of, read_tests
 from smtrain.worker.data.clean.refiner import Refiner, count, keep, refine_versions
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import Documents, read_block
@@ -90,9 +90,7 @@ def report(
 
         chosen, _ = encoder.choose(tokenizer)
     untested = UnreadText()
-    tested = OverlapFinder(_texts(against, text_column, format, encoding, untested)) if against else None
-    if tested is not None and tested.texts == tested.short:
-        raise DataError(f"{against[0]}: no text of {tested.texts} has 13 words; give longer ones to compare with.")
+    tested = finder_of(against, untested, text_column, format, encoding) if against else None
     seen, lines, hit = SeenDocuments(1 << 22), Counter[str](), set[int]()
     cleaning = cleaning or Cleaning()
     refine_versions(cleaning)  # raises if a package is missing
@@ -136,17 +134,6 @@ def report(
     )  # fmt: skip
 
 
-def _texts(
-    sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None, unread: UnreadText
-) -> Iterator[str]:
-    for source in sources:
-        for file in find_files(source, format, encoding=encoding):
-            for block in cut_file(file, text_column):
-                documents = read_block(block, text_column)
-                unread.count(documents.unread)
-                yield from documents.texts.to_pylist()
-
-
 def _count(
     about: SourceReport, documents: Documents, seen: SeenDocuments, lines: Counter[str], examples: dict[str, list[str]]
 ) -> None:
@@ -182,7 +169,8 @@ class _CleaningPreview:
     """Counts and examples of what cleaning would take out of documents, which stay as they are."""
 
     def __init__(self, cleaning: Cleaning) -> None:
-        self._refiner = Refiner(cleaning) if cleaning.refines else None
+        tests = read_tests(cleaning.tests) if cleaning.tests else None
+        self._refiner = Refiner(cleaning, tests) if cleaning.refines else None
         self._seen = SeenSignatures(cleaning.near) if cleaning.near else None
         self.documents = 0
         self.dropped: dict[str, int] = {}

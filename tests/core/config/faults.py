@@ -561,6 +561,26 @@ DATA = (
         ("or allow it", {"network.isolation": OUT}),
     ),
     case(
+        "gpu",
+        {"data.decontaminate": {"path": "hf://org/data"}, "network.isolation": True},
+        "data.decontaminate.path: hf:// needs the network",
+        ("give the files", {"data.decontaminate": {"path": "@/text"}}),
+        ("or allow it", {"network.isolation": OUT}),
+    ),
+    case(
+        "local",
+        {"data.decontaminate": {"path": "@/text/nothing"}},
+        "data.decontaminate.path: ",
+        ("give a file", {"data.decontaminate": {"path": "@/text/a.jsonl"}}),
+        ("or an s3:// URI", {"data.decontaminate": {"path": "s3://bucket/v"}}),
+    ),
+    case(
+        "local",
+        {"data.language": {"keep": ["english"]}},
+        "'english' is not a language's ISO 639 code",
+        ("write it as in [en, de]", {"data.language": {"keep": ["en", "de"]}}),
+    ),
+    case(
         "local",
         {**SFT, "data.format": "text"},
         "has no answers to learn",
@@ -605,6 +625,9 @@ DATA = (
             "filters": ["c4"],
             "near_duplicates": {},
             "pii": "mask",
+            "fix_mojibake": True,
+            "language": {"keep": ["en"]},
+            "decontaminate": {"path": "@/text"},
         }.items()
     ),
     case(
@@ -634,7 +657,14 @@ DATA = (
                 ),
             ),
         )
-        for key, value in {"filters": ["c4"], "near_duplicates": {}, "pii": "mask"}.items()
+        for key, value in {
+            "filters": ["c4"],
+            "near_duplicates": {},
+            "pii": "mask",
+            "fix_mojibake": True,
+            "language": {"keep": ["en"]},
+            "decontaminate": {"path": "@/text"},
+        }.items()
     ),
     case("local", {"data.phone_region": "US"}, "data.phone_region: has no effect", "leave it out"),
     case(

@@ -14,7 +14,6 @@ from smtrain.client.iam.policies import policies
 from smtrain.core.config.annotations import section_in
 from smtrain.core.config.sample import Machines, values
 from smtrain.core.config.section import Section
-from smtrain.core.config.track import Wandb
 from smtrain.core.config.training import Model
 from smtrain.core.errors import ConfigError
 
@@ -165,6 +164,11 @@ def test_a_published_models_positions_are_known_before_its_files_are() -> None:
     assert somebodys.train.seq_len == 4096
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "Wandb": {"project": "llm"}, "LanguageOptions": {"keep": ("en",)}, "DecontaminateOptions": {"path": "tests.jsonl"},
+}  # fmt: skip
+
+
 def sections_of(section: type[Section]) -> Iterator[type[Section]]:
     yield section
     for field in section.model_fields.values():
@@ -175,7 +179,7 @@ def sections_of(section: type[Section]) -> Iterator[type[Section]]:
 @pytest.mark.parametrize("section", [s for s in dict.fromkeys(sections_of(JobConfig)) if s not in (JobConfig, Model)])
 def test_a_section_s_defaults_obey_its_own_rules(section: type[Section]) -> None:
     """They are taken unvalidated."""
-    needed = {"project": "llm"} if section is Wandb else {}
+    needed = NEEDED.get(section.__name__, {})
     made = section(**needed)
     written = {name: getattr(made, name) for name in section.model_fields}
     assert section.model_validate(written) == made == section.model_validate(needed)

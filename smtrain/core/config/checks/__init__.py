@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from smtrain.core.config.checks.data import data_faults, path_faults, prepared_faults, task_faults
 from smtrain.core.config.checks.machines import MESH, machine_faults
 from smtrain.core.config.checks.rule import Fault, broken
-from smtrain.core.config.checks.train import TRAIN, engine_faults, validation_faults, validation_path_faults
+from smtrain.core.config.checks.train import TRAIN, engine_faults, validation_faults
 from smtrain.core.config.checks.weights import folder_faults, weights_faults
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import is_secret
@@ -30,7 +30,6 @@ def model_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fa
     shape_alone: the model's folder needs only its config.json, which is enough for a plan.
     """
     yield from path_faults(config)
-    yield from validation_path_faults(config)
     yield from task_faults(config)
     yield from prepared_faults(config)
     yield from folder_faults(config, shape_alone=shape_alone)

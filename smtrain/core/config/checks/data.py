@@ -10,7 +10,7 @@ from typing import Any
 
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
-from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.extras import MODULES, missing, present
@@ -42,6 +42,12 @@ SOURCES = (
     Rule("data.path data.sources network.isolation",
          lambda c: c.network.isolation and any(s.path.startswith("hf://") for s in c.data.all_sources),
          "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it"),
+    Rule("data.decontaminate.path network.isolation",
+         lambda c: (
+             c.network.isolation and c.data.decontaminate and c.data.decontaminate.path.startswith("hf://")
+         ),
+         "data.decontaminate.path: hf:// needs the network, which network.isolation takes away; give the files, or "
+         "allow it"),
 )  # fmt: skip
 
 OBJECTIVE = (
@@ -76,6 +82,9 @@ PRETRAIN_ONLY = tuple(
         ("data.filters", "are", lambda c: c.data.filters),
         ("data.near_duplicates", "are", lambda c: c.data.near_duplicates is not None),
         ("data.pii", "is", lambda c: c.data.pii is not None),
+        ("data.fix_mojibake", "is", lambda c: c.data.fix_mojibake),
+        ("data.language", "is", lambda c: c.data.language is not None),
+        ("data.decontaminate", "is", lambda c: c.data.decontaminate is not None),
         ("data.sources", "weights are", lambda c: c.data.weights is not None),
     )
 )
@@ -86,7 +95,9 @@ MEGATRON = tuple(
         all_set(key),
         f"{key}: megatron is tokens, which nothing filters; leave it out or give text",
     )
-    for key in ("data.filters", "data.near_duplicates", "data.pii")
+    for key in (
+        "data.filters", "data.near_duplicates", "data.pii", "data.fix_mojibake", "data.language", "data.decontaminate",
+    )
 )  # fmt: skip
 
 PHONES = Rule(
@@ -126,6 +137,24 @@ def path_faults(config: JobConfig) -> Iterator[Fault]:
         elif "://" in path and not path.startswith(known):
             yield {key}, f"{key}: {path} is not a path, s3://, hf://, fsx://, efs:// or demo://"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
+            remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
+            yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
+    yield from _other_path_faults(config)
+
+
+def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
+    """The same for held-out text, the text of tests and a language model."""
+    for key, channel, path in other_inputs(config):
+        hub = ("hf://",) if channel == TESTS_CHANNEL else ()
+        known = ("s3://", *hub, "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+        if hint := respelled(path, known) if not path.startswith(known) else None:
+            yield {key}, f"{key}: {hint}"
+            continue
+        if "://" in path and not path.startswith(known):
+            yield {key}, f"{key}: {path} is not a path, s3://, {'hf://, ' if hub else ''}fsx://, efs:// or demo://"
+        if path.startswith("s3://") and ("*" in path or "?" in path):
+            yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
+        if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
             remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.config.checks.rule import Fault
-from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.schema import LANGUAGE_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.textfiles import choose_in, compression, encoding_like, encoding_remedy, kind
 from smtrain.core.protocol.container import PREPARED_FORMAT
 
@@ -34,10 +34,9 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
         if "://" not in source.path:
             key = "data.sources" if config.data.sources else "data.path"
             yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, source.path))
-    held_out = config.train.validation.path if config.train.validation else None
-    if held_out and "://" not in held_out:
-        key = "train.validation.path"
-        yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, held_out))
+    for key, channel, path in other_inputs(config):
+        if channel != LANGUAGE_CHANNEL and "://" not in path:
+            yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, path))
 
 
 def _text_faults(config: JobConfig, given: str) -> Iterator[str]:

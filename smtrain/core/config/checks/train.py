@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
-from pathlib import Path
 
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
-from smtrain.core.errors import Sentence
 from smtrain.core.facts.engines import engine_fault, is_neuron, no_gpu_for_fp16, precision_fault
 from smtrain.core.facts.image_fit import unsuited
-from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import readable_schemes, respelled
 
 _KEY = "train.validation"
 
@@ -202,22 +197,3 @@ def validation_faults(config: JobConfig) -> Iterator[Fault]:
             {f"{_KEY}.samples", "train.objective"},
             f"{_KEY}.samples: answers held-out questions, which only train.objective: sft has; leave it out",
         )
-
-
-def validation_path_faults(config: JobConfig) -> Iterator[Fault]:
-    """Held-out text that is not on this machine, and URIs of schemes that cannot be read."""
-    path = config.train.validation.path if config.train.validation else None
-    key = f"{_KEY}.path"
-    if path is None:
-        return
-    known = ("s3://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
-    if hint := respelled(path, known) if not path.startswith(known) else None:
-        yield {key}, f"{key}: {hint}"
-        return
-    if "://" in path and not path.startswith(known):
-        yield {key}, f"{key}: {path} is not a path, s3://, fsx://, efs:// or demo://"
-    if path.startswith("s3://") and ("*" in path or "?" in path):
-        yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
-    if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-        remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
-        yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")

@@ -1,22 +1,25 @@
 """Cleaning between reading and tokenizing: options, repair, a minimum length, hashes for duplicates.
 
-Filters, personal data and signatures, which look at documents one by one, are in `refiner`.
+Languages, filters, personal data and signatures, which look at documents one by one, are in `refiner`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.extras import missing, present
+
+if TYPE_CHECKING:
+    from smtrain.core.config.data import Data
 
 # C0 but tab, line feed and carriage return; DEL, C1, zero-width space, word joiner, byte-order mark
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}\x{200b}\x{2060}\x{feff}]"
@@ -64,9 +67,26 @@ class NearDuplicates:
 
 
 @dataclass(frozen=True)
+class Languages:
+    """Languages to keep, by their ISO 639-1 codes; `model` is a fastText file in place of the packaged one."""
+
+    codes: tuple[str, ...]
+    threshold: float = 0.65
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationTexts:
+    """Text that a model will be tested on: a file, folder or hf:// set, and the field of its records."""
+
+    path: str
+    text_column: str = "text"
+
+
+@dataclass(frozen=True)
 class Cleaning:
     """Options of cleaning: `unicode` normalization, control characters, texts of fewer characters, exact duplicates,
-    quality `filters` by name, personal data (`pii`), near duplicates."""
+    quality `filters` by name, personal data (`pii`), near duplicates, mojibake, languages, text of tests."""
 
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     strip_control: bool = False
@@ -76,11 +96,31 @@ class Cleaning:
     pii: Literal["mask", "drop", "count"] | None = None
     phone_region: str | None = None
     near: NearDuplicates | None = None
+    fix_mojibake: bool = False
+    languages: Languages | None = None
+    tests: EvaluationTexts | None = None
+
+    @classmethod
+    def of(cls, data: Data) -> Cleaning:
+        """The cleaning of a config's section."""
+        near, language, tests = data.near_duplicates, data.language, data.decontaminate
+        return cls(
+            data.unicode, data.strip_control, data.min_characters, data.deduplicate, data.filters, data.pii,
+            data.phone_region, NearDuplicates(**near.model_dump()) if near else None, data.fix_mojibake,
+            Languages(language.keep, language.threshold, language.model) if language else None,
+            EvaluationTexts(tests.path, tests.text_column) if tests else None,
+        )  # fmt: skip
 
     @property
     def refines(self) -> bool:
         """Whether documents are looked at one by one."""
-        return bool(self.filters or self.pii or self.near)
+        return bool(self.filters or self.pii or self.near or self.fix_mojibake or self.languages or self.tests)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every option by name. Those that came later are left out unless set, so older digests stay the same."""
+        later = {"fix_mojibake", "languages", "tests"}
+        return {name: value for name, value in asdict(self).items() if value or name not in later}
 
     def apply(self, texts: Any) -> tuple[Any, int]:
         """The repaired texts (large_string) that are long enough, and the number of the others."""

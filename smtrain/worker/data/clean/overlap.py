@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.clean.cleaning import EvaluationTexts
+from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.reading import read_block
+from smtrain.worker.data.read.sources import Format, find_files
+from smtrain.worker.data.read.unread import UnreadText
 
 WORDS = 13
 _WORD = re.compile(r"\w+")
@@ -46,6 +56,11 @@ class OverlapFinder:
         self._grams = every[order]
         self._owners = np.concatenate([np.zeros(0, np.int64), *owners])[order]
 
+    @property
+    def digest(self) -> str:
+        """Equal for tests with the same runs of words."""
+        return f"tests {hashlib.sha256(self._grams.tobytes()).hexdigest()[:16]}"
+
     def in_text(self, text: str) -> tuple[set[int], str]:
         """Numbers of the test's texts that share a run of words with this text, and the first such run."""
         words, grams = _grams(text)
@@ -56,3 +71,34 @@ class OverlapFinder:
         hits = np.flatnonzero(last > first)
         numbers = {int(n) for hit in hits for n in self._owners[first[hit] : last[hit]]}
         return numbers, " ".join(words[hits[0] : hits[0] + WORDS]) if len(hits) else ""
+
+
+@lru_cache(maxsize=4)
+def read_tests(tests: EvaluationTexts) -> OverlapFinder:
+    """The texts of a test. Raises DataError if they cannot be read or all are too short to compare."""
+    return finder_of([tests.path], UnreadText(), tests.text_column)
+
+
+def finder_of(
+    sources: Sequence[Path | str], unread: UnreadText, text_column: str = "text", format: Format = "auto",
+    encoding: str | None = None,
+) -> OverlapFinder:  # fmt: skip
+    """The texts of several sources; `unread` counts text of their records that is not compared.
+
+    Raises DataError if they cannot be read or all are too short to compare.
+    """
+    finder = OverlapFinder(_texts(sources, text_column, format, encoding, unread))
+    if finder.texts == finder.short:
+        raise DataError(f"{sources[0]}: no text of {finder.texts} has {WORDS} words; give longer ones to compare with.")
+    return finder
+
+
+def _texts(
+    sources: Sequence[Path | str], text_column: str, format: Format, encoding: str | None, unread: UnreadText
+) -> Iterator[str]:
+    for source in sources:
+        for file in find_files(source, format, encoding=encoding):
+            for block in cut_file(file, text_column):
+                documents = read_block(block, text_column)
+                unread.count(documents.unread)
+                yield from documents.texts.to_pylist()

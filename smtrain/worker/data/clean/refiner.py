@@ -1,4 +1,4 @@
-"""Refine documents in worker processes: quality filters, personal data, signatures for near duplicates."""
+"""Refine documents in worker processes: encodings, languages, tests, filters, personal data, signatures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
-from smtrain.worker.data.clean import near, pii, quality
+from smtrain.worker.data.clean import language, near, overlap, pii, quality
 from smtrain.worker.data.clean.cleaning import Cleaning, require
+from smtrain.worker.data.clean.overlap import OverlapFinder
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES
+from smtrain.worker.data.read.reading import strings
 
 EXAMPLES = 10
 _SHOWN = 300
@@ -27,9 +29,11 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass
 class Refined:
-    """Refined documents: texts that stay, their `keys` for near duplicates, counts by reason and a few examples."""
+    """Refined documents: texts that stay, their `keys` for near duplicates, counts by reason and a few examples;
+    `short` counts documents of too few characters."""
 
     texts: list[str] = field(default_factory=list)
+    short: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     noted: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -40,24 +44,57 @@ Refine = Callable[[Sequence[str]], Refined]
 
 
 class Refiner:
-    """Refines documents one by one. Raises DataError if a package is missing."""
+    """Refines documents one by one, without those that share text with `tests`. Raises DataError if a package is
+    missing."""
 
-    def __init__(self, cleaning: Cleaning) -> None:
-        self._cleaning = cleaning
+    def __init__(self, cleaning: Cleaning, tests: OverlapFinder | None = None) -> None:
+        self._cleaning, self._tests = cleaning, tests
+        self._language = language.LanguageJudge(cleaning.languages) if cleaning.languages else None
         self._filters = [(name, quality.judge(name)) for name in cleaning.filters]
         self._pii = pii.PersonalData(cleaning.phone_region) if cleaning.pii else None
 
     def refine(self, texts: Sequence[str]) -> Refined:
         refined = Refined()
-        for text in texts:
-            left = self._masked(self._filtered(text, refined), refined)
+        if self._cleaning.fix_mojibake:
+            texts = [self._repaired(text, refined) for text in texts]
+        cleaned, refined.short = self._cleaning.apply(strings(texts))
+        for text in cleaned.to_pylist():
+            wanted = self._untested(self._spoken(text, refined), refined)
+            left = self._masked(self._filtered(wanted, refined), refined)
             if left is not None:
                 refined.texts.append(left)
         if self._cleaning.near is not None:
             refined.keys = near.band_keys(refined.texts, self._cleaning.near)
         return refined
 
-    def _filtered(self, text: str, refined: Refined) -> str | None:
+    def _repaired(self, text: str, refined: Refined) -> str:
+        repaired = language.repaired(text)
+        if repaired != text:
+            count(refined.noted, "documents with mojibake put right")
+            keep(refined.examples, "mojibake put right", repaired[:_SHOWN])
+        return repaired
+
+    def _spoken(self, text: str, refined: Refined) -> str | None:
+        other = self._language.other(text) if self._language else None
+        if other is None:
+            return text
+        count(refined.dropped, f"by language: {other}")
+        keep(refined.examples, "by language", text[:_SHOWN])
+        return None
+
+    def _untested(self, text: str | None, refined: Refined) -> str | None:
+        if text is None or self._tests is None:
+            return text
+        numbers, run = self._tests.in_text(text)
+        if not numbers:
+            return text
+        count(refined.dropped, "overlapping with tests")
+        keep(refined.examples, "overlapping with tests", run)
+        return None
+
+    def _filtered(self, text: str | None, refined: Refined) -> str | None:
+        if text is None:
+            return None
         for name, judge in self._filters:
             left, reason = judge(text)
             if left is None:
@@ -97,6 +134,12 @@ def keep(examples: dict[str, list[str]], kind: str, *texts: str) -> None:
 def refine_versions(cleaning: Cleaning) -> list[str]:
     """Versions that the result depends on besides text and settings. Raises DataError if a package is missing."""
     versions: list[str] = []
+    if cleaning.fix_mojibake:
+        versions.append(language.mojibake_version())
+    if cleaning.languages:
+        versions.append(language.language_version(cleaning.languages))
+    if cleaning.tests:
+        versions.append(overlap.read_tests(cleaning.tests).digest)
     if cleaning.filters:
         require("data.filters", *quality.PACKAGES)
         versions += [f"{name} {metadata.version(name)}" for name in ("datatrove", "spacy")]
@@ -118,8 +161,9 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
         yield None
         return
     processes = workers or cores_here()
+    tests = overlap.read_tests(cleaning.tests) if cleaning.tests else None
     if processes == 1 or size <= BLOCK_BYTES:
-        refiner = Refiner(cleaning)
+        refiner = Refiner(cleaning, tests)
 
         def here(texts: Sequence[str]) -> Refined:
             with _ONE_AT_A_TIME:
@@ -128,7 +172,7 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
         yield here
         return
     # processes, because all of it runs under Python's lock
-    pool = spawned_pool(processes, _start_worker, cleaning)
+    pool = spawned_pool(processes, _start_worker, cleaning, tests)
 
     def elsewhere(texts: Sequence[str]) -> Refined:
         try:
@@ -148,9 +192,9 @@ def refining(cleaning: Cleaning, workers: int | None, size: int) -> Iterator[Ref
 _refiner: Refiner
 
 
-def _start_worker(cleaning: Cleaning) -> None:
+def _start_worker(cleaning: Cleaning, tests: OverlapFinder | None) -> None:
     global _refiner
-    _refiner = Refiner(cleaning)
+    _refiner = Refiner(cleaning, tests)
 
 
 def _work(texts: list[str]) -> Refined:

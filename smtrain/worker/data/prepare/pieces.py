@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class TokenizeSettings:
         held_out = [str(o.holdout)] if o.holdout else []
         versions = refine_versions(o.cleaning)
         refined = [versions, o.cleaning.near.shape if o.cleaning.near else None] if versions else []
-        return digest([names, settings, asdict(o.cleaning), blocks.BLOCK_BYTES, *held_out, *refined])
+        return digest([names, settings, o.cleaning.settings, blocks.BLOCK_BYTES, *held_out, *refined])
 
 
 def pieces(
@@ -122,9 +122,12 @@ def tokenize(task: list[Block], settings: TokenizeSettings, encoder: Encoder) ->
         return [_ready_tokens(task[0], task[0].payload, settings)]
     options, refine = settings.options, settings.refine
     read = [reading.read_block(block, options.text_column, options.separator) for block in task]
-    cleaned = [options.cleaning.apply(documents.texts) for documents in read]
-    refined = [refine(texts.to_pylist()) if refine else None for texts, _ in cleaned]
-    kept = [reading.strings(r.texts) if r else texts for r, (texts, _) in zip(refined, cleaned, strict=True)]
+    refined = [refine(documents.texts.to_pylist()) if refine else None for documents in read]
+    cleaned = [
+        (reading.strings(r.texts), r.short) if r else options.cleaning.apply(documents.texts)
+        for r, documents in zip(refined, read, strict=True)
+    ]
+    kept = [texts for texts, _ in cleaned]
     texts = pa.concat_arrays(kept) if len(task) > 1 else kept[0]
     ids, lengths = encoder.encode(texts, task[0].first)
     tokens, ends = with_ends(ids, lengths, settings.facts.dtype, settings.eos_id)

@@ -154,7 +154,7 @@ def _resolve(
     if options.cleaning.refines and tokens:
         raise DataError(
             f"{tokens.name} is tokens, which cannot be filtered as text; leave out data.filters, "
-            "data.near_duplicates and data.pii, or give the text."
+            "data.near_duplicates, data.pii, data.language, data.fix_mojibake and data.decontaminate, or give the text."
         )
     return resolved
 
