@@ -7,7 +7,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.footprint import PROCESS, cache_bytes, width
+from smtrain.core.model.footprint import PROCESS, cache_of_shape, width
 from smtrain.stages.base import (
     Inputs,
     JobStage,
@@ -23,7 +23,7 @@ from smtrain.stages.base import (
 def loaded_memory(config: JobConfig, shape: ModelShape) -> float:
     """Bytes of memory of a process that holds all weights, and keys and values of one text."""
     each = width(config.train.precision)
-    return PROCESS + weights_bytes(config, shape) + cache_bytes(shape.layers, shape.kv_heads, shape.head_dim, each)
+    return PROCESS + weights_bytes(config, shape) + cache_of_shape(shape, each)
 
 
 class GenerateStage(JobStage):

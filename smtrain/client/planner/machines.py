@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -193,6 +194,7 @@ class Cut:
     """Parameters on a tensor-parallel rank: of each decoder layer, and of the parts at the two ends."""
 
     layer: int
+    """The first one, if layers differ."""
     embed: int
     norm: int
     head: int
@@ -209,9 +211,10 @@ class Cut:
 @cache
 def cut(shape: ModelShape, tp: int) -> Cut:
     """Count a rank's parameters with the layout table that the engines use."""
-    layout = Layout(shape, tp, 1)
-    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
-    ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
+    alone = _one_layer(shape)
+    layout = Layout(alone, tp, 1)
+    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in alone.specs}
+    ends = {s.name for s in alone.specs if not LAYER.search(s.name)}
     embed = size[shape.embed_name]
     norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
     return Cut(
@@ -226,6 +229,13 @@ def cut(shape: ModelShape, tp: int) -> Cut:
     )
 
 
+@cache
+def layers_by_shape(shape: ModelShape, pp: int, stage: int) -> Mapping[ModelShape, int]:
+    """Count the decoder layers of a pipeline stage by their shapes."""
+    first = sum(layers_of(shape.layers, pp, before) for before in range(stage))
+    return Counter(shape.by_layer[first : first + layers_of(shape.layers, pp, stage)])
+
+
 def layers_of(layers: int, pp: int, stage: int) -> int:
     """Decoder layers of a pipeline stage: contiguous blocks, the rest on the last stages (core/model/layout.py)."""
     each, extra = divmod(layers, pp)
@@ -235,7 +245,7 @@ def layers_of(layers: int, pp: int, stage: int) -> int:
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """Parameters on a rank of a pipeline stage."""
     held = cut(shape, mesh.tp)
-    n = layers_of(shape.layers, mesh.pp, stage) * held.layer
+    n = sum(count * cut(kind, mesh.tp).layer for kind, count in layers_by_shape(shape, mesh.pp, stage).items())
     if stage == 0:
         n += held.embed + held.positions
     if stage == mesh.pp - 1:
@@ -247,7 +257,8 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     """Parameters of a rank that the optimizer updates: all, or those of its adapters."""
     if work.lora is None:
         return stage_numbers(work.shape, mesh, stage)
-    return layers_of(work.shape.layers, mesh.pp, stage) * _adapters(_one_layer(work.shape), work.lora, mesh.tp)
+    layers = layers_by_shape(work.shape, mesh.pp, stage)
+    return sum(count * _adapters(_one_layer(kind), work.lora, mesh.tp) for kind, count in layers.items())
 
 
 def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False) -> Group | None:
@@ -307,7 +318,8 @@ def _adapters(one_layer: ModelShape, lora: Lora, tp: int) -> int:
 
 @cache
 def _one_layer(shape: ModelShape) -> ModelShape:
-    return replace(shape, layers=1)
+    """A model that has only the first layer."""
+    return replace(shape.by_layer[0], layers=1, full=())
 
 
 def is_planned(config: JobConfig) -> bool:

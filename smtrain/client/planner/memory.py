@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, cut, layers_of, stage_numbers, trained_numbers
+from smtrain.client.planner.machines import (
+    GIB,
+    Machine,
+    Mesh,
+    Work,
+    cut,
+    layers_by_shape,
+    stage_numbers,
+    trained_numbers,
+)
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora
 
@@ -97,7 +106,7 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
     state = machine.cores * (numbers * trained / mesh.dp + (8.0 + 4.0 * (trained == 2)) * numbers / mesh.dp)
-    largest = 4.0 * cut(work.shape, mesh.tp).largest * machine.cores
+    largest = 4.0 * max(cut(kind, mesh.tp).largest for kind in work.shape.kinds) * machine.cores
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
 
@@ -133,12 +142,14 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
     if shape.qk_norm:
         attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
+    if shape.rules.value_norm:  # keys that are also values are kept once, but for their copies in fp32
+        attention += 0.0 if shape.values_are_keys and w == 4 else 4 * kv
     return norms * part + 2 * w * h + attention + 4 * w * i
 
 
 def _norm_bytes(shape: ModelShape, w: int) -> float:
     """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight."""
-    return 4 + w if shape.rules.unit_norms else 8
+    return 8 if shape.rules.wide_norms else 4 + w
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
@@ -181,21 +192,23 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
-    layers = layers_of(shape.layers, mesh.pp, stage)
+    works = {replace(work, shape=kind): n for kind, n in layers_by_shape(shape, mesh.pp, stage).items()}
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
     in_flight = min(mesh.pp - stage, slots)  # 1F1B (Narayanan et al. 2019, PipeDream): earlier stages hold more
-    layer = tokens * saved_per_token(work, mesh)
-    each = layers * (w * part if mesh.recompute == "full" else layer)
+    saved = {one: tokens * saved_per_token(one, mesh) for one in works}
+    each = sum(n * (w * part if mesh.recompute == "full" else saved[one]) for one, n in works.items())
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
-    again = layer if mesh.recompute == "full" else 0.0
+    again = max(saved.values(), default=0.0) if mesh.recompute == "full" else 0.0
     if mesh.recompute == "selective":
-        again = tokens * saved_per_token(work, replace(mesh, recompute="none")) - layer
+        whole_layer = replace(mesh, recompute="none")
+        again = max((tokens * saved_per_token(one, whole_layer) - kept for one, kept in saved.items()), default=0.0)
     inner = tokens * shape.intermediate / mesh.tp
-    biggest: float = w * (held.largest if layers and held.largest != held.embed else 0)
+    largest = max((cut(one.shape, mesh.tp).largest for one in works), default=0)
+    biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
@@ -203,7 +216,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
-    if not work.fused_attention and layers:  # gradients of the scores and of their softmax
+    if not work.fused_attention and works:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
@@ -231,7 +244,7 @@ def _standing(work: Work, mesh: Mesh) -> float:
     shape, t = work.shape, work.seq_len
     ids = 16.0 * work.global_batch / mesh.dp * t
     mask = float(mesh.micro_batch * t * t) if work.masked else 0.0
-    return ids + t * (2.0 * work.width * shape.head_dim + 8) + mask
+    return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
 
 
 def _along_sequence(mesh: Mesh) -> int:

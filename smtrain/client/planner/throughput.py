@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
-from smtrain.client.planner.machines import Machine, Mesh, Work, cut, layers_of, trained_numbers
+from smtrain.client.planner.machines import Machine, Mesh, Work, cut, layers_by_shape, trained_numbers
 from smtrain.core.facts import table
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
@@ -120,18 +120,21 @@ class Slot:
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
     """Time of a micro-batch on the last stage, which sets the pace: it has the output matrix and any extra layers."""
     shape, tokens = work.shape, work.seq_len * mesh.micro_batch
-    span = min(work.seq_len, shape.sliding_window or work.seq_len)
-    layers, held = layers_of(shape.layers, mesh.pp, mesh.pp - 1), cut(shape, mesh.tp)
+    held, here = cut(shape, mesh.tp), layers_by_shape(shape, mesh.pp, mesh.pp - 1)
+    layers = sum(here.values())
     rate = k.efficiency * machine.core_flops
     # 2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
     # (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
     frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
-    again = 0.0
-    if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
-        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
-    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
-    scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    dense = scores = 0.0
+    for kind, count in here.items():
+        span, one, again = min(work.seq_len, kind.sliding_window or work.seq_len), cut(kind, mesh.tp), 0.0
+        if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
+            again = 2.0 * shape.hidden * kind.head_dim * (shape.heads / mesh.tp + one.kv_heads) / one.layer
+        dense += count * (_DENSE[mesh.recompute] + again - frozen) * 2.0 * one.layer * tokens / rate
+        each = 4.0 * shape.heads * kind.head_dim / mesh.tp * span * tokens
+        scores += count * _SCORES[mesh.recompute] * each * slow / rate
     head = (3 - frozen) * 2.0 * held.head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops
     if mesh.tp > machine.cores:  # the ring leaves the host, whose cores share the network
@@ -140,11 +143,11 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     collectives = layers * moved / link
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
-        dense=layers * layer + head,
-        attention=layers * scores,
+        dense=dense + head,
+        attention=scores,
         tensor_parallel=collectives,
         overhead=overhead,
-        middle=layers * (layer + scores) + collectives + overhead,
+        middle=dense + scores + collectives + overhead,
     )
 
 

@@ -118,7 +118,7 @@ def neuron_warnings(
             "and receive between them, which TorchNeuron may lack; pp 1 and 4 stages on a host do not "
             "(docs/trainium.md)"
         )
-    lack = flash_lack(work.seq_len, work.shape.head_dim, masked=work.masked, compiled=config.train.compile)
+    lack = flash_lack(work.seq_len, work.shape.widest_head, masked=work.masked, compiled=config.train.compile)
     if lack is not None:
         scores = 2.0 * work.width * work.shape.heads / mesh.tp * work.seq_len**2 * mesh.micro_batch
         size = f"{scores / GIB:.2g}" if scores >= 0.01 * GIB else "under 0.01"
@@ -136,7 +136,7 @@ def _flash_remedy(config: JobConfig, work: Work) -> str:
     multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
     if config.data.document_mask:
         return "; leave out data.document_mask if the documents of a row may see each other"
-    if work.shape.head_dim > FLASH_HEAD or not kept:
+    if work.shape.widest_head > FLASH_HEAD or not kept:
         return ""
     longest = min(positions_of(config) or inf, window or inf)
     above, below = -(-work.seq_len // multiple) * multiple, min(work.seq_len, longest) // multiple * multiple

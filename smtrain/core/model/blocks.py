@@ -30,6 +30,7 @@ class Role(Enum):
     K_NORM = "numbers by key/value head"
     FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
     WHOLE = "whole on every rank"
+    CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     else:
         yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
         yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-        yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+        if not s.values_are_keys:
+            yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
     if s.qk_norm == "head":
         yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
         yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
@@ -98,6 +100,8 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
         yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
     yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
     yield from norms("post_feedforward")
+    if s.rules.scalar:
+        yield Spec("layer_scalar", Role.CONSTANT, (1,))
 
 
 def _neox_block(s: ModelShape) -> Iterator[Spec]:

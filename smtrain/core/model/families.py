@@ -7,10 +7,11 @@ Pure Python, as the client and the planner have no torch. Names are those in Hug
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role as Role
@@ -56,10 +57,16 @@ class Family:
     """Base of rotary embeddings if config.json names none; None: it must, as transformers 4 and 5 take other ones."""
     rope_keys: tuple[str, ...] = ()
     """Further settings of rotary embeddings."""
-    local_theta: tuple[str, float | None] | None = None
-    """Layers with a window have plain rotary embeddings of their own: the key of their base, and its default."""
+    local_theta: tuple[str | None, float | None] | None = None
+    """Layers with a window have plain rotary embeddings of their own: the key of their base in transformers 4 (None: it
+    has no such models), and its default."""
+    rope_default: Mapping[str, Any] = field(default_factory=dict)
+    """Rotary embeddings of layers without a window if config.json says nothing of them."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that may only have these values, which are also their defaults."""
+    """Settings that may only have this value, which is also their default, or one of these, of which the first is."""
+    refused: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """Counts and switches of parts that smtrain does not train: transformers' default, and the sentence for others than
+    0 and false."""
     qkv_bias: Bias = "key"
     o_bias: Bias = "key"
     mlp_bias: Bias = "never"
@@ -70,6 +77,8 @@ class Family:
     """partial_rotary_factor may be below 1: only the first part of each head turns."""
     qk_norm: Literal["head", "wide"] | None = None
     """A norm of queries and of keys: of each head, or over all heads together."""
+    wide_norms: bool = False
+    """Norms multiply by their weight in fp32 and round the product; otherwise they round first."""
     unit_norms: bool = True
     """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing (Gemma)."""
     windows: Literal["never", "always", "asked", "kinds"] = "never"
@@ -77,6 +86,17 @@ class Family:
     layer_types names."""
     full_every: int | None = None
     """Without layer_types, every n-th layer sees all, and the others a window."""
+    last_full: bool = False
+    """The last layer sees all, whatever layer_types says of it."""
+    full_sizes: bool = False
+    """Layers without a window have a head size and a number of key/value heads of their own, and with attention_k_eq_v
+    no values but their keys (Gemma 4)."""
+    value_norm: bool = False
+    """A norm of values without a weight."""
+    scalar: bool = False
+    """A block multiplies what it gives by a stored number, which is not trained."""
+    score_scale: float | None = None
+    """The factor of attention's scores, if it is not in config.json and not the inverse root of the head size."""
     rotates_some: bool = False
     """no_rope_layers names the layers with rotary embeddings."""
     root_embedding: bool = False
@@ -93,6 +113,13 @@ Scale = Literal["attention", "query", "embedding", "residual", "logits", "cap"]
 logits: divides them; cap: bounds them by its tanh."""
 
 _QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
+
+_FOUR_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 FAMILIES: dict[str, Family] = {
     f.model_type: f
@@ -162,12 +189,14 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "olmo2",
+            wide_norms=True,
             block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
             qk_norm="wide",
             eps=("rms_norm_eps", 1e-5),
         ),
         Family(
             "olmo3",
+            wide_norms=True,
             block_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
             qk_norm="wide",
             eps=("rms_norm_eps", 1e-5),
@@ -180,16 +209,12 @@ FAMILIES: dict[str, Family] = {
         Family(
             "gemma3_text",
             qk_norm="head",
+            wide_norms=True,
             unit_norms=False,
             windows="kinds",
             full_every=6,
             root_embedding=True,
-            block_norms=(
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
-            ),
+            block_norms=_FOUR_NORMS,
             theta=1000000.0,
             local_theta=("rope_local_base_freq", 10000.0),
             max_positions=131072,
@@ -197,6 +222,34 @@ FAMILIES: dict[str, Family] = {
             only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
             scales={"query": ("query_pre_attn_scalar", 256.0), "cap": ("final_logit_softcapping", None)},
             defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True},
+        ),
+        Family(
+            "gemma4_text",
+            wide_norms=True,
+            qk_norm="head",
+            windows="kinds",
+            full_every=6,
+            last_full=True,
+            full_sizes=True,
+            value_norm=True,
+            scalar=True,
+            score_scale=1.0,
+            root_embedding=True,
+            block_norms=_FOUR_NORMS,
+            theta=1000000.0,
+            local_theta=(None, 10000.0),
+            rope_default={"rope_type": "proportional", "partial_rotary_factor": 0.25},
+            max_positions=131072,
+            activation=("hidden_activation", "gelu_pytorch_tanh"),
+            only={"use_bidirectional_attention": (None, "vision")},
+            refused={
+                "hidden_size_per_layer_input": (256, "adds an embedding to each layer, as Gemma 4 E2B and E4B do"),
+                "num_kv_shared_layers": (0, "lets layers share keys and values, as Gemma 4 E2B and E4B do"),
+                "enable_moe_block": (False, "adds a mixture of experts, as Gemma 4 26B-A4B does"),
+            },
+            scales={"cap": ("final_logit_softcapping", None)},
+            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 512, "tie_word_embeddings": True}
+            | {"global_head_dim": 512},
         ),
         Family(
             "gpt_neox",
@@ -305,6 +358,8 @@ def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window
         raise CheckpointError(
             f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of the {layers} layers"
         )
+    if family.last_full:
+        kinds = [*kinds[:-1], FULL]
     if window is None and SLIDING in kinds:
         raise CheckpointError(
             "config.json has layers of sliding_attention without a window: set use_sliding_window and sliding_window"
@@ -316,7 +371,7 @@ def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bo
     """Whether each layer slides if config.json has no layer_types, as transformers chooses them."""
     if family.full_every is not None:
         every = _count(config, "sliding_window_pattern", family.full_every)
-        return tuple((i + 1) % every != 0 for i in range(layers))
+        return tuple((i + 1) % every != 0 and not (family.last_full and i == layers - 1) for i in range(layers))
     if family.rotates_some:
         return tuple(not turned for turned in rotated_layers(config, family, layers))
     first = _count(config, "max_window_layers", 28, least=0)
@@ -347,6 +402,39 @@ def _count(config: Mapping[str, Any], key: str, usual: int, least: int = 1) -> i
     return value
 
 
+def _full_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, Any]:
+    """The sizes of layers without a window under their own keys, if transformers 5.24 wrote them as per_layer_config.
+
+    Raises `CheckpointError` if these layers differ, or if others have sizes of their own.
+    """
+    if "per_layer_config" not in config:
+        return {}
+    each = config["per_layer_config"] or {}  # null: these layers are like the others
+    those = [each.get(i, each.get(str(i), {})) for i in range(len(full))] if isinstance(each, Mapping) else []
+    said: Any = next((sizes for sizes, sees_all in zip(those, full, strict=False) if sees_all), {})
+    keys = {"head_dim": "global_head_dim"}
+    if config.get("attention_k_eq_v"):
+        keys["num_key_value_heads"] = "num_global_key_value_heads"
+    if those != [said if sees_all else {} for sees_all in full] or not isinstance(said, Mapping) or {*said} - {*keys}:
+        raise CheckpointError(
+            f"config.json has per_layer_config = {each!r}: smtrain takes {' and '.join(keys)}, the same for all layers "
+            f"of {FULL} and for no others"
+        )
+    return {own: said.get(key, config.get(key)) for key, own in keys.items()}
+
+
+def _untrained(config: Mapping[str, Any], family: Family) -> str | None:
+    """The sentence for a part of the model that smtrain does not train, if config.json asks for one."""
+    for key, (usual, what) in family.refused.items():
+        if value := config.get(key, usual):
+            said = f"has {key} = {value!r}" if key in config else f"has no {key}, which stands for {usual!r}"
+            return (
+                f"config.json {said}: that {what}, and smtrain trains {family.model_type} models without it, as "
+                "Gemma 4 31B is: take such a model"
+            )
+    return None
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder, and what follows from them."""
@@ -364,8 +452,13 @@ class ModelShape:
     o_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
-    full_layers: int = 0
-    """Layers that see everything while the others have a window."""
+    full: tuple[bool, ...] = ()
+    """Whether each layer sees everything, if others have a window."""
+    full_head_dim: int | None = None
+    """Head size of layers that see everything, if it differs from the others'; so are the next two."""
+    full_kv_heads: int | None = None
+    values_are_keys: bool = False
+    """These layers have no values but their keys."""
     capped: bool = False
     """Logits are bounded by a tanh."""
     positions: int | None = None
@@ -384,6 +477,9 @@ class ModelShape:
             **named,
             **config,
         }  # a null in config.json overrides the default
+
+        if fault := _untrained(config, family):
+            raise CheckpointError(fault)
 
         def size(name: str) -> int:
             key = family.keys.get(name, name)
@@ -409,13 +505,27 @@ class ModelShape:
         gpt2, plain = family.form == "gpt2", family.norm_bias
         kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
         head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
-        if heads % kv_heads or ((plain or got.get("head_dim") is None) and hidden % heads):
+        slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
+        window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
+        full: tuple[bool, ...] = ()
+        if window is not None:
+            full = tuple(w is None for w in layer_windows(got, family, size("num_hidden_layers"), window))
+        full_head_dim = full_kv_heads = None
+        if family.full_sizes:
+            got |= _full_sizes(got, full)
+            full_head_dim, full_kv_heads = size("global_head_dim"), kv_heads
+            if got.get("attention_k_eq_v") and got.get("num_global_key_value_heads") is not None:
+                full_kv_heads = size("num_global_key_value_heads")
+        if (
+            heads % kv_heads
+            or heads % (full_kv_heads or kv_heads)
+            or ((plain or got.get("head_dim") is None) and hidden % heads)
+        ):
             raise CheckpointError(
                 f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
                 f"multiple of num_key_value_heads = {kv_heads}"
+                + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
             )
-        slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
-        window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
 
         def biased(rule: Bias, key: str) -> bool:
             return rule == "always" or (rule == "key" and bool(got.get(key, False)))
@@ -436,9 +546,10 @@ class ModelShape:
             o_bias=biased(family.o_bias, "attention_bias"),
             mlp_bias=biased(family.mlp_bias, "mlp_bias"),
             sliding_window=window,
-            full_layers=0
-            if window is None
-            else layer_windows(got, family, size("num_hidden_layers"), window).count(None),
+            full=full,
+            full_head_dim=full_head_dim,
+            full_kv_heads=full_kv_heads,
+            values_are_keys=family.full_sizes and bool(got.get("attention_k_eq_v")),
             capped="cap" in family.scales and got.get(family.scales["cap"][0]) is not None,
             positions=size("max_position_embeddings") if gpt2 else None,
         )
@@ -461,14 +572,40 @@ class ModelShape:
     @cached_property
     def specs(self) -> tuple[Spec, ...]:
         """All parameters in the order of the forward pass; a tied head is not listed."""
-        f, parts = FAMILIES[self.family], self._layer
-        layers = (replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}") for i in range(self.layers) for s in parts)
+        f = FAMILIES[self.family]
+        layers = (
+            replace(s, name=f"{f.prefix}.{f.layers}.{i}.{s.name}")
+            for i, kind in enumerate(self.by_layer)
+            for s in kind.layer
+        )
         first, last = self._ends
         return (*first, *layers, *last)
 
     @cached_property
-    def _layer(self) -> tuple[Spec, ...]:
-        """The parameters of one decoder layer, by their names within it."""
+    def by_layer(self) -> tuple[Self, ...]:
+        """For each layer, the shape of a model that has only layers of its kind."""
+        if self.full_head_dim is None:
+            return (self,) * self.layers
+        alike = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
+        some = replace(alike, values_are_keys=False)
+        full = replace(
+            alike, head_dim=self.full_head_dim, kv_heads=self.full_kv_heads or self.kv_heads, sliding_window=None
+        )
+        return tuple(full if sees_all else some for sees_all in self.full or (True,) * self.layers)
+
+    @cached_property
+    def kinds(self) -> Counter[Self]:
+        """The number of layers of each shape in `by_layer`."""
+        return Counter(self.by_layer)
+
+    @property
+    def widest_head(self) -> int:
+        """The largest head size of a layer."""
+        return max(self.head_dim, self.full_head_dim or 0)
+
+    @cached_property
+    def layer(self) -> tuple[Spec, ...]:
+        """The parameters of one decoder layer, by their names within it, if all layers are of one kind."""
         return tuple(block(self))
 
     @cached_property
@@ -483,16 +620,16 @@ class ModelShape:
             last.append(Spec(self.head_name, Role.VOCAB, table))
         return first, last
 
-    def _numbers(self, counted: Callable[[Spec], bool] = lambda spec: True) -> int:
-        """Size of the parameters that are `counted`; one layer is multiplied, as all are the same."""
+    def _numbers(self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT) -> int:
+        """Size of the parameters that are `counted`; one layer of each kind is multiplied."""
         ends = sum(s.size for part in self._ends for s in part if counted(s))
-        return ends + self.layers * sum(s.size for s in self._layer if counted(s))
+        return ends + sum(n * sum(s.size for s in kind.layer if counted(s)) for kind, n in self.kinds.items())
 
     @property
     def largest(self) -> int:
         """Size of the largest parameter."""
         first, last = self._ends
-        return max(s.size for s in (*first, *self._layer, *last))
+        return max(s.size for s in (*first, *(s for kind in self.kinds for s in kind.layer), *last))
 
     @property
     def embed_name(self) -> str:
@@ -534,20 +671,23 @@ class ModelShape:
         multiplied = self._numbers(lambda spec: len(spec.shape) > 1) - (self.positions or 0) * self.hidden
         if not self.tied:
             multiplied -= self.vocab * self.hidden
-        span = min(seq_len, self.sliding_window or seq_len)
-        spans = self.full_layers * seq_len + (self.layers - self.full_layers) * span
-        return 6.0 * multiplied + 12.0 * self.heads * self.head_dim * spans
+        spans = sum(
+            layer.head_dim * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
+            for layer, sees_all in zip(self.by_layer, self.full or (False,) * self.layers, strict=True)
+        )
+        return 6.0 * multiplied + 12.0 * self.heads * spans
 
     def mesh_faults(self, tp: int, pp: int) -> list[str]:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp)."""
         faults = []
         if self.heads % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
-        if self.kv_heads % tp and tp % self.kv_heads:
-            faults.append(
-                f"parallel.tp = {tp} does not divide the model's {self.kv_heads} key/value heads and is not a "
-                "multiple of them"
-            )
+        for kv_heads in dict.fromkeys(kind.kv_heads for kind in self.kinds):
+            if kv_heads % tp and tp % kv_heads:
+                faults.append(
+                    f"parallel.tp = {tp} does not divide the model's {kv_heads} key/value heads and is not a "
+                    "multiple of them"
+                )
         if self.intermediate % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
         if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:

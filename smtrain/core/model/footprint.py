@@ -20,12 +20,16 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, token
     return 2.0 * layers * kv_heads * head_dim * width * tokens
 
 
+def cache_of_shape(shape: ModelShape, width: int = 2) -> float:
+    """`cache_bytes` of a model whose layers may differ."""
+    return sum(cache_bytes(count, kind.kv_heads, kind.head_dim, width) for kind, count in shape.kinds.items())
+
+
 def cache_of(described: Mapping[str, Any]) -> float:
     """`cache_bytes` of the model with this config.json in bf16; 0 if the sizes are missing."""
     try:
         if described.get("model_type") in FAMILIES:
-            shape = ModelShape.from_config(described)
-            return cache_bytes(shape.layers, shape.kv_heads, shape.head_dim)
+            return cache_of_shape(ModelShape.from_config(described))
         heads, hidden = int(described["num_attention_heads"]), int(described["hidden_size"])
         kv = int(described.get("num_key_value_heads") or heads)
         size = int(described.get("head_dim") or hidden // heads)

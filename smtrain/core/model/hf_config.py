@@ -90,6 +90,8 @@ class HFConfig:
         """The factor of attention's scores."""
         if "attention" in self.scales:
             return self.scales["attention"]
+        if self.shape.rules.score_scale is not None:
+            return self.shape.rules.score_scale
         root: float = math.sqrt(self.scales.get("query", self.shape.head_dim))
         return 1 / root
 
@@ -120,9 +122,11 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
             f"config.json has {called} = {activation!r}, which smtrain does not know: it knows {', '.join(ACTIVATIONS)}"
         )
     for other, plain in shape.rules.only.items():
-        if config.get(other, plain) not in (plain, None if plain is False else plain):
+        allowed = plain if isinstance(plain, tuple) else (plain, None if plain is False else plain)
+        if config.get(other, allowed[0]) not in allowed:
             raise CheckpointError(
-                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only {plain} will do"
+                f"config.json has {other} = {config[other]!r}, which smtrain does not train: only "
+                f"{' or '.join(map(str, dict.fromkeys(allowed if allowed is plain else allowed[:1])))} will do"
             )
     rope, local = _ropes(config, shape, positions) if shape.positions is None else (None, None)
     return HFConfig(
@@ -143,11 +147,10 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
     """The rotary embeddings, and those of layers with a window if they have their own."""
     rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
 
-    def read(some: Mapping[str, Any], usual: float | None) -> Rope:
+    def read(some: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim) -> Rope:
         return read_rope(
-            {**plain, **some}, shape.family, shape.head_dim, positions, usual, rules.rope_keys,
-            rules.partial_rotary,
-        )  # fmt: skip
+            {**plain, **some}, shape.family, head_dim, positions, usual, rules.rope_keys, rules.partial_rotary
+        )
 
     old = {key: config[key] for key in KEYS if key in config}
     if rules.local_theta is None:
@@ -159,9 +162,15 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
             f"config.json has rope_parameters = {by_kind!r}: {with_article(shape.family)} model has one set of "
             f"settings for {FULL} and one for {SLIDING}"
         )
-    thetas = {"rope_theta": config[key]} if config.get(key) is not None else {}
+    thetas = {"rope_theta": config[key]} if key is not None and config.get(key) is not None else {}
     new = [{"rope_parameters": by_kind[kind]} if by_kind.get(kind) else None for kind in (FULL, SLIDING)]
-    ropes = [read(new[0] or old, rules.theta), read(new[1] or thetas, usual)]
+    if new[0] is None and rules.rope_default:
+        new[0] = {"rope_parameters": rules.rope_default}
+    old = {} if key is None else old
+    ropes = [
+        read(new[0] or old, rules.theta, shape.full_head_dim or shape.head_dim),
+        read(new[1] or thetas, usual),
+    ]
     for named, said, rope, base in ((new[0], old, ropes[0], rules.theta), (new[1], thetas, ropes[1], usual)):
         if (
             named
@@ -221,6 +230,8 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out["layer_types"] = [FULL if window is None else SLIDING for window in normal.windows]
     if shape.rules.rotates_some:
         out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
+    out |= _full_sizes(out, shape)
+    out |= {key: usual if usual is None else type(usual)() for key, (usual, _) in shape.rules.refused.items()}
     return out | {key: normal.scales.get(name) for name, (key, _) in shape.rules.scales.items()}
 
 
@@ -230,9 +241,19 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     if normal.rope is None:
         return copy.deepcopy(dict(config))
     out = _without_rope(config) | _written(normal)
+    out |= _full_sizes(out, normal.shape)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
+
+
+def _full_sizes(out: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """The sizes of layers without a window as the family's repositories have them; takes other forms out of `out`."""
+    if not shape.rules.full_sizes:
+        return {}
+    out.pop("per_layer_config", None)
+    heads = {"num_global_key_value_heads": shape.full_kv_heads} if shape.values_are_keys else {}
+    return {"global_head_dim": shape.full_head_dim, **heads}
 
 
 def _written(normal: HFConfig) -> dict[str, Any]:
@@ -242,8 +263,9 @@ def _written(normal: HFConfig) -> dict[str, Any]:
     if normal.local_rope is None or normal.shape.rules.local_theta is None:
         return out
     local = normal.local_rope.written(normal.shape.family)
-    out["rope_parameters"] = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
-    return {normal.shape.rules.local_theta[0]: normal.local_rope.theta, **out}
+    both = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
+    key = normal.shape.rules.local_theta[0]
+    return {"rope_parameters": both} if key is None else {key: normal.local_rope.theta, **out, "rope_parameters": both}
 
 
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,14 +79,15 @@ class Layout:
         if faults:
             raise ConfigError(faults, code="config.combination")
         self.shape, self.tp, self.pp, self.kv_order = shape, tp, pp, kv_order
-        self.kv_multiplier = kv_multiplier or max(1, tp // shape.kv_heads)
-        group = shape.heads // shape.kv_heads
-        if shape.kv_heads * self.kv_multiplier % tp or group % self.kv_multiplier:
-            raise ConfigError(
-                f"kv_multiplier = {self.kv_multiplier} does not fit: {shape.kv_heads} key/value heads times it "
-                f"must be a multiple of tp = {tp}, and it must divide the {group} queries of a head",
-                code="config.combination",
-            )
+        self._multiplier = kv_multiplier
+        for kv_heads in dict.fromkeys(kind.kv_heads for kind in shape.kinds):
+            group, times = shape.heads // kv_heads, self.copies(kv_heads)
+            if kv_heads * times % tp or group % times:
+                raise ConfigError(
+                    f"kv_multiplier = {times} does not fit: {kv_heads} key/value heads times it must be a multiple of "
+                    f"tp = {tp}, and it must divide the {group} queries of a head",
+                    code="config.combination",
+                )
         self._starts = _stage_starts(shape.layers, pp, cuts)
 
     def spec(self, name: str) -> Spec:
@@ -111,30 +112,46 @@ class Layout:
         """The parameters that a stage holds, in the model's order."""
         return [s.name for s in self.shape.specs if pp_rank in self.stages(s.name)]
 
-    def kv_slots(self, tp_rank: int) -> tuple[tuple[int, int], ...]:
-        """The (key/value head, copy) pairs that a rank holds, in its local order."""
-        kv, m = self.shape.kv_heads, self.kv_multiplier
+    @property
+    def kv_multiplier(self) -> int:
+        """Copies of each key/value head, if all layers have as many heads."""
+        return self.copies(self.shape.kv_heads)
+
+    def copies(self, kv_heads: int) -> int:
+        """Copies of each key/value head of a layer that has `kv_heads`."""
+        return self._multiplier or max(1, self.tp // kv_heads)
+
+    def kv_slots(self, tp_rank: int, kv_heads: int | None = None) -> tuple[tuple[int, int], ...]:
+        """The (key/value head, copy) pairs that a rank holds, in its local order; `kv_heads` if layers differ."""
+        kv = kv_heads or self.shape.kv_heads
+        m = self.copies(kv)
         per = kv * m // self.tp
         slots = range(tp_rank * per, (tp_rank + 1) * per)
         return tuple((j // m, j % m) if self.kv_order == "grouped" else (j % kv, j // kv) for j in slots)
 
-    def query_heads(self, tp_rank: int) -> tuple[int, ...]:
+    def query_heads(self, tp_rank: int, kv_heads: int | None = None) -> tuple[int, ...]:
         """The query heads of a rank, in its local order: those of each of its key/value slots."""
-        group = self.shape.heads // self.shape.kv_heads
-        part = group // self.kv_multiplier
-        return tuple(h * group + c * part + i for h, c in self.kv_slots(tp_rank) for i in range(part))
+        kv = kv_heads or self.shape.kv_heads
+        group = self.shape.heads // kv
+        part = group // self.copies(kv)
+        return tuple(h * group + c * part + i for h, c in self.kv_slots(tp_rank, kv) for i in range(part))
 
-    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+    def kv_groups(self, kv_heads: int | None = None) -> tuple[tuple[int, ...], ...]:
         """Sets of tensor-parallel ranks that hold copies of the same key/value heads; singletons without copies."""
         held: dict[frozenset[int], list[int]] = {}
         for t in range(self.tp):
-            held.setdefault(frozenset(h for h, _ in self.kv_slots(t)), []).append(t)
+            held.setdefault(frozenset(h for h, _ in self.kv_slots(t, kv_heads)), []).append(t)
         return tuple(tuple(ranks) for ranks in held.values())
+
+    def kind(self, name: str) -> ModelShape:
+        """The shape of the layer that has parameter `name`; of the whole model if none has."""
+        m = LAYER.search(name)
+        return self.shape.by_layer[int(m[1])] if m else self.shape
 
     def shard(self, name: str, tp_rank: int) -> Shard:
         """The part of `name` on a tensor-parallel rank, the same on each of its stages."""
         spec = self.spec(name)
-        shard = self._shard(spec.role, tp_rank)
+        shard = self._shard(spec.role, tp_rank, self.kind(name))
         return replace(shard, dim=1 - shard.dim) if spec.turned and shard.dim is not None else shard
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
@@ -157,9 +174,8 @@ class Layout:
         return {s.name: s for s in self.shape.specs}
 
     @cache  # noqa: B019 - a layout is small, and lives as long as its engine
-    def _shard(self, role: Role, t: int) -> Shard:
-        s = self.shape
-        if role is Role.WHOLE:
+    def _shard(self, role: Role, t: int, s: ModelShape) -> Shard:
+        if role in (Role.WHOLE, Role.CONSTANT):
             return Shard(copies=self.tp)
         if role in (Role.HEAD_NORM, Role.FACTOR):
             return Shard(copies=self.tp, partial=self.tp > 1)
@@ -172,8 +188,8 @@ class Layout:
         if role is Role.GATE_UP:
             return _units(0, [t, self.tp + t], s.intermediate // self.tp)
         if role is Role.QKV_BLOCKS:
-            kv = [h for h, _ in self.kv_slots(t)]
-            own = (self.query_heads(t), (s.heads + h for h in kv), (s.heads + s.kv_heads + h for h in kv))
+            kv = [h for h, _ in self.kv_slots(t, s.kv_heads)]
+            own = (self.query_heads(t, s.kv_heads), (s.heads + h for h in kv), (s.heads + s.kv_heads + h for h in kv))
             return _units(0, [head for block in own for head in block], s.head_dim)
         if role is Role.QKV:
             return _units(0, [t], s.heads // self.tp * 3 * s.head_dim)
@@ -181,8 +197,8 @@ class Layout:
             heads = s.heads // self.tp
             return _units(0, [i * self.tp + t for i in range(3)], heads * s.head_dim)
         if role in (Role.KV, Role.K_NORM):
-            return _units(0, [h for h, _ in self.kv_slots(t)], s.head_dim, self.kv_multiplier)
-        return _units(1 if role is Role.O else 0, self.query_heads(t), s.head_dim)
+            return _units(0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads))
+        return _units(1 if role is Role.O else 0, self.query_heads(t, s.kv_heads), s.head_dim)
 
 
 def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:

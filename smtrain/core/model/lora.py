@@ -7,13 +7,13 @@ have a shape of their own, so that layout, optimizer, checkpoints and planner tr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import sqrt
 from typing import Any, Literal
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+from smtrain.core.model.families import ModelShape, Role, Spec
 from smtrain.core.text import with_article
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -41,9 +41,9 @@ class Lora:
 
 def linears(shape: ModelShape) -> tuple[str, ...]:
     """The names of a decoder layer's linears, in the model's order: `q_proj`, `k_proj`..."""
-    layer = replace(shape, layers=1).specs
-    specs = (s for s in layer if LAYER.search(s.name) and len(s.shape) == 2 and not s.turned)
-    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs)
+    found = [[s for s in kind.layer if len(s.shape) == 2 and not s.turned] for kind in shape.kinds]
+    most = max(found, key=lambda specs: len(specs))  # layers of other kinds have some of these
+    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in most)
 
 
 def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
@@ -85,13 +85,13 @@ class AdapterShape(ModelShape):
         return ModelShape(**{f.name: getattr(self, f.name) for f in fields(ModelShape)})
 
     @cached_property
-    def _layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
+    def layer(self) -> tuple[Spec, ...]:  # type: ignore[override]
         """Both factors of every adapted linear of a decoder layer, in the order of the forward pass.
 
         If tensor parallelism divides the linear's rows, B is divided like it and each rank holds all of A; if it
         divides the columns, A is divided and each rank holds all of B."""
         out = []
-        for spec in self.base._layer:
+        for spec in self.base.layer:
             module = spec.name.removesuffix(".weight")
             if len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
                 rows, (width, into) = spec.role in _ROWS_CUT, spec.shape

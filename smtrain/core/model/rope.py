@@ -19,6 +19,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
+    "proportional": ((), ("factor",)),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
     "yarn": (
         ("factor", "original_max_position_embeddings"),
@@ -46,6 +47,9 @@ class Rope:
     def frequencies(self) -> list[float]:
         """Radians per position for each pair of dimensions; for type `dynamic` within the model's positions."""
         plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
+        if self.kind == "proportional":  # of the whole head: the last pairs do not turn
+            turning = int(self.share * self.turned // 2)
+            plain = [f / self.settings.get("factor", 1.0) for f in plain[:turning]] + [0.0] * (len(plain) - turning)
         if self.kind == "linear":
             return [f / self.settings["factor"] for f in plain]
         if self.kind == "llama3":
@@ -132,7 +136,7 @@ def read_rope(
     share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
     whole = 0.25 if model_type in _OLD_NAMES else 1.0
     share = _number(key, whole if share is None else share)
-    if model_type not in _OLD_NAMES and not partial and share != 1:
+    if model_type not in _OLD_NAMES and not (partial or kind == "proportional") and share != 1:
         raise CheckpointError(
             f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)} model turns whole "
             "heads: remove it"
@@ -147,7 +151,7 @@ def read_rope(
             "model was trained with"
         )
     theta = _number("rope_theta", usual if theta is None else theta)
-    return Rope(kind, theta, share, int(head_dim * share), settings)
+    return Rope(kind, theta, share, head_dim if kind == "proportional" else int(head_dim * share), settings)
 
 
 def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int) -> dict[str, Any]:

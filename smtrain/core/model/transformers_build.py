@@ -37,6 +37,7 @@ def check_model(model: Any, config: HFConfig) -> None:
     shape = config.shape
     theirs = {shape.file_name(name): tuple(p.shape) for name, p in model.named_parameters()}
     ours = {spec.name: spec.shape for spec in shape.specs}
+    theirs |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in ours}
     if theirs != ours:
         name = min(set(theirs.items()) ^ set(ours.items()))[0]
         raise CheckpointError(
@@ -94,7 +95,8 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
     for block, window in zip(getattr(base, family.layers), config.windows, strict=True):
         attention = getattr(block, family.attention)
         norms += [getattr(block, name) for name in family.block_norms]
-        norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+        of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "v_norm"))
+        norms += [norm for norm in of_heads if norm is not None]
         yield from _attention_differences(attention, model.config, config, window)
         named = (getattr(block.mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
         yield from _activation_differences(next(filter(None, named)), config.activation)

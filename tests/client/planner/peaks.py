@@ -55,6 +55,9 @@ COMBINATIONS = [
     ("llama", "122 m2 bf16 full"),
     ("gemma3_text", "111 m2 bf16"),
     ("gemma3_text", "221 m1 sp"),
+    ("gemma4_text", "111 m2 bf16"),
+    ("gemma4_text", "111 m4 selective"),
+    ("gemma4_text", "221 m1 sp"),
     ("olmo2", "111 m2"),
     ("olmo2", "211 m2 bf16 sp"),
     ("granite", "111 m2 bf16"),
@@ -69,11 +72,14 @@ def model(family: str) -> dict[str, Any]:
     sizes: dict[str, Any] = {"hidden_size": 192, "num_attention_heads": 8, "intermediate_size": 480, "vocab_size": 1024}
     if family != "gpt_neox":
         sizes |= {"num_key_value_heads": 4, "head_dim": 24}
-    if family in ("mistral", "gemma3_text"):
+    if family == "gemma4_text":
+        sizes |= {"global_head_dim": 48, "num_global_key_value_heads": 2, "attention_k_eq_v": True}
+        sizes |= {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    if family in ("mistral", "gemma3_text", "gemma4_text"):
         sizes["sliding_window"] = 32
     if family == "smollm3":
         sizes["pad_token_id"] = 0
-    if family == "gemma3_text":
+    if family in ("gemma3_text", "gemma4_text"):
         sizes |= {"tie_word_embeddings": True, "final_logit_softcapping": 30.0}
     return config(family, **sizes)
 
@@ -89,6 +95,8 @@ ADAPTED = [
     ("llama", "111 m4 selective"),
     ("qwen3", "211 m2 selective bf16"),
     ("gpt_neox", "111 m2 selective bf16"),
+    ("gemma4_text", "111 m2 bf16"),
+    ("gemma4_text", "221 m1 sp"),
 ]
 """With LoRA on all linears."""
 

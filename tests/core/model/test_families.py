@@ -20,6 +20,8 @@ SIZES = {
     "vocab_size": 101,
     "pad_token_id": 0,
 }
+PLAIN = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
+"""Keys without which transformers' defaults describe a model that smtrain does not train."""
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 2}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
@@ -35,6 +37,21 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {"attention_bias": True}),
     ("olmo3", {}),
     ("gemma3_text", {"head_dim": 16}),
+    ("gemma4_text", {"hidden_size_per_layer_input": 0, "head_dim": 8, "global_head_dim": 32}),
+    (
+        "gemma4_text",
+        {
+            "hidden_size_per_layer_input": 0,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
     ("ministral3", {"num_key_value_heads": 2, "head_dim": 16}),
     ("phi3", {"num_key_value_heads": 2}),
     ("gpt_neox", {}),
@@ -51,7 +68,7 @@ def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[s
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()  # which transformers 5.0 leaves out on `meta`
     shape = ModelShape.from_config(config.to_dict())
-    theirs = {shape.file_name(n): tuple(p.shape) for n, p in model.named_parameters()}
+    theirs = {shape.file_name(n): tuple(p.shape) for n, p in model.state_dict().items()}
     assert {s.name: s.shape for s in shape.specs} == theirs
     assert shape.parameters() == sum(p.numel() for p in model.parameters())
 
@@ -64,7 +81,9 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
         "gpt_neox": [],
         "ministral3": [],
         "gemma3_text": ["final_logit_softcapping"],
+        "gemma4_text": ["final_logit_softcapping", "num_global_key_value_heads"],
     }
+    keys |= PLAIN.get(family, {})
     nulls = own.get(family, ["num_key_value_heads"])
     for config in (keys, {**keys, **dict.fromkeys(nulls)}):
         assert ModelShape.from_config(config) == ModelShape.from_config(AutoConfig.for_model(**config).to_dict())
@@ -75,7 +94,7 @@ def test_names_are_those_that_transformers_writes(family: str, tmp_path: Any) ->
     from safetensors import safe_open
 
     heads = {} if family == "gpt_neox" else {"num_key_value_heads": 2}
-    config = AutoConfig.for_model(family, **SIZES, **heads)
+    config = AutoConfig.for_model(family, **SIZES, **heads, **PLAIN.get(family, {}))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert set(file.keys()) == {s.name for s in ModelShape.from_config(config.to_dict()).specs}
@@ -141,6 +160,9 @@ def test_a_config_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, A
     assert "\n" not in str(error.value)
 
 
+DENSE = PLAIN["gemma4_text"]
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
@@ -152,6 +174,22 @@ def test_a_config_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, A
         ("smollm3", {"no_rope_layers": [[1], 0]}, "it must have a 1 (with rope) or a 0 for each of the 2 layers"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "x"}, "of at least 0"),
         ("olmo3", {}, "has no rope_theta"),
+        ("gemma4_text", {}, "has no hidden_size_per_layer_input, which stands for 256: that adds an embedding to each"),
+        (
+            "gemma4_text",
+            {**DENSE, "num_kv_shared_layers": 20},
+            "num_kv_shared_layers = 20: that lets layers share keys",
+        ),
+        ("gemma4_text", {**DENSE, "enable_moe_block": True}, "adds a mixture of experts, as Gemma 4 26B-A4B does, and"),
+        ("gemma4_text", {**DENSE, "use_bidirectional_attention": "all"}, "only None or vision will do"),
+        ("gemma4_text", {**DENSE, "global_head_dim": None}, "has no global_head_dim"),
+        (
+            "gemma4_text",
+            {**DENSE, "per_layer_config": {"0": {"head_dim": 8}}},
+            "smtrain takes head_dim, the same for all",
+        ),
+        ("gemma4_text", {**DENSE, "per_layer_config": [1]}, "has per_layer_config = [1]"),
+        ("gemma4_text", {**DENSE, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, "heads = 3"),
         ("granite", {"logits_scaling": None}, "logits_scaling = None: it must be a number above 0"),
     ],
 )

@@ -44,7 +44,10 @@ def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     config = AutoConfig.for_model(**{key: value for key, value in keys.items() if value is not None})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).to(dtype)
-    for parameter in model.parameters():  # larger than the usual start, so that texts differ
+    for parameter in (
+        *model.parameters(),
+        *(b for n, b in model.named_buffers() if n.endswith("scalar")),
+    ):  # larger than the usual start, so that texts differ
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | {"<|end|>": 256}
@@ -87,6 +90,14 @@ NEWER: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
     "olmo2": {},
     "olmo3": {"sliding_window": 8},
+    "gemma4_text": {
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+    },
     "gemma3_text": {"head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True},
 }
 

@@ -127,6 +127,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
     "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
 }
+if "gemma4" in CONFIG_MAPPING:  # of transformers 5
+    CONFIGS["gemma4"] = config(
+        "gemma4_text",
+        sliding_window=8,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=5.0,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        tie_word_embeddings=True,
+        vocab_size=509,
+        pad_token_id=0,
+        num_experts=None,
+    )
+    CONFIGS["gemma4-values"] = config(
+        "gemma4_text",
+        sliding_window=8,
+        global_head_dim=8,
+        num_key_value_heads=1,
+        hidden_size_per_layer_input=0,
+        attention_bias=True,
+        pad_token_id=0,
+    )
 if "ministral3" in CONFIG_MAPPING:  # of transformers 5
     CONFIGS["ministral3"] = config(
         "ministral3",
@@ -165,7 +189,7 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     out = {}
     for spec in ModelShape.from_config(config).specs:
         noise = torch.randn(spec.shape, generator=generator) * 0.1
-        out[spec.name] = noise + 1 if len(spec.shape) == 1 and spec.name.endswith("weight") else noise
+        out[spec.name] = noise + 1 if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar")) else noise
     return out
 
 
@@ -325,8 +349,9 @@ def transformers_model(config: dict[str, Any]) -> Any:
     model = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
     shape, values = ModelShape.from_config(config), weights(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[shape.file_name(name)])
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if shape.file_name(name) in values:
+                tensor.copy_(values[shape.file_name(name)])
     return model
 
 

@@ -6,5 +6,5 @@ import torch._dynamo  # noqa: F401 - the first optimizer step imports it
 
 import tests.worker.engine.cases  # noqa: F401
 
-for family in ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "gpt2", "olmo2", "gemma3"):
+for family in ("llama", "qwen2", "qwen3", "mistral", "gpt_neox", "gpt2", "olmo2", "gemma3", "gemma4"):
     importlib.import_module(f"transformers.models.{family}.modeling_{family}")

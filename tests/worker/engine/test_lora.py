@@ -36,6 +36,8 @@ CASES = [
     ("olmo2", "221 sp", {}),
     ("phi3", "221 sp", {}),
     ("gemma3", "411", {}),
+    ("gemma4", "411", {}),
+    ("gemma4", "221 sp full", {"targets": ["v_proj", "o_proj"]}),
     ("granite", "122 full", {}),
     ("smollm3", "212 sp", {"targets": ["q_proj", "down_proj"]}),
 ]

@@ -17,6 +17,7 @@ MESHES = {
     "llama-tied-509": ["122 full"],
     "gpt_neox": ["221 sp", "114 m1"],
     "gemma3": ["221 sp", "122 full"],
+    "gemma4": ["221 sp", "122 full"],
     "olmo3": ["212 sp"],
     "smollm3-window": ["122"],
     "granite": ["411"],

@@ -67,7 +67,7 @@ class GradientSums:
 
     def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
         """Hook into each parameter's gradient; spans are sent in the order of the backward pass."""
-        entries = [(name, at, at + size) for name, at, size in table.entries]
+        entries = [(name, at, at + size) for name, at, size in table.entries if gradients.expected(name)]
 
         def order(span: Span) -> tuple[bool, bool, int]:
             waits = any(start < span.stop and span.start < stop for name, start, stop in entries if name in late)

@@ -43,9 +43,13 @@ class Gradients:
                 self._writing[name].sink = self._sink(name, view)
                 self._zeroed.append((written, at))
                 written = at + size
-            else:
+            elif parameter.requires_grad:
                 _accumulate(parameter, view)
         self._zeroed = [span for span in (*self._zeroed, (written, len(self.flat))) if span[0] < span[1]]
+
+    def expected(self, name: str) -> bool:
+        """Whether a parameter has a gradient; it is 0 for stored numbers that are not trained."""
+        return self._parameters[name].requires_grad
 
     def when_added(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""

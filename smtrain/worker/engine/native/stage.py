@@ -86,7 +86,7 @@ class Stage(nn.Module):
         attention = FAMILIES[layout.shape.family].attention
         self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
         self.context = AttentionContext(
-            self.rotary, self.described.windows, self.dtype, mesh.device, layout.shape.head_dim, options.compile
+            self.rotary, self.described.windows, self.dtype, mesh.device, layout.shape.widest_head, options.compile
         )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -120,6 +120,8 @@ class Stage(nn.Module):
         self.rotary = {sliding: rotary_of(base, self.described, sliding).turn for sliding in self.described.ropes}
         self.positions: nn.Embedding | None = getattr(base, family.positions) if family.positions else None
         self.blocks: list[Any] = list(own.values())
+        for block in self.blocks if family.full_sizes else ():  # Gemma 4: for assistants that share keys and values
+            block.self_attn.store_full_length_kv = False
 
     def _make_parameters(self) -> None:
         """Make all parameters views of one flat buffer."""
@@ -129,6 +131,11 @@ class Stage(nn.Module):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
             setattr(self.model.get_submodule(module), leaf, made[name])
+        # Stored numbers that are not trained: parameters without a gradient, so that checkpoints hold them like others.
+        for name in [name for name, _ in self.model.named_buffers() if name in made]:
+            module, _, leaf = name.rpartition(".")
+            delattr(self.model.get_submodule(module), leaf)
+            setattr(self.model.get_submodule(module), leaf, made[name].requires_grad_(False))
 
     def _adapt(self, lora: Lora) -> None:
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
@@ -154,18 +161,18 @@ class Stage(nn.Module):
                 return args, {**kwargs, "hidden_states": self._enter(kwargs["hidden_states"])}
             return (self._enter(args[0]), *args[1:]), kwargs
 
-        for block in self.blocks:
+        for i, block in zip(layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
+            kv_heads = len(layout.kv_slots(self.mesh.tp_rank, layout.shape.by_layer[i].kv_heads))
             attention = getattr(block, FAMILIES[layout.shape.family].attention)
             if layout.shape.rules.fused:  # its forward pass cuts the product by these
                 attention.config = copy.copy(attention.config)
                 attention.config.num_attention_heads = layout.shape.heads // tp
-                attention.num_key_value_heads = len(layout.kv_slots(self.mesh.tp_rank))
+                attention.num_key_value_heads = kv_heads
             if layout.shape.qk_norm == "wide":
                 self._widen_norms(attention)
             if hasattr(attention, "split_size"):  # GPT-2: the size of q, of k and of v
                 attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
-                kv_heads = len(layout.kv_slots(self.mesh.tp_rank))
                 attention.num_key_value_groups = layout.shape.heads // tp // kv_heads
             for module in (attention, block.mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)

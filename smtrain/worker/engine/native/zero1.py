@@ -40,7 +40,8 @@ class Zero1AdamW:
         self.start = mesh.dp_rank * self.shard
         self.gradients = Gradients(stage, mesh.device)
         self._summed_over_tp: list[torch.Tensor] = []
-        self._summed_over_copies: list[torch.Tensor] = []
+        kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
+        self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
         self._tied: torch.Tensor | None = None
         self._weights: list[tuple[int, int, float]] = []
         layout, late = trained.layout, set[str]()
@@ -51,7 +52,7 @@ class Zero1AdamW:
                 self._summed_over_tp.append(grad)
                 late.add(name)
             elif cut.dim is not None and cut.copies > 1:
-                self._summed_over_copies.append(grad)
+                self._summed_over_copies[layout.kind(name).kv_heads].append(grad)
                 late.add(name)
             if len(layout.stages(name)) > 1:
                 self._tied = grad
@@ -60,7 +61,7 @@ class Zero1AdamW:
             low, high = max(at, self.start), min(at + size, self.start + self.shard)
             if low < high and weight:
                 self._weights.append((low - self.start, high - self.start, weight))
-        self._copies_group = mesh.subgroup("tp", layout.kv_groups())
+        self._copies_groups = {count: mesh.subgroup("tp", layout.kv_groups(count)) for count in kv_heads}
         ends = [(0, mesh.pp - 1)] if layout.shape.tied and mesh.pp > 1 else []
         self._tied_group = mesh.subgroup("pp", ends)
         own = self.part(self.flat)
@@ -108,7 +109,8 @@ class Zero1AdamW:
         self.gradients.complete()
         with part("tensor parallel"):
             _all_reduce(self._summed_over_tp, self.mesh.tp_group)
-            _all_reduce(self._summed_over_copies, self._copies_group)
+            for count, views in self._summed_over_copies.items():
+                _all_reduce(views, self._copies_groups[count])
         with part("pipeline"):
             _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
         self.sums.finish()
