@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -191,7 +191,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Cut:
-    """Parameters on a tensor-parallel rank: of each decoder layer, and of the parts at the two ends."""
+    """Parameters on a tensor-parallel rank: of a decoder layer, if all are of one kind, and of the two ends."""
 
     layer: int
     """The first one, if layers differ."""
@@ -211,10 +211,12 @@ class Cut:
 @cache
 def cut(shape: ModelShape, tp: int) -> Cut:
     """Count a rank's parameters with the layout table that the engines use."""
-    alone = _one_layer(shape)
-    layout = Layout(alone, tp, 1)
-    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in alone.specs}
-    ends = {s.name for s in alone.specs if not LAYER.search(s.name)}
+    if len(shape.kinds) > 1:
+        kinds = [cut(kind, tp) for kind in shape.kinds]
+        return replace(kinds[0], layer=0, largest=max(kind.largest for kind in kinds))
+    layout = Layout(shape, tp, 1)
+    size = {s.name: prod(layout.local_shape(s.name, 0)) for s in _one_layer(shape).specs}
+    ends = {s.name for s in _one_layer(shape).specs if not LAYER.search(s.name)}
     embed = size[shape.embed_name]
     norm = sum(size[n] for n in ends if n not in (shape.embed_name, shape.head_name, shape.positions_name))
     return Cut(
@@ -229,23 +231,22 @@ def cut(shape: ModelShape, tp: int) -> Cut:
     )
 
 
-@cache
-def layers_by_shape(shape: ModelShape, pp: int, stage: int) -> Mapping[ModelShape, int]:
-    """Count the decoder layers of a pipeline stage by their shapes."""
-    first = sum(layers_of(shape.layers, pp, before) for before in range(stage))
-    return Counter(shape.by_layer[first : first + layers_of(shape.layers, pp, stage)])
-
-
 def layers_of(layers: int, pp: int, stage: int) -> int:
     """Decoder layers of a pipeline stage: contiguous blocks, the rest on the last stages (core/model/layout.py)."""
     each, extra = divmod(layers, pp)
     return each + (stage >= pp - extra)
 
 
+def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Counter[ModelShape]:
+    """How many of a pipeline stage's decoder layers are of each shape in `ModelShape.by_layer`."""
+    first = sum(layers_of(shape.layers, pp, s) for s in range(stage)) if len(shape.kinds) > 1 else 0
+    return Counter(shape.by_layer[first : first + layers_of(shape.layers, pp, stage)])
+
+
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """Parameters on a rank of a pipeline stage."""
     held = cut(shape, mesh.tp)
-    n = sum(count * cut(kind, mesh.tp).layer for kind, count in layers_by_shape(shape, mesh.pp, stage).items())
+    n = sum(count * cut(kind, mesh.tp).layer for kind, count in stage_kinds(shape, mesh.pp, stage).items())
     if stage == 0:
         n += held.embed + held.positions
     if stage == mesh.pp - 1:
@@ -257,8 +258,8 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     """Parameters of a rank that the optimizer updates: all, or those of its adapters."""
     if work.lora is None:
         return stage_numbers(work.shape, mesh, stage)
-    layers = layers_by_shape(work.shape, mesh.pp, stage)
-    return sum(count * _adapters(_one_layer(kind), work.lora, mesh.tp) for kind, count in layers.items())
+    kinds = stage_kinds(work.shape, mesh.pp, stage)
+    return sum(count * _adapters(_one_layer(kind), work.lora, mesh.tp) for kind, count in kinds.items())
 
 
 def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool = False) -> Group | None:

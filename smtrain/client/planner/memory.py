@@ -10,16 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from smtrain.client.planner.machines import (
-    GIB,
-    Machine,
-    Mesh,
-    Work,
-    cut,
-    layers_by_shape,
-    stage_numbers,
-    trained_numbers,
-)
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, cut, stage_kinds, stage_numbers, trained_numbers
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora
 
@@ -94,7 +85,12 @@ def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemor
 
 
 def telling_stages(work: Work, mesh: Mesh) -> list[int]:
-    """The stages of which one needs the most memory: the ends, the second, and the first with an extra layer."""
+    """The stages of which one needs the most memory: the ends, the second, and the first with an extra layer.
+
+    All stages if layers are of different kinds.
+    """
+    if len(work.shape.kinds) > 1:
+        return list(range(mesh.pp))
     extra = work.shape.layers % mesh.pp
     more = mesh.pp - extra if extra else 0
     return sorted({0, min(1, mesh.pp - 1), more, mesh.pp - 1})
@@ -118,7 +114,7 @@ def checkpoint_bytes(work: Work) -> float:
 
 
 def saved_per_token(work: Work, mesh: Mesh) -> float:
-    """Bytes per token that one decoder layer saves for its backward pass, without recomputation.
+    """Bytes per token that a decoder layer, if all are of one kind, saves for its backward pass.
 
     A norm saves its input (RMSNorm: an fp32 copy) and its output; a linear its input; attention q, k, v, output and
     log-sum-exp; a gated MLP four vectors of intermediate size, GPT-NeoX's MLP two.
@@ -192,22 +188,24 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
-    works = {replace(work, shape=kind): n for kind, n in layers_by_shape(shape, mesh.pp, stage).items()}
+    kinds = {replace(work, shape=kind): n for kind, n in stage_kinds(shape, mesh.pp, stage).items()}
+    layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
     slots = work.global_batch // (mesh.dp * mesh.micro_batch)
     in_flight = min(mesh.pp - stage, slots)  # 1F1B (Narayanan et al. 2019, PipeDream): earlier stages hold more
-    saved = {one: tokens * saved_per_token(one, mesh) for one in works}
-    each = sum(n * (w * part if mesh.recompute == "full" else saved[one]) for one, n in works.items())
+    saved = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
+    full = mesh.recompute == "full"
+    each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
-    again = max(saved.values(), default=0.0) if mesh.recompute == "full" else 0.0
+    again = max(saved.values(), default=0.0) if full else 0.0
     if mesh.recompute == "selective":
-        whole_layer = replace(mesh, recompute="none")
-        again = max((tokens * saved_per_token(one, whole_layer) - kept for one, kept in saved.items()), default=0.0)
+        rest = replace(mesh, recompute="none")
+        again = max((tokens * saved_per_token(kind, rest) - saved[kind] for kind in kinds), default=0.0)
     inner = tokens * shape.intermediate / mesh.tp
-    largest = max((cut(one.shape, mesh.tp).largest for one in works), default=0)
+    largest = max((cut(one.shape, mesh.tp).largest for one in kinds), default=0)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
         biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
@@ -216,7 +214,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
-    if not work.fused_attention and works:  # gradients of the scores and of their softmax
+    if not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient

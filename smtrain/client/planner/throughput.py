@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
-from smtrain.client.planner.machines import Machine, Mesh, Work, cut, layers_by_shape, trained_numbers
+from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
 from smtrain.core.facts import table
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
@@ -120,22 +120,14 @@ class Slot:
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
     """Time of a micro-batch on the last stage, which sets the pace: it has the output matrix and any extra layers."""
     shape, tokens = work.shape, work.seq_len * mesh.micro_batch
-    held, here = cut(shape, mesh.tp), layers_by_shape(shape, mesh.pp, mesh.pp - 1)
-    layers = sum(here.values())
-    rate = k.efficiency * machine.core_flops
-    # 2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
-    # (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
+    kinds = stage_kinds(shape, mesh.pp, mesh.pp - 1)
+    rate, layers = k.efficiency * machine.core_flops, sum(kinds.values())
     frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
-    slow = k.fused_attention if work.fused_attention else k.unfused_attention
-    dense = scores = 0.0
-    for kind, count in here.items():
-        span, one, again = min(work.seq_len, kind.sliding_window or work.seq_len), cut(kind, mesh.tp), 0.0
-        if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
-            again = 2.0 * shape.hidden * kind.head_dim * (shape.heads / mesh.tp + one.kv_heads) / one.layer
-        dense += count * (_DENSE[mesh.recompute] + again - frozen) * 2.0 * one.layer * tokens / rate
-        each = 4.0 * shape.heads * kind.head_dim / mesh.tp * span * tokens
-        scores += count * _SCORES[mesh.recompute] * each * slow / rate
-    head = (3 - frozen) * 2.0 * held.head * tokens / rate
+    dense = attention = middle = 0.0
+    for kind, count in kinds.items():
+        layer, scores = _layer_time(replace(work, shape=kind), mesh, k, tokens, rate)
+        dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
+    head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops
     if mesh.tp > machine.cores:  # the ring leaves the host, whose cores share the network
         link = min(link, k.network_share * machine.network / machine.cores)
@@ -144,11 +136,29 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     overhead = k.slot_seconds * (1 if mesh.pp == 1 else _LAUNCHES)
     return Slot(
         dense=dense + head,
-        attention=scores,
+        attention=attention,
         tensor_parallel=collectives,
         overhead=overhead,
-        middle=dense + scores + collectives + overhead,
+        middle=middle + collectives + overhead,
     )
+
+
+def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> tuple[float, float]:
+    """Seconds of a decoder layer's products with weights, and of its scores, at `rate` operations a second.
+
+    2 operations per weight and token; 4 x heads x head size x span per token for the scores and their product with v
+    (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B).
+    """
+    shape, held = work.shape, cut(work.shape, mesh.tp)
+    span = min(work.seq_len, shape.sliding_window or work.seq_len)
+    frozen = 1 if work.lora else 0
+    again = 0.0
+    if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
+        again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
+    layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
+    slow = k.fused_attention if work.fused_attention else k.unfused_attention
+    scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    return layer, scores
 
 
 def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> float:

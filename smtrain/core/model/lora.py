@@ -40,10 +40,9 @@ class Lora:
 
 
 def linears(shape: ModelShape) -> tuple[str, ...]:
-    """The names of a decoder layer's linears, in the model's order: `q_proj`, `k_proj`..."""
-    found = [[s for s in kind.layer if len(s.shape) == 2 and not s.turned] for kind in shape.kinds]
-    most = max(found, key=lambda specs: len(specs))  # layers of other kinds have some of these
-    return tuple(s.name.removesuffix(".weight").rpartition(".")[2] for s in most)
+    """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`..."""
+    specs = (s for kind in shape.kinds for s in kind.layer if len(s.shape) == 2 and not s.turned)
+    return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))
 
 
 def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
