@@ -68,6 +68,7 @@ def _described(model: str) -> dict[str, object]:
     """The config.json of a model's folder. Raises `ConfigError` if it is none that the native engine trains."""
     from smtrain.core.errors import first_line
     from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.text_part import text_part
 
     if not model.strip():
         raise ConfigError(
@@ -85,4 +86,4 @@ def _described(model: str) -> dict[str, object]:
             f"--model: {file} is not the config of a model; name a model's folder", code="config.wrong_value"
         )
     ModelShape.from_config(described)
-    return described
+    return text_part(described)

@@ -17,6 +17,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role as Role
 from smtrain.core.model.blocks import Spec as Spec
 from smtrain.core.model.blocks import block, norm
+from smtrain.core.model.text_part import text_part
 from smtrain.core.text import with_article
 
 
@@ -221,7 +222,9 @@ FAMILIES: dict[str, Family] = {
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
             scales={"query": ("query_pre_attn_scalar", 256.0), "cap": ("final_logit_softcapping", None)},
-            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True},
+            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True}
+            | {"vocab_size": 262208, "num_attention_heads": 8, "hidden_size": 2304, "intermediate_size": 9216}
+            | {"num_hidden_layers": 26},
         ),
         Family(
             "gemma4_text",
@@ -466,11 +469,15 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Read the contents of a `config.json`. Raises `CheckpointError` for a family or a config we cannot train."""
+        """Read the contents of a `config.json`, of a multimodal model the text part.
+
+        Raises `CheckpointError` for a family or a config we cannot train.
+        """
+        whole, config = config, text_part(config)
         kind = str(config.get("model_type"))
         family = FAMILIES.get(kind)
         if family is None:
-            raise CheckpointError(_no_family(config))
+            raise CheckpointError(_no_family(whole))
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
         got = {
             **family.defaults,

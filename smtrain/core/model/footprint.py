@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.text_part import text_part
 
 GIB = 2**30
 PROCESS = 0.6 * GIB
@@ -27,6 +28,7 @@ def cache_of_shape(shape: ModelShape, width: int = 2) -> float:
 
 def cache_of(described: Mapping[str, Any]) -> float:
     """`cache_bytes` of the model with this config.json in bf16; 0 if the sizes are missing."""
+    described = text_part(described)
     try:
         if described.get("model_type") in FAMILIES:
             return cache_of_shape(ModelShape.from_config(described))

@@ -22,6 +22,7 @@ from smtrain.core.model.families import (
     rotated_layers,
 )
 from smtrain.core.model.rope import KEYS, Rope, read_rope
+from smtrain.core.model.text_part import text_part
 from smtrain.core.text import with_article
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -97,11 +98,12 @@ class HFConfig:
 
 
 def normalise(config: Mapping[str, Any]) -> HFConfig:
-    """Read the contents of a `config.json` of transformers 4 or 5.
+    """Read the contents of a `config.json` of transformers 4 or 5, of a multimodal model the text part.
 
     Raises `CheckpointError` for an unknown family or setting, and for an ambiguous file.
     """
     shape = ModelShape.from_config(config)
+    config = text_part(config)
     kind = shape.family
     positions = config.get(FAMILIES[kind].keys.get("max_position_embeddings", "max_position_embeddings"))
     positions = config.get("max_position_embeddings") if positions is None else positions
@@ -197,12 +199,14 @@ def _scale(config: Mapping[str, Any], shape: ModelShape, name: Scale) -> float |
 
 def positions_named(config: Mapping[str, Any]) -> int | None:
     """The longest sequence in a config.json of any kind; None if it has none."""
+    config = text_part(config)
     values = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
     return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
 
 
 def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
     """`for_everyone` with all values explicit, so that no reader's defaults matter."""
+    config = text_part(config)
     normal = normalise(config)
     shape, out = normal.shape, _without_rope(config)
     out.pop("transformers_version", None)
@@ -237,6 +241,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same config.json with rotary embeddings written for both transformers 4 and 5."""
+    config = text_part(config)
     normal = normalise(config)
     if normal.rope is None:
         return copy.deepcopy(dict(config))

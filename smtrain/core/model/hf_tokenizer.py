@@ -16,6 +16,7 @@ from typing import Any
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.text_part import text_part
 
 Say = Callable[[str], None]
 _DRAWN = ("dropout", "alpha", "nbest_size")
@@ -126,7 +127,7 @@ def vocabulary_of(config: Mapping[str, Any]) -> int | None:
     try:
         return ModelShape.from_config(config).vocab
     except SmtrainError:
-        size = config.get("vocab_size")
+        size = text_part(config).get("vocab_size")
         return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
@@ -165,7 +166,7 @@ def end_of_document(
         token = token.get("content")
     if token is not None:
         return id_of(token) if isinstance(token, str) else None
-    ids = config.get("eos_token_id")
+    ids = text_part(config).get("eos_token_id")
     first = ids[0] if isinstance(ids, list) and ids else ids
     return first if isinstance(first, int) and not isinstance(first, bool) else None
 

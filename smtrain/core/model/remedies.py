@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from smtrain.core.model.text_part import text_part
+
 HEAD = 512
 """Bytes from the beginning of a file that `misfit` reads."""
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -231,7 +233,9 @@ DEQUANTIZE = (
 
 def quantization(config: Mapping[str, Any]) -> str | None:
     """The quantization method in a config.json; None without one."""
-    settings = config.get("quantization_config") or config.get("compression_config")
+    inside = text_part(config)
+    keys = ("quantization_config", "compression_config")
+    settings = next(filter(None, (part.get(key) for part in (config, inside) for key in keys)), None)
     if not settings:
         return None
     about = settings if isinstance(settings, Mapping) else {}

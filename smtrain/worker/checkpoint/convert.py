@@ -16,7 +16,8 @@ from smtrain.core.text import Say
 from smtrain.worker.checkpoint.conversion_plan import MANIFEST
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, Carried, companions_of
-from smtrain.worker.checkpoint.huggingface.folder import is_hf_folder, read_config, write_hf
+from smtrain.worker.checkpoint.huggingface.folder import is_hf_folder, read_config
+from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.megatron.legacy_writer import write_megatron
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
 from smtrain.worker.checkpoint.native.reader import StateReader
@@ -124,7 +125,7 @@ def convert(
         from smtrain.worker.checkpoint.merge import Merged
 
         weights = merged = Merged(weights, open_adapter(merge_adapter, ModelShape.from_config(weights.config)))
-    _write(weights, output, to, config, overwrite, carried)
+    tell_unchanged(_write(weights, output, to, config, overwrite, carried), say)
     carried.tell(say)
     if isinstance(to, HuggingFace) and not tokenizer_in(carried.files) and not {*OTHER_TOKENIZERS} & {*carried.files}:
         say(f"{output} has no tokenizer, as {config or source} has none; name the model's folder with --config")
@@ -184,7 +185,8 @@ def _write(
     config: str | None,
     overwrite: bool,
     carried: Carried,
-) -> None:
+) -> str:
+    """Write the weights; returns the parts of a multimodal model that stay as they are."""
     # Optimizer state belongs to the weights as they were read: merged or reordered ones get none.
     state = StateReader.present(weights) if isinstance(to, Native) else None
     if to.dtype is not None:
@@ -192,8 +194,8 @@ def _write(
     if isinstance(to, Nxd | Megatron | NemoMegatron):
         refuse_elsewhere(ModelShape.from_config(weights.config), type(to).__name__)
     if isinstance(to, HuggingFace):
-        write_hf(weights, output, config, to.max_shard_size, overwrite, carried=carried)
-    elif isinstance(to, Native):
+        return write_hf(weights, output, config, to.max_shard_size, overwrite, carried=carried)
+    if isinstance(to, Native):
         write_native(weights, output, to, state, overwrite, carried)
     elif isinstance(to, NemoMegatron):
         write_nnm(weights, output, to, overwrite, carried)
@@ -203,3 +205,4 @@ def _write(
         write_megatron(weights, output, to, overwrite, carried)
     else:
         write_torch_dist(weights, output, to, overwrite, carried)
+    return ""

@@ -11,6 +11,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.layout import KvOrder
 from smtrain.core.model.remedies import broken_link, file_kind, folder_misfit, missing_shards
+from smtrain.core.model.text_part import text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.lineage import Lines
 from smtrain.core.protocol.uris import not_here, respelled
@@ -38,7 +39,8 @@ def open_weights(
     chip's order of NxD's repeated heads. With `masters` neuronx-nemo-megatron's fp32 master weights are read. Raises
     CheckpointError, which describes the content, if it is none of them.
     """
-    path = folder_of(str(path))
+    path, whole = folder_of(str(path)), config
+    config = None if config is None else text_part(config)
     if fault := not_here(path) or respelled(path, ("s3://",)):
         raise CheckpointError(f"{fault}.")
     if not is_uri(path):
@@ -63,9 +65,9 @@ def open_weights(
     if shard_files(location.files()):
         return NxDSource(location, config, kv_order)
     if is_hf_folder(location) or missing_shards(location.files())[0]:
-        return HFSource(location, config)
+        return HFSource(location, whole)
     if tag := _newest_tag(location):
-        described = read_config(location) if config is None and "config.json" in location.files() else config
+        described = text_part(read_config(location)) if config is None and "config.json" in location.files() else config
         return NxDSource(location.below(tag), described, kv_order)
     if megatron := open_megatron(location, config, masters):
         return megatron
@@ -222,4 +224,4 @@ def _vouched_config(location: Place) -> dict[str, Any]:
             "convert the model again, or name the folder of the right one with --config (config=).",
             code="checkpoint.damaged",
         )
-    return read_config(location)
+    return text_part(read_config(location))

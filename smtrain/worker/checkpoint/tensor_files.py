@@ -113,6 +113,10 @@ def _part(
     name: str, source: WeightSource, layout: Sharding, running: Sequence[Running], put: Put, tally: Tally
 ) -> None:
     shape, dtype = source.shape(name), source.dtype(name)
+    if not shape:  # a number
+        for to in running:
+            to.add(source.bits(name, [], tally), put, tally)
+        return
     width, row = [(0, n) for n in shape[1:]], prod(shape[1:]) * dtype.itemsize
     step = max(1, (REMOTE_BLOCK if source.location.path() is None else BLOCK) // max(1, row))
     seams = source.seams(name)

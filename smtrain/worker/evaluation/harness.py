@@ -210,16 +210,17 @@ class Tasks:
                 from lm_eval import simple_evaluate
                 from lm_eval.models.huggingface import HFLM
 
-            from smtrain.worker.generation.load import MISFITS, NO_MODEL, not_an_adapter_for, not_loaded
+            from smtrain.worker.generation.load import MISFITS, NO_MODEL, load, not_an_adapter_for, not_loaded
 
+            inside = load(folder, adapter=adapter).model if _is_multimodal(folder) else None
             try:
                 model: Any = HFLM(
-                    pretrained=str(folder),
+                    pretrained=str(folder) if inside is None else inside,
                     tokenizer=_tokenizer(folder),
                     device=device,
                     dtype="auto",
                     batch_size=request.batch_size,
-                    peft=str(adapter) if adapter else None,
+                    peft=str(adapter) if adapter and inside is None else None,
                 )
             except MISFITS as error:
                 if adapter is not None:
@@ -258,6 +259,12 @@ class Tasks:
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers depend on."""
     return {name: metadata.version(name) for name in VERSIONS}
+
+
+def _is_multimodal(folder: Path) -> bool:
+    from smtrain.core.model.text_part import is_multimodal
+
+    return is_multimodal(json.loads((folder / "config.json").read_text("utf-8")))
 
 
 def _tokenizer(folder: Path) -> Any:

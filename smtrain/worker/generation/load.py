@@ -20,6 +20,7 @@ from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.hf_folder import OTHER_TOKENIZERS, tokenizer_in
 from smtrain.core.model.remedies import file_misfit, quantization
+from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.merge import refuse_other_base
@@ -84,14 +85,14 @@ def load(folder: Path, *, adapter: Path | None = None) -> Loaded:
         )
     try:
         described = json.loads((folder / "config.json").read_text("utf-8"))
-        known = isinstance(described, dict) and described.get("model_type") in FAMILIES
+        known = isinstance(described, dict) and text_part(described).get("model_type") in FAMILIES
         normal = normalise(described) if known else None
         source = HFSource(folder) if known and quantization(described) is None else None
         refuse_no_tokenizer(folder)
         tokenizer = hf_tokenizer.load(folder)
         refuse_unknown_ids(folder, tokenizer, described)
         options = {"config": transformers_config(described)} if known else {}
-        if source is not None and source.renamed:
+        if source is not None and (source.renamed or is_multimodal(described)):
             model: Any = _by_our_names(source, options["config"])
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **options)

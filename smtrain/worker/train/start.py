@@ -15,6 +15,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
+from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import Container
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.core.protocol.log_lines import SOFTWARE
@@ -50,8 +51,8 @@ def start(config: JobConfig, container: Container) -> None:
     stop = StopRequest()  # first: a SIGTERM from now on must not end this rank alone
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
-    described = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
-    shape = ModelShape.from_config(described)
+    whole = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
+    described, shape = text_part(whole), ModelShape.from_config(whole)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
     manifest.check_objective(data, config.train.objective)

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smtrain.core.errors import CheckpointError
-from smtrain.worker.checkpoint.huggingface.folder import HFSource, write_hf
+from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.huggingface.writer import write_hf
 from tests.worker.checkpoint.folders import LLAMA, NEOX, hf_folder, weights_of
 
 

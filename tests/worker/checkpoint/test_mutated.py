@@ -20,7 +20,8 @@ import torch
 
 from smtrain.core.errors import SmtrainError
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.folder import HFSource, write_hf
+from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.huggingface.writer import write_hf
 from smtrain.worker.checkpoint.targets import Megatron, Native, NemoMegatron, Nxd, make_target
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of

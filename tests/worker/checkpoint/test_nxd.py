@@ -17,7 +17,8 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint.convert import convert
-from smtrain.worker.checkpoint.huggingface.folder import HFSource, write_hf
+from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.huggingface.writer import write_hf
 from smtrain.worker.checkpoint.nxd.reader import NxDSource
 from smtrain.worker.checkpoint.nxd.writer import write_nxd
 from smtrain.worker.checkpoint.storage import place

@@ -24,6 +24,7 @@ from smtrain.core.model.remedies import (
     missing_shards,
     quantization,
 )
+from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.uris import HUB, HUBS, is_mounted, readable_schemes, respelled
 from smtrain.core.text import with_article
@@ -175,7 +176,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         yield {"model.path"}, f"model.path: {error}"
         return
     shape, length = model.shape, config.train.seq_len
-    padding = described.get("pad_token_id")
+    padding = text_part(described).get("pad_token_id")
     if isinstance(padding, int) and not -shape.vocab <= padding < shape.vocab:
         yield (
             {"model.path"},
@@ -218,7 +219,14 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
 def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
     """Files that the model's folder needs besides its config.json."""
     names = [path.name for path in folder.iterdir()]
-    if config.model.init == "weights" and config.model.weights is None:
+    if is_multimodal(described) and weights_in(names) is None and not missing_shards(names)[0]:
+        yield (
+            {"model.path"},
+            f"model.path: {folder} has the config.json of a multimodal model ({described.get('model_type')}) and no "
+            "weights, and the export is to keep its other parts: give the whole folder, or the text model's own "
+            "config.json (its text_config)",
+        )
+    elif config.model.init == "weights" and config.model.weights is None:
         yield from (({"model.path"}, f"model.path: {fault}") for fault in _misfits(folder, names, described))
     if config.data.prepared is not None:
         return

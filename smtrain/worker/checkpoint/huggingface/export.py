@@ -16,8 +16,9 @@ from smtrain.core.model.hf_folder import SOURCE, is_legal
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, companions_of
-from smtrain.worker.checkpoint.huggingface.folder import read_config, write_hf
+from smtrain.worker.checkpoint.huggingface.folder import read_config
 from smtrain.worker.checkpoint.huggingface.peft import write_peft
+from smtrain.worker.checkpoint.huggingface.writer import tell_unchanged, write_hf
 from smtrain.worker.checkpoint.manifest import Manifest
 from smtrain.worker.checkpoint.merge import Changed, Merged
 from smtrain.worker.checkpoint.native.reader import NativeSource
@@ -73,7 +74,8 @@ def export(
         trained = merged = Merged(began, open_adapter(checkpoint, ModelShape.from_config(began.config)))
     carried = companions_of(folder, {README: _CARD})
     readme = _card(folder, base.name, manifest, title=title, adapter=False)
-    write_hf(trained, target, base.folder, max_shard_size, readme=readme, carried=carried)
+    unchanged = write_hf(trained, target, base.folder, max_shard_size, readme=readme, carried=carried)
+    tell_unchanged(unchanged, say)
     carried.tell(say)
     return None if merged is None else merged.changed()
 

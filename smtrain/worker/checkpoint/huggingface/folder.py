@@ -1,11 +1,10 @@
-"""Hugging Face folders: config.json and weights, one file or shards with an index, read and written lazily.
+"""Hugging Face folders: config.json and weights, one file or shards with an index, read lazily.
 
-Weights are read from safetensors, or else from torch's `pytorch_model.bin`, and written as safetensors.
+Weights are read from safetensors, or else from torch's `pytorch_model.bin`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -14,22 +13,16 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.card import README
 from smtrain.core.model.families import FAMILIES, ModelShape
-from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.hf_folder import folder_of, weights_in
-from smtrain.core.model.layout import Layout
 from smtrain.core.model.remedies import broken_link, folder_misfit, missing_shards, quantization
+from smtrain.core.model.text_part import is_multimodal, text_name, text_part
 from smtrain.worker.checkpoint import stored_names
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
-from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
-from smtrain.worker.checkpoint.execute import execute
 from smtrain.worker.checkpoint.huggingface import safetensors
-from smtrain.worker.checkpoint.huggingface.companions import Carried, companions_of
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
-from smtrain.worker.checkpoint.tensor_files import Job, Tensor, TensorFile, Write
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 
@@ -37,7 +30,6 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 _SAMPLED = 64
 """Rows of a tied output layer to compare when a model is opened; all are compared when it is read."""
-INDEX = "model.safetensors.index.json"
 
 # Buffers that older transformers saved and newer ones compute. A tied head is its embedding.
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
@@ -48,7 +40,10 @@ def is_hf_folder(location: Place) -> bool:
 
 
 def read_config(location: Place | Path | str) -> dict[str, Any]:
-    """Read a folder's config.json, which may be named itself; raises CheckpointError if it is missing."""
+    """Read a folder's config.json, which may be named itself; of a multimodal model it has all parts.
+
+    Raises CheckpointError if it is missing.
+    """
     location = place(folder_of(str(location)) if isinstance(location, (str, Path)) else location)
     root = location.path()
     if root is not None and not root.is_dir():
@@ -72,18 +67,30 @@ class HFSource(WeightSource):
     It also reads names with words that torch.compile, DDP and FSDP add, a state dict under a key of a .bin, and
     numbered shards without an index. Raises CheckpointError if a file is missing, cut short or not what its name
     says, if the index points out of the folder, if weights are quantized, and if a parameter is missing, unknown or of
-    another shape than config.json says.
+    another shape than config.json says. Of a multimodal model it is the text part.
     """
 
     def __init__(self, folder: Place | Path | str, config: dict[str, Any] | None = None) -> None:
         self._place = place(folder)
-        self._config = config if config is not None and CONFIG not in self._place.files() else read_config(self._place)
-        self._shape = ModelShape.from_config(self._config)
+        self.whole = config if config is not None and CONFIG not in self._place.files() else read_config(self._place)
+        """The config.json of the whole model."""
+        self._shape = ModelShape.from_config(self.whole)
+        self._config = text_part(self.whole) if is_multimodal(self.whole) else self.whole
         self._manifest = read_manifest(self._place)
         self._read: Read | None = None
         stored = self._held()
+        self.others: dict[str, Slab] = {}
+        """The tensors of the other parts of a multimodal model, by their names in the files."""
+        inside = {name: name for name in stored}
+        if is_multimodal(self.whole):
+            prefix = self._shape.rules.prefix
+            inside = {name: own for name in stored if (own := text_name(name, prefix)) is not None}
+            self.others = {name: slab for name, slab in stored.items() if name not in inside}
+        stored = {own: stored[name] for name, own in inside.items()}
         plain = stored_names.plain_names(stored, self._shape, self._place)
         slabs = {plain[name]: slab for name, slab in stored.items()}
+        self.stored = {name: plain[own] for name, own in inside.items()}
+        """Name in the files -> the text model's own name."""
         self.renamed = any(name != own for name, own in plain.items()) or self._unusual
         """Whether loaders that go by the names in the files would miss weights."""
         self._refuse_quantized(slabs)
@@ -116,7 +123,7 @@ class HFSource(WeightSource):
 
     def _refuse_quantized(self, slabs: dict[str, Slab]) -> None:
         """Raises CheckpointError for quantized weights, and for a config.json that wrongly calls them quantized."""
-        method = quantization(self._config)
+        method = quantization(self.whole)
         named = f"config.json names {method}, and " if method else ""
         odd = next((name for name, slab in slabs.items() if slab.dtype.name.startswith("float8")), None)
         if odd is not None:
@@ -148,6 +155,10 @@ class HFSource(WeightSource):
     @property
     def config(self) -> dict[str, Any]:
         return self._config
+
+    @property
+    def text_shape(self) -> ModelShape:
+        return self._shape
 
     def names(self) -> list[str]:
         return sorted(self._slabs)
@@ -272,92 +283,12 @@ def lacking(location: Place, absent: list[str], of: int, index: str | None) -> C
 def refuse_renamed(folder: Path | str) -> None:
     """Raises CheckpointError for a folder whose weights other libraries would not find by their names."""
     described = read_config(folder)
-    if described.get("model_type") in FAMILIES and quantization(described) is None and HFSource(folder).renamed:
+    if (
+        text_part(described).get("model_type") in FAMILIES
+        and quantization(described) is None
+        and HFSource(folder).renamed
+    ):
         raise CheckpointError(
             f"{folder} has weights under names that smtrain understands and transformers and vLLM do not; write them "
             f"under their own with `smtrain convert {folder} NEW --to hf` and name NEW."
         )
-
-
-def write_hf(
-    source: WeightSource,
-    target: Path | str,
-    companions: Path | str | None = None,
-    max_shard_size: int = 5_000_000_000,
-    overwrite: bool = True,
-    readme: bytes | None = None,
-    carried: Carried | None = None,
-) -> None:
-    """Write a standard Hugging Face folder, a few blocks in memory at a time; it appears whole.
-
-    Names and types are the source's. `companions` is the folder whose config.json describes the weights; its companion
-    files are written too, or `carried` instead. `readme` is the model card. Files are cut at `max_shard_size` bytes.
-    Raises CheckpointError if the target is a file, or the companions are of another model.
-    """
-    normal = normalise(source.config)
-    shape = normal.shape
-    folder = None if companions is None else place(companions)
-    config = source.config if folder is None else read_config(folder)
-    if normalise(config) != normal:
-        raise CheckpointError(
-            f"{companions}/config.json describes another model than the weights; give the folder training "
-            "started from.",
-            code="checkpoint.other_model",
-        )
-    names = list(dict.fromkeys(part for spec in shape.specs for part in source.stored_with(spec.name)))
-    tensors = {name: Tensor(source.dtype(name), source.shape(name)) for name in names}
-    shards = _shards(tensors, max_shard_size)
-    containers, groups = [], []
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        container = safetensors.container(file, {name: tensors[name] for name in shard})
-        containers.append(container)
-        groups.append(_jobs(source, container))
-        weight_map |= dict.fromkeys(shard, file)
-    carried = carried or (Carried() if folder is None else companions_of(folder))
-    extras = dict(carried.files)
-    if readme is not None:
-        extras[README] = readme
-    if len(shards) > 1:
-        total = sum(tensor.size for tensor in tensors.values())
-        extras[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
-    extras["config.json"] = _json(_with_dtype(for_everyone(config), {tensor.dtype for tensor in tensors.values()}))
-    replaces = (SINGLE, INDEX, "model-*-of-*.safetensors")
-    execute(
-        source, target, ConversionPlan(Layout(shape), groups, containers, extras, {"kind": "hf"}, replaces), overwrite
-    )
-
-
-def _jobs(source: WeightSource, container: TensorFile) -> list[Job]:
-    """Jobs in the order of the file; parameters that are one tensor in the source share a job."""
-    jobs: list[Job] = []
-    for name in sorted(container.offsets, key=container.offsets.__getitem__):
-        write = Write(name, (name,), (container,))
-        if jobs and jobs[-1][-1].name in source.stored_with(name):
-            jobs[-1] = (*jobs[-1], write)
-        else:
-            jobs.append((write,))
-    return jobs
-
-
-def _with_dtype(config: dict[str, Any], dtypes: set[DType]) -> dict[str, Any]:
-    """Set the type that config.json names to the weights', since loaders go by it."""
-    name = str(dtypes.pop()) if len(dtypes) == 1 else None
-    return {**config, **{key: name for key in ("torch_dtype", "dtype") if name and key in config}}
-
-
-def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.size > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(name)
-        size += tensor.size
-    return shards
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()

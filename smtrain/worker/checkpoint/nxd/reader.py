@@ -17,6 +17,7 @@ import numpy as np
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.layout import KvOrder, Layout
+from smtrain.core.model.text_part import text_part
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.conversion_manifest import checksums, mesh_of, read_manifest
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
@@ -45,7 +46,7 @@ class NxDSource(WeightSource):
     ) -> None:
         self._place = place(folder)
         manifest = read_manifest(self._place)
-        self._config = config if config is not None else read_config(self._place)
+        self._config = text_part(read_config(self._place) if config is None else config)
         self._shape = ModelShape.from_config(self._config)
         paths = shard_files(self._place.files())
         if not paths:

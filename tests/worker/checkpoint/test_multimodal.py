@@ -1,0 +1,130 @@
+"""Folders of multimodal models: the text part is read and converted, and written back into the whole folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import smtrain
+from smtrain.core.errors import CheckpointError, ConfigError
+from smtrain.core.model.families import ModelShape
+from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.text_part import text_part
+from smtrain.worker.checkpoint.digest import weights_digest
+from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
+from smtrain.worker.checkpoint.huggingface.folder import HFSource
+from smtrain.worker.checkpoint.open import open_weights
+from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
+
+GEMMA = {
+    "model_type": "gemma3_text", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 4,
+    "num_key_value_heads": 2, "num_attention_heads": 4, "vocab_size": 40,
+}  # fmt: skip
+SPELLINGS: dict[str, tuple[str, str]] = {
+    "transformers 4 and files of 5": ("language_model.model.", "language_model.lm_head."),
+    "transformers 4.52": ("model.language_model.", "lm_head."),
+    "SmolVLM": ("model.text_model.", "lm_head."),
+}
+OTHERS = {
+    "vision_tower.layers.0.weight": torch.arange(6.0).reshape(2, 3).to(torch.bfloat16),
+    "vision_tower.position_ids": torch.arange(5),
+    "model.logit_scale": torch.tensor(2.5),
+    "multi_modal_projector.bias": torch.tensor([1.0, float("nan")]),
+}
+
+
+def multimodal(folder: Path, text: dict[str, Any], spelling: str, **outer: Any) -> Path:
+    """A folder whose text part has the numbers of `random_weights`."""
+    inside, head = SPELLINGS[spelling]
+    weights = {
+        name.replace("model.", inside, 1) if name.startswith("model.") else name.replace("lm_head.", head): tensor
+        for name, tensor in random_weights(text).items()
+    }
+    folder.mkdir()
+    config = {"model_type": "seer", "text_config": text, "vision_config": {"depth": 1}, **outer}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    (folder / "preprocessor_config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("tokens")
+    save_file({**weights, **OTHERS}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    files = folder.glob("*.safetensors")
+    return {n: bytes(t.view(-1).view(torch.uint8).numpy()) for f in files for n, t in load_file(f).items()}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("text", [GEMMA, LLAMA], ids=["tied", "untied"])
+def test_a_whole_folder_comes_back_bit_for_bit(tmp_path: Path, text: dict[str, Any], spelling: str) -> None:
+    folder = multimodal(tmp_path / "whole", text, spelling)
+    said: list[str] = []
+    plain = hf_folder(tmp_path / "plain", text)
+    assert same(weights_of(HFSource(folder)), weights_of(HFSource(plain)))
+    assert weights_digest(HFSource(folder)) == weights_digest(HFSource(plain))
+    smtrain.convert(folder, tmp_path / "native", to=smtrain.Native(tp=2, pp=3))
+    assert open_weights(tmp_path / "native").config["model_type"] == text["model_type"]
+    back = tmp_path / "back"
+    smtrain.convert(
+        tmp_path / "native", back, to=smtrain.HuggingFace(max_shard_size=900), config=folder, say=said.append
+    )
+    assert bits(back) == bits(folder)
+    assert (back / "model.safetensors.index.json").exists()
+    for name in ("config.json", "preprocessor_config.json", "tokenizer.json"):
+        assert json.loads(json.dumps((back / name).read_text())) is not None
+        assert (back / name).read_text().split() == (folder / name).read_text().split(), name
+    named = "logit_scale (1 tensor), multi_modal_projector (1 tensor), vision_tower (2 tensors)"
+    assert f"the text part is new; unchanged: {named}" in said
+    smtrain.convert(tmp_path / "native", tmp_path / "text", to=smtrain.HuggingFace())
+    assert bits(tmp_path / "text") == bits(plain), "without the folder it is a plain model"
+
+
+def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(tmp_path: Path) -> None:
+    folder = multimodal(tmp_path / "whole", GEMMA, "transformers 4.52", dtype="float32")
+    held = load_file(folder / "model.safetensors")
+    held["lm_head.weight"] = held["model.language_model.embed_tokens.weight"].clone()
+    save_file(held, folder / "model.safetensors")
+    trained = hf_folder(tmp_path / "trained", GEMMA)
+    more = {name: tensor * 2 for name, tensor in load_file(trained / "model.safetensors").items()}
+    save_file(more, trained / "model.safetensors")
+    smtrain.convert(trained, tmp_path / "native", to=smtrain.Native(dtype="bf16"))
+    said: list[str] = []
+    export(tmp_path / "native", BaseModel(folder), tmp_path / "out", say=said.append)
+    out = load_file(tmp_path / "out/model.safetensors")
+    for name, tensor in held.items():
+        own = name.replace("model.language_model.", "model.").replace("lm_head", "model.embed_tokens")
+        wanted = tensor if name in OTHERS else more[own].bfloat16()
+        assert torch.equal(out[name].view(-1).view(torch.uint8), wanted.view(-1).view(torch.uint8)), name
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written == {**json.loads((folder / "config.json").read_text()), "dtype": "bfloat16"}
+    assert any("unchanged: logit_scale" in line for line in said)
+
+
+def test_the_whole_model_says_whether_the_head_is_tied() -> None:
+    inner = {**GEMMA, "tie_word_embeddings": False}
+    for outer, tied in (({}, False), ({"tie_word_embeddings": True}, True), ({"tie_word_embeddings": None}, False)):
+        assert ModelShape.from_config({"model_type": "seer", "text_config": inner, **outer}).tied == tied
+    assert ModelShape.from_config({"model_type": "gemma3", "text_config": GEMMA}).tied
+
+
+def test_the_text_part_is_described_like_a_plain_model() -> None:
+    whole = {"model_type": "seer", "text_config": LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
+    assert normalise(whole) == normalise(LLAMA)
+    assert text_part(whole) == {**LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
+    assert text_part(LLAMA) == LLAMA
+
+
+def test_a_config_without_the_other_parts_is_refused_before_and_after_a_run(tmp_path: Path) -> None:
+    folder = multimodal(tmp_path / "whole", LLAMA, "SmolVLM")
+    smtrain.convert(folder, tmp_path / "native", to=smtrain.Native())
+    os.remove(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="multimodal model and no weights, and its other parts are to stay"):
+        smtrain.convert(tmp_path / "native", tmp_path / "out", to=smtrain.HuggingFace(), config=folder)
+    with pytest.raises(ConfigError, match="multimodal model \\(seer\\) and no weights"):
+        smtrain.plan({"model": {"path": folder}, "data": {"path": folder}, "target": "local"})
