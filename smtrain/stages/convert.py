@@ -19,7 +19,7 @@ from smtrain.stages.base import (
 
 
 class ConvertStage(JobStage):
-    """Reads the model; leaves shards in the NxD layout for (tp, pp) and manifest.json."""
+    """Reads the model; leaves weights to train from: NxD shards for (tp, pp) and manifest.json, or one plain copy."""
 
     name = "convert"
     after = "prepare"
