@@ -24,7 +24,7 @@ from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.planner.throughput import step_time
 from smtrain.client.planner.warnings import image_warnings, memory_warnings, neuron_warnings, run_warnings
 from smtrain.client.planner.what_if import Limits, dollars, larger_batch
-from smtrain.client.planner.workload import described_of, shape_of, taken_by_name, text_bytes, work_of
+from smtrain.client.planner.workload import about_model, described_of, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
@@ -217,7 +217,7 @@ def _plan(
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
-    warnings += image_warnings(config) + taken_by_name(config) + corrected.said(machine)
+    warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
         where = machine.type if near is None else f"this shape (nearest: {near.run})"

@@ -16,7 +16,7 @@ from smtrain.client.planner.memory import checkpoint_bytes, core_memory
 from smtrain.client.planner.probing import Speed, speed_of
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.throughput import StepTime, step_time
-from smtrain.client.planner.workload import shape_of, taken_by_name, text_bytes, work_of
+from smtrain.client.planner.workload import about_model, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
@@ -108,7 +108,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
     faults = tuple(shape.mesh_faults(mesh.tp, mesh.pp)) or (*_memory_fault(config, memory), *_disk_fault(needed, room))
-    warnings, step, rate, wide = list(taken_by_name(config)), None, None, 0.0
+    warnings, step, rate, wide = list(about_model(config)), None, None, 0.0
     if measured is not None:
         rate = measured / work.seq_len
     elif not faults:

@@ -16,7 +16,7 @@ from smtrain.core.facts.engines import EngineName, is_neuron
 from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.hf_config import positions_named
+from smtrain.core.model.hf_config import positions_named, remarks
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.near import hint
 
@@ -80,8 +80,10 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
-def taken_by_name(config: JobConfig) -> list[str]:
-    """Warn if `shape_of` used only the last part of a path, which any model may have."""
+def about_model(config: JobConfig) -> list[str]:
+    """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which any model may have."""
+    if (described := described_of(config)) is not None:
+        return remarks(described, config.train.seq_len)
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
     known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
     asked = rest.startswith("known-models/")  # --model NAME

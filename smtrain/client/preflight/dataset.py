@@ -13,20 +13,27 @@ from smtrain.core.config import textfiles
 from smtrain.core.config.checks.data import tasks_in
 from smtrain.core.config.checks.local_data import mismatches, unread_remedy
 from smtrain.core.config.checks.weights import shape_faults
+from smtrain.core.model.hf_config import remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
 from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
+from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
 from smtrain.core.text import with_article
 
 
 def model(context: Context) -> Iterator[Finding]:
-    """For a model in S3, the checks that loading makes of a local folder: shape, mesh, weights, tokenizer."""
+    """For a model in S3, the checks that loading makes of a local folder: shape, mesh, weights, tokenizer.
+
+    For a local folder, remarks only.
+    """
     uri = context.chain.given.model.path
-    if not uri.startswith("s3://"):
-        return
     described = described_in(context, uri)
+    if not uri.startswith("s3://"):
+        for remark in remarks(described, context.config.train.seq_len) if described else ():
+            yield Finding("model", "ok", remark)
+        return
     if described is None:
         fault, _, remedy = (folder_misfit(set(_sizes_in(context, uri)), uri) or "").partition("; ")
         yield Finding(
@@ -55,7 +62,7 @@ def model(context: Context) -> Iterator[Finding]:
     about = json_of(context, uri, "tokenizer_config.json") if sft and "chat_template.jinja" not in names else None
     if sft and "chat_template.jinja" not in names and not (about or {}).get("chat_template"):
         faults.append(f"{uri} has no chat template, which train.objective: sft needs; put a chat_template.jinja there")
-    if "prepare" in context.stages and (about or described.get("eos_token_id") is not None):
+    if "prepare" in context.stages and (about or text_part(described).get("eos_token_id") is not None):
         about = about if about is not None else json_of(context, uri, "tokenizer_config.json") or {}
         # The tokenizer itself is not fetched: a token that it names counts as known.
         eos_id = end_of_document(about, described, lambda _: None)
@@ -64,6 +71,8 @@ def model(context: Context) -> Iterator[Finding]:
         yield Finding("model", "fault", fault)
     if not faults:
         yield Finding("model", "ok", f"{uri} is {with_article(str(described.get('model_type')))} model")
+        for remark in remarks(described, context.config.train.seq_len):
+            yield Finding("model", "ok", remark)
 
 
 def data(context: Context) -> Iterator[Finding]:

@@ -76,6 +76,8 @@ class Family:
     """q, k and v are one linear, gate and up another: blocks of rows, one below the other (Phi-3)."""
     partial_rotary: bool = False
     """partial_rotary_factor may be below 1: only the first part of each head turns."""
+    long_rope: bool = False
+    """Rotary embeddings may be of type longrope, whose factors depend on the length of a row."""
     qk_norm: Literal["head", "wide"] | None = None
     """A norm of queries and of keys: of each head, or over all heads together."""
     wide_norms: bool = False
@@ -163,6 +165,7 @@ FAMILIES: dict[str, Family] = {
             "phi3",
             fused=True,
             partial_rotary=True,
+            long_rope=True,
             qkv_bias="never",
             o_bias="never",
             windows="always",

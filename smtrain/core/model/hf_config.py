@@ -21,8 +21,8 @@ from smtrain.core.model.families import (
     layer_windows,
     rotated_layers,
 )
-from smtrain.core.model.rope import KEYS, Rope, read_rope
-from smtrain.core.model.text_part import text_part
+from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
+from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.text import with_article
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -151,8 +151,9 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
 
     def read(some: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim) -> Rope:
         return read_rope(
-            {**plain, **some}, shape.family, head_dim, positions, usual, rules.rope_keys, rules.partial_rotary
-        )
+            {**plain, **some}, shape.family, head_dim, positions, usual, rules.rope_keys,
+            rules.partial_rotary, rules.long_rope,
+        )  # fmt: skip
 
     old = {key: config[key] for key in KEYS if key in config}
     if rules.local_theta is None:
@@ -202,6 +203,26 @@ def positions_named(config: Mapping[str, Any]) -> int | None:
     config = text_part(config)
     values = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
     return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), None)
+
+
+def remarks(config: Mapping[str, Any], seq_len: int) -> list[str]:
+    """Sentences of a plan and a check: which part of a multimodal model is trained, and which factors longrope takes.
+
+    Raises `CheckpointError` as `normalise` does.
+    """
+    normal, out = normalise(config), []
+    if is_multimodal(config):
+        out.append(
+            f"config.json is of a multimodal model ({config.get('model_type')}): its text part "
+            f"({normal.shape.family}) is trained, and the export has the other parts as they are"
+        )
+    if normal.rope is not None and (original := normal.rope.original) is not None:
+        factors, than = ("long", "longer than") if seq_len > original else ("short", "not longer than")
+        out.append(
+            f"rotary embeddings of type longrope take the {factors} factors for the whole run, as train.seq_len = "
+            f"{seq_len} is {than} original_max_position_embeddings = {original}; packed documents turn likewise"
+        )
+    return out
 
 
 def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,4 +295,5 @@ def _written(normal: HFConfig) -> dict[str, Any]:
 
 
 def _without_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: copy.deepcopy(value) for key, value in config.items() if key not in KEYS}
+    kept = {ORIGINAL} if FAMILIES[str(config["model_type"])].long_rope else set()
+    return {key: copy.deepcopy(value) for key, value in config.items() if key not in {*KEYS} - kept}

@@ -25,10 +25,15 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("factor", "original_max_position_embeddings"),
         ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
+    "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("attention_factor", "factor")),
 }
+_LISTS = ("short_factor", "long_factor")
+_ALSO_LONG = ("su", "yarn")
+"""Older names of longrope in files of Phi-3."""
 _OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
 _NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and the rotated share of a head, in other families
-KEYS = ("rope_parameters", "rope_scaling", "original_max_position_embeddings", *_NAMES, *_OLD_NAMES["gpt_neox"])
+ORIGINAL = "original_max_position_embeddings"
+KEYS = ("rope_parameters", "rope_scaling", ORIGINAL, *_NAMES, *_OLD_NAMES["gpt_neox"])
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,18 @@ class Rope:
     """Further settings of the type, under transformers' names, with defaults filled in."""
 
     def frequencies(self) -> list[float]:
-        """Radians per position for each pair of dimensions; for type `dynamic` within the model's positions."""
+        """Radians per position for each pair of dimensions.
+
+        For type `dynamic` within the model's positions, for `longrope` within the original ones.
+        """
         plain = [self.theta ** (-i / self.turned) for i in range(0, self.turned, 2)]
         if self.kind == "proportional":  # of the whole head: the last pairs do not turn
             turning = int(self.share * self.turned // 2)
             plain = [f / self.settings.get("factor", 1.0) for f in plain[:turning]] + [0.0] * (len(plain) - turning)
         if self.kind == "linear":
             return [f / self.settings["factor"] for f in plain]
+        if self.kind == "longrope":
+            return [f / by for f, by in zip(plain, self.settings["short_factor"], strict=True)]
         if self.kind == "llama3":
             return [self._llama3(f) for f in plain]
         if self.kind == "yarn":
@@ -60,7 +70,7 @@ class Rope:
 
     def attention_scaling(self) -> float:
         """The factor of cosines and sines (YaRN: Peng et al. 2023, arXiv 2309.00071)."""
-        if self.kind != "yarn":
+        if self.kind not in ("yarn", "longrope"):
             return 1.0
         s = self.settings
         if (factor := s.get("attention_factor")) is not None:
@@ -77,12 +87,23 @@ class Rope:
         """The keys of config.json in the form of transformers 4 and of 5, which both accept."""
         base, part = _OLD_NAMES.get(model_type, _NAMES)
         share = {"partial_rotary_factor": self.share} if model_type in _OLD_NAMES or self.share != 1 else {}
+        old: dict[str, Any] | None = None if self.kind == "default" else {"rope_type": self.kind, **self.settings}
+        beside = {}
+        if self.kind == "longrope":  # transformers 4 takes these three only, and the length from the top level
+            old = {"type": self.kind, **{key: self.settings[key] for key in _LISTS}}
+            beside = {ORIGINAL: self.settings[ORIGINAL]}
         return {
             base: self.theta,
             **({part: self.share} if share else {}),
-            "rope_scaling": None if self.kind == "default" else {"rope_type": self.kind, **self.settings},
+            **beside,
+            "rope_scaling": old,
             "rope_parameters": {"rope_theta": self.theta, "rope_type": self.kind, **self.settings, **share},
         }
+
+    @property
+    def original(self) -> int | None:
+        """The longest row that type `longrope` turns by its short factors; None for other types."""
+        return self.settings[ORIGINAL] if self.kind == "longrope" else None
 
     def _llama3(self, f: float) -> float:
         s = self.settings
@@ -114,21 +135,22 @@ class Rope:
 
 def read_rope(
     config: Mapping[str, Any], model_type: str, head_dim: int, positions: int, usual: float | None,
-    more: tuple[str, ...] = (), partial: bool = False,
+    more: tuple[str, ...] = (), partial: bool = False, long: bool = False,
 ) -> Rope:  # fmt: skip
     """The rotary embedding of a config.json; `positions` is its max_position_embeddings.
 
-    `usual` is the family's base, and `more` names its further settings; `partial` allows a part of a head to turn.
+    `usual` is the family's base, and `more` names its further settings; `partial` allows a part of a head to turn, and
+    `long` type longrope in place of YaRN.
 
     Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing or not a number.
     """
-    new, old = _mapping(config, "rope_parameters"), _mapping(config, "rope_scaling")
+    new, old = (_mapping(config, key, _ALSO_LONG if long else ()) for key in ("rope_parameters", "rope_scaling"))
     named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
     kind = str(named.get("rope_type") or "default")
-    if kind not in _KINDS:
+    if kind not in (known := ["default", "longrope"] if long else [one for one in _KINDS if one != "longrope"]):
         raise CheckpointError(
-            f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know: "
-            f"it knows {', '.join(_KINDS)}"
+            f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know for "
+            f"{with_article(model_type)} model: it knows {', '.join(known)}"
         )
     base, part = _OLD_NAMES.get(model_type, _NAMES)
     theta = _agreed("rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta")))
@@ -143,7 +165,8 @@ def read_rope(
         )
     if share > 1:
         raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")
-    settings = _settings(kind, named, config, positions)
+    turned = head_dim if kind == "proportional" else int(head_dim * share)
+    settings = _settings(kind, named, config, positions, turned)
     settings |= {name: _number(name, named[name]) for name in more if named.get(name) is not None}
     if theta is None and usual is None:
         raise CheckpointError(
@@ -151,16 +174,18 @@ def read_rope(
             "model was trained with"
         )
     theta = _number("rope_theta", usual if theta is None else theta)
-    return Rope(kind, theta, share, head_dim if kind == "proportional" else int(head_dim * share), settings)
+    return Rope(kind, theta, share, turned, settings)
 
 
-def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int) -> dict[str, Any]:
+def _settings(
+    kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int, turned: int
+) -> dict[str, Any]:
     needed, optional = _KINDS[kind]
-    key = "original_max_position_embeddings"
+    key = ORIGINAL
     settings = {name: value for name, value in named.items() if name in needed + optional and value is not None}
     if key in needed:
         agreed = _agreed(key, ("rope_parameters", settings), ("config.json", _renamed(config, key, key)))
-        settings[key] = positions if agreed is None else agreed
+        settings[key] = (4096 if kind == "longrope" else positions) if agreed is None else agreed
     if kind == "yarn":
         settings.setdefault("factor", positions / _number(key, settings[key]))
     missing = [name for name in needed if name not in settings]
@@ -170,16 +195,46 @@ def _settings(kind: str, named: dict[str, Any], config: Mapping[str, Any], posit
             "model was trained with to rope_parameters, or to rope_scaling"
         )
     for name, value in settings.items():
-        if name != "truncate":
+        if name in _LISTS:
+            settings[name] = _factors(name, value, turned // 2)
+        elif name != "truncate":
             settings[name] = _number(name, value)
     if key in settings:
         settings[key] = int(settings[key])
+    if kind == "longrope":
+        settings["attention_factor"] = _long_attention(settings, positions)
     if kind == "llama3" and settings["high_freq_factor"] <= settings["low_freq_factor"]:
         raise CheckpointError("config.json has a high_freq_factor that is not above its low_freq_factor")
     return settings
 
 
-def _mapping(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _factors(name: str, value: Any, pairs: int) -> list[float]:
+    if not isinstance(value, list) or len(value) != pairs:
+        raise CheckpointError(
+            f"config.json has {name} = {str(value)[:80]} for its rotary embeddings: it must have a number for each of "
+            f"the {pairs} pairs of a head that turn"
+        )
+    return [_number(name, one) for one in value]
+
+
+def _long_attention(settings: dict[str, Any], positions: int) -> float:
+    """The factor of cosines and sines of longrope, by how much the positions were extended (Ding et al. 2024, arXiv
+    2402.13753). Takes `factor` out of the settings; transformers 4 knows no value of one's own."""
+    original = settings[ORIGINAL]
+    extended = positions / original
+    usual = math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1 < original else 1.0
+    given = {"factor": (settings.pop("factor", extended), extended)}
+    given["attention_factor"] = (settings.get("attention_factor", usual), usual)
+    for name, (value, wanted) in given.items():
+        if not math.isclose(value, wanted, rel_tol=1e-6):
+            raise CheckpointError(
+                f"config.json has {name} = {value:g} for its rotary embeddings, and max_position_embeddings over "
+                f"{ORIGINAL} gives {wanted:.6g}, which transformers 4 takes: remove {name}"
+            )
+    return usual
+
+
+def _mapping(config: Mapping[str, Any], key: str, also_long: tuple[str, ...] = ()) -> dict[str, Any]:
     value = config.get(key)
     if value is None:
         return {}
@@ -187,7 +242,7 @@ def _mapping(config: Mapping[str, Any], key: str) -> dict[str, Any]:
         raise CheckpointError(
             f"config.json has {key} = {value!r}: smtrain takes one set of settings for all layers, not one per kind"
         )
-    out = dict(value)
+    out = {k: "longrope" if k in ("type", "rope_type") and v in also_long else v for k, v in value.items()}
     named = _agreed("rope_type", (f"{key}.rope_type", out), (f"{key}.type", _renamed(out, "type", "rope_type")))
     return {**out, "rope_type": named} if out else {}
 

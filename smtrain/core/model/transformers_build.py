@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,8 @@ class Turning(NamedTuple):
 def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     """The rotary embedding of layers with or without a window. Raises `CheckpointError` if transformers is too old."""
     module = base.rotary_emb
+    if config.rope is not None and config.rope.original is not None:
+        return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_length, module))
     if config.local_rope is None:
         return Turning(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
     kind = SLIDING if sliding else FULL
@@ -71,6 +74,17 @@ def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
         getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
         lambda x, at: module(x, at, kind),
     )  # fmt: skip
+
+
+def _turned_by_length(module: Any, x: torch.Tensor, at: torch.Tensor) -> Any:
+    """The cosines and sines of a module of type longrope, whose factors the length of the rows decides.
+
+    transformers decides by the largest position, so that packed documents would turn otherwise than one of the length
+    of the row. A position at the end of the row, which is taken off again, decides it for all stages and batches alike.
+    """
+    end = torch.full_like(at[:, :1], at.shape[1] - 1)
+    cos, sin = module(x, position_ids=torch.cat([at, end], 1))
+    return cos[:, :-1], sin[:, :-1]
 
 
 def check_rotary(rotary: Any, rope: Rope) -> None:

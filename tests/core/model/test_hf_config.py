@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.hf_config import ACTIVATIONS, explicit, for_everyone, normalise
-from smtrain.core.model.transformers_build import check_model, transformers_config
+from smtrain.core.model.hf_config import ACTIVATIONS, explicit, for_everyone, normalise, remarks
+from smtrain.core.model.transformers_build import check_model, rotary_of, transformers_config
 from tests.core.model.generations import CASES, FAMILIES, SIZES, spelled
 
 LLAMA3 = spelled("llama", "llama3", 5)
@@ -120,3 +120,59 @@ def test_layers_have_the_windows_that_transformers_gives_them() -> None:
         None,
         None,
     )
+
+
+FACTORS = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+PHI = {
+    "model_type": "phi3", **SIZES, "hidden_size": 64, "max_position_embeddings": 128,
+    "original_max_position_embeddings": 32,
+    "partial_rotary_factor": 0.25, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def test_each_spelling_of_longrope_is_the_same_model_and_stays_one() -> None:
+    new = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4, **FACTORS}
+    spellings = [{"rope_scaling": {"type": kind, **FACTORS}} for kind in ("longrope", "su", "yarn")]
+    spellings += [{"rope_parameters": new}, {"rope_parameters": {**new, "type": "su", "factor": 4.0}}]
+    models = [normalise({**PHI, **spelling}) for spelling in spellings]
+    assert models[0].rope is not None
+    assert models[0].rope.frequencies() == pytest.approx([1.0, 1e4**-0.5 / 1.5])
+    assert models[0].rope.attention_scaling() == pytest.approx((1 + 2 / 5) ** 0.5), "ln 4 / ln 32 is 2 / 5"
+    for spelling, model in zip(spellings, models, strict=True):
+        assert model == models[0]
+        written = for_everyone({**PHI, **spelling})
+        assert normalise(written) == models[0]
+        assert written["rope_scaling"] == {"type": "longrope", **FACTORS}, "transformers 4 takes these three only"
+        assert written["original_max_position_embeddings"] == 32
+        theirs = AutoConfig.for_model(**written)
+        assert normalise(theirs.to_dict()) == models[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"long_factor": [1.0]}, r"long_factor = \[1.0\] .* each of the 2 pairs"),
+        ({"short_factor": [1.0, 0]}, "short_factor = 0"),
+        ({"short_factor": None}, "lacks short_factor"),
+        ({"factor": 3.0}, "factor = 3 .* gives 4, which transformers 4 takes: remove factor"),
+        ({"attention_factor": 1.0}, "attention_factor = 1 .* gives 1.18322"),
+        ({"type": "llama3"}, "type 'llama3', which smtrain does not know for a phi3 model: it knows default, longrope"),
+    ],
+)
+def test_a_wrong_longrope_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        normalise({**PHI, "rope_scaling": {"type": "longrope", **FACTORS, **changes}})
+
+
+def test_the_length_of_rows_decides_between_the_factors_and_is_told() -> None:
+    config = {**PHI, "rope_scaling": {"type": "longrope", **FACTORS}}
+    assert "take the short factors for the whole run, as train.seq_len = 32 is not longer" in remarks(config, 32)[0]
+    assert "take the long factors for the whole run, as train.seq_len = 33 is longer" in remarks(config, 33)[0]
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**for_everyone(config)))
+    turn = rotary_of(model.base_model, normalise(config), sliding=False).turn
+    x, restarting = torch.zeros(1, 40, 1), torch.arange(40.0)[None] % 20
+    for length, frequency in ((32, 1e4**-0.5 / 1.5), (33, 1e4**-0.5 / 4.0)):
+        cos, _ = turn(x[:, :length], restarting[:, :length])
+        wanted = torch.cos(restarting[0, :length] * frequency) * (1 + 2 / 5) ** 0.5
+        assert cos.shape[1] == length
+        assert torch.allclose(cos[0, :, 1], wanted, atol=1e-5)

@@ -52,6 +52,19 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
     return built.to_dict()
 
 
+def longrope(original: int) -> dict[str, Any]:
+    """A Phi-3 whose rows take the long factors if they are longer than `original`."""
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.6], "long_factor": [1.0, 1.7, 4.0, 9.0]}
+    return {
+        **config("phi3", pad_token_id=0, tie_word_embeddings=True),
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 1e4,
+        "rope_scaling": {"type": "longrope", **factors},
+        "rope_parameters": None,
+    }
+
+
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
@@ -76,6 +89,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         partial_rotary_factor=0.5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ),
+    "phi3-long": longrope(original=16),
+    "phi3-short": longrope(original=64),
     "granite": config(
         "granite",
         embedding_multiplier=12.0,

@@ -64,13 +64,21 @@ def alone(rank: int, config: dict[str, Any], count: int) -> list[tuple[float, fl
         ids, labels, segments = batch(config, step)
         total = 0.0
         for row, places in runs(segments):
-            logits = model(input_ids=ids[row, places][None], use_cache=False).logits
-            loss = F.cross_entropy(logits[0], labels[row, places], ignore_index=-100, reduction="sum")
+            logits = _sample(model, ids[row, places])
+            loss = F.cross_entropy(logits, labels[row, places], ignore_index=-100, reduction="sum")
             (loss / (labels != -100).sum()).backward()
             total += float(loss.detach()) / int((labels != -100).sum())
         return total
 
     return adamw_steps(list(model.parameters()), backward, count)
+
+
+def _sample(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The logits of one sample; if the length of a row decides about rotary embeddings, of a row of that length."""
+    length = SEQ_LEN if getattr(model.config, "original_max_position_embeddings", None) else len(ids)
+    logits = model(input_ids=F.pad(ids, (0, length - len(ids)))[None], use_cache=False).logits
+    shortened: torch.Tensor = logits[0, : len(ids)]
+    return shortened
 
 
 def logits_alone(rank: int, config: dict[str, Any]) -> Any:
@@ -79,7 +87,7 @@ def logits_alone(rank: int, config: dict[str, Any]) -> Any:
     out = torch.empty(*ids.shape, config["vocab_size"])
     with torch.no_grad():
         for row, places in runs(segments):
-            out[row, places] = model(input_ids=ids[row, places][None], use_cache=False).logits[0]
+            out[row, places] = _sample(model, ids[row, places])
     return out.numpy()
 
 

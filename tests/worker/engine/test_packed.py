@@ -21,6 +21,8 @@ MESHES = {
     "olmo3": ["212 sp"],
     "smollm3-window": ["122"],
     "granite": ["411"],
+    "phi3-long": ["221 sp", "122"],
+    "phi3-short": ["212"],
 }
 
 

@@ -28,6 +28,8 @@ MESHES = {
     "granite": ["221 sp full", "122", "411"],
     "phi3": ["221 sp", "212"],
     "phi3-partial": ["411 sp full"],
+    "phi3-long": ["221 sp", "122 m2"],
+    "phi3-short": ["212"],
     "ministral3": ["221 sp"],
     "olmo2": ["221 sp", "411 sp full"],
     "olmo2-kv1": ["411", "212"],
@@ -51,6 +53,8 @@ VARIANTS = {
     "olmo3",
     "gemma4-values",
     "phi3-partial",
+    "phi3-long",
+    "phi3-short",
     "gpt_neox-sequential",
     "gpt2",
 }
