@@ -30,7 +30,7 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     for key in ("max_global_batch_size", "tokens"):  # what was chosen by them counts
         del train[key]
     # A default has no part in a job's name.
-    defaults = {"validation": None, "adapter": None, "compile": False, "deterministic": True}
+    defaults = {"validation": None, "adapter": None, "dpo": None, "compile": False, "deterministic": True}
     for key, usual in defaults.items():
         if key in train and train[key] is usual:
             del train[key]
@@ -72,7 +72,9 @@ class TrainStage(JobStage):
     def inputs(self, chain: Inputs) -> dict[str, str]:
         model, data = chain.model(self.name), data_of(chain, self.name)
         shards = chain.output("convert") if chain.has("convert") else None
-        return {"data": data, "model": model} | ({"shards": shards} if shards else weights_of(chain.config))
+        channels = {"data": data, "model": model} | ({"shards": shards} if shards else weights_of(chain.config))
+        reference = chain.config.train.preference.folder if chain.config.train.preference else None
+        return channels | ({"reference": f"{reference.rstrip('/')}/"} if reference else {})
 
     def machines(self, config: JobConfig) -> int:
         return config.compute.instance_count

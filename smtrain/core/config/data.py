@@ -13,8 +13,11 @@ from smtrain.core.config.section import Section
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.near import nearest
 
-Column = Literal["messages", "conversations", "instruction", "input", "output", "system", "history", "tools"]
-"""Our names for the columns of instruction data."""
+Column = Literal[
+    "messages", "conversations", "instruction", "input", "output", "system", "history", "tools", "prompt", "chosen",
+    "rejected",
+]  # fmt: skip
+"""Our names for the columns of instruction data and of preference data (the last three)."""
 
 
 class TextSource(Section):
@@ -90,7 +93,7 @@ class Data(Section):
     """The field or column that holds the text, a nested one as `meta.text`, or a template over several, such as
     `{title} {text}`."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """sft: names of these columns in the records, as {instruction: question, output: chosen}; MindSpeed's
+    """sft and dpo: names of these columns in the records, as {instruction: question, output: chosen}; MindSpeed's
     --map-keys."""
     encoding: str | None = None
     """Encoding of text that is not UTF-8, e.g. cp1252; UTF-16 with a byte order mark is detected."""
@@ -120,7 +123,7 @@ class Data(Section):
     phone_region: str | None = Field(None, pattern="^[A-Z]{2}$")
     """For data.pii: the country (US, DE...) whose phone numbers are found without their country code too."""
     document_mask: bool = False
-    """Pre-training: keep attention and positions within each document; sft always keeps its samples apart."""
+    """Pre-training: keep attention and positions within each document; sft and dpo always keep their samples apart."""
     overlong: Literal["truncate", "drop"] = "truncate"
     """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out."""
     max_bad: int = Field(0, ge=0)

@@ -18,6 +18,7 @@ from smtrain.core.config.error_messages import key_meant, key_of, sentence_of, s
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.config.secrets import hide
 from smtrain.core.config.section import kinds
+from smtrain.core.config.training import REFERENCES
 from smtrain.core.config.yaml_file import read_yaml
 from smtrain.core.errors import ConfigError, Sentence
 from smtrain.core.protocol.uris import meant
@@ -170,7 +171,10 @@ def _paths(raw: dict[str, Any]) -> list[tuple[Any, str]]:
     sources = data.get("sources") if isinstance(data, dict) else None
     places += [(source, "path") for source in sources] if isinstance(sources, list) else []
     train = raw.get("train")
-    return [*places, (train.get("validation") if isinstance(train, dict) else None, "path")]
+    validation, dpo = (train.get(name) if isinstance(train, dict) else None for name in ("validation", "dpo"))
+    if isinstance(dpo, dict) and dpo.get("reference") not in REFERENCES:
+        places.append((dpo, "reference"))
+    return [*places, (validation, "path")]
 
 
 def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:

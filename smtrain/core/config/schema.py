@@ -100,7 +100,7 @@ class JobConfig(Section):
     @property
     def apart(self) -> bool:
         """Whether attention stays within the samples or documents of a row, which takes masks."""
-        return self.train.objective == "sft" or self.data.document_mask
+        return self.train.objective != "pretrain" or self.data.document_mask
 
     @property
     def dp(self) -> int:

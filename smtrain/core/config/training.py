@@ -12,6 +12,8 @@ from smtrain.core.model.footprint import Precision
 from smtrain.core.model.hf_folder import folder_of
 
 MOST_STEPS = 10**9
+REFERENCES = ("start", "none")
+"""Words of train.dpo.reference that are no folder."""
 
 
 def _chosen(schema: dict[str, Any]) -> None:
@@ -94,6 +96,37 @@ class AdapterSection(Section):
         return (value,) if isinstance(value, str) else value
 
 
+class DpoSection(Section):
+    """Preference training (DPO): chosen answers become likelier than rejected ones, measured against a reference."""
+
+    beta: float = Field(0.1, gt=0)
+    """Strength of the tie to the reference: a smaller value lets the model move further away."""
+    loss: Literal["sigmoid", "robust", "ipo", "hinge", "sigmoid_norm"] = "sigmoid"
+    """The loss of a pair, by TRL's names: `sigmoid` is DPO, `robust` expects wrong preferences (label_smoothing), `ipo`
+    and `sigmoid_norm` divide log-probabilities by the answers' lengths, `hinge` is SLiC's."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Loss robust: the share of pairs whose preference is assumed to be wrong."""
+    sft_weight: float = Field(0.0, ge=0)
+    """Weight of the mean loss of the chosen answers' tokens, which is added (RPO); keeps their likelihood from
+    falling."""
+    reference: str = Field("start", min_length=1)
+    """The model whose log-probabilities count as 0 reward: `start` is the model that this run starts from, `none` no
+    model, else a Hugging Face folder of the same shape, local or s3://."""
+    packing: bool = True
+    """Put several pairs into a row of seq_len tokens; `false`: one pair a row, so that global_batch_size counts
+    pairs."""
+
+    @field_validator("reference")
+    @classmethod
+    def _folder(cls, value: str) -> str:
+        return value if value in REFERENCES else folder_of(value)
+
+    @property
+    def folder(self) -> str | None:
+        """The reference's folder or URI; None if `reference` is a word."""
+        return None if self.reference in REFERENCES else self.reference
+
+
 class Validation(Section):
     """Validation on text that the training never sees."""
 
@@ -102,7 +135,7 @@ class Validation(Section):
     batches: int | None = Field(None, ge=1)
     """Number of global batches of the held-out text in each validation, always the same ones; default: all."""
     fraction: float | None = Field(None, gt=0, lt=1)
-    """Share of the documents (sft: conversations) that is held out, chosen by a hash of their text."""
+    """Share of the documents (sft: conversations, dpo: pairs) that is held out, chosen by a hash of their text."""
     path: str | None = None
     """Instead of `fraction`: other text to validate on, in every form that data.path takes but hf://."""
     split: str | None = None
@@ -162,8 +195,11 @@ class Train(Section):
     engine: Literal["native", "nxd"] = Field("native", json_schema_extra=_chosen)
     """Library for parallelism: torch only, or neuronx-distributed (docs/nxd.md); default: the one for the machines,
     nxd on ml.trn1 and native on ml.trn2, on GPUs, on CPUs and on this machine."""
-    objective: Literal["pretrain", "sft"] = "pretrain"
-    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data."""
+    objective: Literal["pretrain", "sft", "dpo"] = "pretrain"
+    """`pretrain` learns every token of the text; `sft` learns the assistant's answers in instruction data; `dpo` learns
+    from pairs of a chosen and a rejected answer (docs/dpo.md)."""
+    dpo: DpoSection | None = None
+    """Options of objective dpo; default: those of TRL."""
     adapter: AdapterSection | None = None
     """Train a LoRA adapter, in a fraction of the memory (docs/lora.md); default: all weights are trained."""
     steps: int = Field(1000, ge=0, le=MOST_STEPS)
@@ -177,7 +213,8 @@ class Train(Section):
     """Choose the global batch up to this one at which the machines train most tokens a second, instead of
     global_batch_size; with a given mesh, the largest multiple that it takes."""
     seq_len: int = Field(4096, ge=2, le=10**8, json_schema_extra=_chosen)
-    """Tokens per sequence, at most what the model has positions for; default: 4096, or as many as a model in a local
+    """Tokens per sequence, at most what the model has positions for (dpo: of a row, which holds both answers of a pair,
+    each with its prompt, so that one takes at most half); default: 4096, or as many as a model in a local
     folder has."""
     lr: float = Field(1.5e-4, gt=0)
     """Peak learning rate."""
@@ -225,6 +262,11 @@ class Train(Section):
         if value >= 1 and value != int(value):
             raise ValueError("whole steps, or below 1 the share of train.steps, are needed")
         return value if 0 < value < 1 else int(value)
+
+    @property
+    def preference(self) -> DpoSection | None:
+        """The options of objective dpo; None for other objectives."""
+        return (self.dpo or DpoSection()) if self.objective == "dpo" else None
 
     @property
     def warmup(self) -> int:

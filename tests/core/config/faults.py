@@ -532,7 +532,7 @@ TRAIN = (
     ),
 )
 
-SFT = {"train.objective": "sft"}
+SFT, DPO = {"train.objective": "sft"}, {"train.objective": "dpo"}
 DATA = (
     case(
         "local",
@@ -629,6 +629,70 @@ DATA = (
             "language": {"keep": ["en"]},
             "decontaminate": {"path": "@/text"},
         }.items()
+    ),
+    case(
+        "local",
+        {**DPO, "data.format": "text"},
+        "has no pairs of answers",
+        ("use jsonl", {"data.format": "jsonl"}),
+    ),
+    case(
+        "local",
+        {**SFT, "data.columns": {"chosen": "better"}},
+        "are columns of preference data",
+        ("name the question as instruction", {"data.columns": {"instruction": "prompt"}}),
+        ("and the answer as output", {"data.columns": {"output": "better"}}),
+    ),
+    case(
+        "local",
+        {**DPO, "data.columns": {"output": "better"}},
+        "are columns of one answer",
+        ("name the answers as chosen and rejected", {"data.columns": {"chosen": "better", "rejected": "worse"}}),
+    ),
+    case(
+        "local",
+        {**DPO, "data.deduplicate": True},
+        "is for train.objective",
+        ("leave it out for dpo", {"data.deduplicate": OUT}),
+    ),
+    case(
+        "local",
+        {"train.dpo.beta": 0.2},
+        "train.dpo: has no effect with",
+        ("set train.objective: dpo", {"train.objective": "dpo"}),
+        ("or leave it out", {"train.dpo": OUT}),
+    ),
+    case(
+        "local",
+        {**DPO, "train.dpo.label_smoothing": 0.1},
+        "only train.dpo.loss: robust",
+        "set train.dpo.loss: robust",
+        ("or leave it out", {"train.dpo": OUT}),
+    ),
+    case(
+        "local",
+        {**DPO, "model.init": "scratch"},
+        "needs trained weights",
+        ("name an instructed model in model.path and leave model.init out", {"model.init": OUT}),
+    ),
+    case(
+        "trn1",
+        {**DPO, "train.engine": "nxd"},
+        "by engine native only",
+        ("set train.engine: native", {"train.engine": "native", "compute.instance_type": "ml.trn2.48xlarge"}),
+    ),
+    case("local", {**DPO, "train.seq_len": 3}, "cannot hold two answers", ("use at least 4", {"train.seq_len": 4})),
+    case(
+        "local",
+        {**DPO, "train.dpo.reference": "@/nowhere"},
+        "is not a folder",
+        ("give one with weights", {"train.dpo.reference": "@/model"}),
+        ("or an s3:// URI", {"train.dpo.reference": "s3://bucket/model"}),
+    ),
+    case(
+        "local",
+        {**DPO, "train.dpo.reference": "hf://org/model"},
+        "is not a folder or an s3:// URI",
     ),
     case(
         "local",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,21 @@ SOURCES = (
          "allow it"),
 )  # fmt: skip
 
+_PAIR_COLUMNS = {"prompt", "chosen", "rejected"}
+_ANSWER_COLUMNS = {"output", "history"}
+
 OBJECTIVE = (
+    Rule("data.format train.objective", lambda c: c.train.objective == "dpo" and c.data.format in ("text", "megatron"),
+         lambda c: f"data.format: {c.data.format} has no pairs of answers for train.objective: dpo; use jsonl"),
+    Rule("data.columns train.objective",
+         lambda c: c.train.objective == "sft" and _PAIR_COLUMNS & c.data.columns.keys(),
+         lambda c: f"data.columns: {', '.join(sorted(_PAIR_COLUMNS & c.data.columns.keys()))} are columns of "
+                   "preference data, and train.objective: sft learns one answer; name the question as instruction and "
+                   "the answer as output"),
+    Rule("data.columns train.objective",
+         lambda c: c.train.objective == "dpo" and _ANSWER_COLUMNS & c.data.columns.keys(),
+         lambda c: f"data.columns: {', '.join(sorted(_ANSWER_COLUMNS & c.data.columns.keys()))} are columns of one "
+                   "answer, and train.objective: dpo learns from two; name the answers as chosen and rejected"),
     Rule("data.format train.objective", lambda c: c.train.objective == "sft" and c.data.format in ("text", "megatron"),
          lambda c: f"data.format: {c.data.format} has no answers to learn for train.objective: sft; use alpaca or "
                    "messages"),
@@ -58,21 +72,25 @@ OBJECTIVE = (
          lambda c: c.train.objective != "sft" and c.data.format in ("alpaca", "messages"),
          lambda c: f"data.format: {c.data.format} is instruction data; set train.objective: sft (docs/sft.md), or "
                    "another format"),
-    Rule("data.columns train.objective", lambda c: c.train.objective != "sft" and c.data.columns,
+    Rule("data.columns train.objective", lambda c: c.train.objective == "pretrain" and c.data.columns,
          "data.columns: is for train.objective: sft; leave it out and name the field of the text in data.text_column"),
     Rule("data.overlong train.objective",
-         lambda c: c.train.objective != "sft" and not c.data.columns and c.data.overlong != "truncate",
+         lambda c: (
+             c.train.objective == "pretrain" and not c.data.columns and c.data.overlong != "truncate"
+         ),
          "data.overlong: is for train.objective: sft; leave it out, text is cut into windows"),
 )  # fmt: skip
 
+
+def _for_text(key: str, verb: str) -> Callable[[JobConfig], str]:
+    them = "it" if verb == "is" else "them"
+    return lambda c: f"{key}: {verb} for train.objective: pretrain; leave {them} out for {c.train.objective}"
+
+
 PRETRAIN_ONLY = tuple(
-    Rule(
-        f"{key} train.objective",
-        asked,
-        f"{key}: {verb} for train.objective: pretrain; leave {'it' if verb == 'is' else 'them'} out for sft",
-    )
+    Rule(f"{key} train.objective", asked, _for_text(key, verb))
     for key, verb, asked in (
-        ("data.document_mask", "is", lambda c: c.data.document_mask),  # sft always keeps its samples apart
+        ("data.document_mask", "is", lambda c: c.data.document_mask),  # the others always keep their samples apart
         ("data.text_column", "is", lambda c: c.data.text_column != "text"),
         ("data.separator", "is", lambda c: c.data.separator is not None),
         ("data.unicode", "is", lambda c: c.data.unicode != "none"),
@@ -118,7 +136,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
                 f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give the prefix up "
                 "to it, and data.format if there are other files",
             )
-    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective == "sft" else ())), config)
+    yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
     yield from broken((*(MEGATRON if config.data.format == "megatron" else ()), PHONES), config)
     if config.target == "local" and config.local.run_in == "sandbox":  # the job runs with this machine's packages
         for need in data_needs(config.data.model_dump()):

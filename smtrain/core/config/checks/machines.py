@@ -175,6 +175,7 @@ def _places(config: JobConfig) -> list[tuple[str, str]]:
     named = {
         "model.path": config.model.path,
         "model.weights": config.model.weights,
+        "train.dpo.reference": config.train.preference.folder if config.train.preference else None,
         "data.prepared": config.data.prepared,
         "checkpoint.s3_uri": config.checkpoint.s3_uri,
         "output.s3_uri": config.output.s3_uri,

@@ -32,6 +32,19 @@ TRAIN = (
          "train.adapter: needs trained weights, and model.init: scratch has none; leave one of the two out"),
     Rule("train.adapter.targets", lambda c: c.train.adapter and c.train.adapter.targets == (),
          "train.adapter.targets: names no layer; leave it out for all linear layers"),
+    Rule("train.dpo train.objective", lambda c: c.train.dpo and c.train.objective != "dpo",
+         lambda c: f"train.dpo: has no effect with train.objective: {c.train.objective}; set train.objective: dpo, or "
+                   "leave it out"),
+    Rule("train.dpo.label_smoothing train.dpo.loss",
+         lambda c: c.train.preference and c.train.preference.label_smoothing and c.train.preference.loss != "robust",
+         "train.dpo.label_smoothing: only train.dpo.loss: robust uses it; set train.dpo.loss: robust, or leave it out"),
+    Rule("train.objective model.init", lambda c: c.train.objective == "dpo" and c.model.init == "scratch",
+         "train.objective: dpo needs trained weights, and model.init: scratch has none; name an instructed model in "
+         "model.path and leave model.init out"),
+    Rule("train.objective train.engine", lambda c: c.train.objective == "dpo" and c.train.engine == "nxd",
+         "train.objective: dpo is trained by engine native only; set train.engine: native"),
+    Rule("train.seq_len train.objective", lambda c: c.train.objective == "dpo" and c.train.seq_len < 4,
+         lambda c: f"train.seq_len: {c.train.seq_len} cannot hold two answers with their prompts; use at least 4"),
     Rule("export.merge train.adapter", lambda c: c.export.merge and not c.train.adapter,
          "export.merge: has no effect unless train.adapter is set; leave it out"),
 )  # fmt: skip

@@ -73,17 +73,24 @@ MEGATRON = Rule(
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
     """Weights that cannot be read, and options that cannot be combined with `model.weights` or a hub."""
     yield from broken([MEGATRON], config)
-    if (path := config.model.weights) is not None:
-        schemes = readable_schemes(config.target)
-        if hint := None if path.startswith(schemes) else respelled(path, ("s3://",)):
-            yield {"model.weights"}, f"model.weights: {hint}"
-        elif "://" in path and not path.startswith(("s3://", *schemes)):
-            yield {"model.weights"}, f"model.weights: {path} is not a folder or an s3:// URI"
-        elif "://" not in path and not Path(path).is_dir():
-            remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
-            yield {"model.weights"}, Sentence(f"model.weights: {path} is not a folder; {remedy}", "model.not_found")
+    if config.model.weights is not None:
+        yield from _place_faults(config, "model.weights", config.model.weights)
         yield from broken(WEIGHTS, config)
+    if config.train.preference and config.train.preference.folder:
+        yield from _place_faults(config, "train.dpo.reference", config.train.preference.folder)
     yield from broken(HUB_RULES, config)
+
+
+def _place_faults(config: JobConfig, key: str, path: str) -> Iterator[Fault]:
+    """Weights of a key that are in no place that can be read."""
+    schemes = readable_schemes(config.target)
+    if hint := None if path.startswith(schemes) else respelled(path, ("s3://",)):
+        yield {key}, f"{key}: {hint}"
+    elif "://" in path and not path.startswith(("s3://", *schemes)):
+        yield {key}, f"{key}: {path} is not a folder or an s3:// URI"
+    elif "://" not in path and not Path(path).is_dir():
+        remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
+        yield {key}, Sentence(f"{key}: {path} is not a folder; {remedy}", "model.not_found")
 
 
 def gated_faults(config: JobConfig) -> Iterator[Fault]:
