@@ -17,6 +17,7 @@ from smtrain.cli.help import Helped, HelpedGroup
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.model.hf_folder import folder_of as folder_with
 from smtrain.core.protocol.requests import is_of_run
+from smtrain.core.protocol.uris import RUN
 from smtrain.core.text import say
 
 if TYPE_CHECKING:
@@ -409,10 +410,15 @@ def _narrow_help() -> None:
 
 
 def materialised(model: str) -> str:
-    """The folder of a demo:// model or text, which is made if needed; anything else unchanged.
+    """The folder of a demo:// model or text, which is made if needed, or of the model of run://NAME, which is fetched;
+    anything else unchanged.
 
     Every command resolves names with this or with `tools.chat.resolve_model.find`.
     """
+    if model.startswith(RUN):
+        from smtrain.tools.chat.resolve_model import find
+
+        return str(find(model).fetch(partial(say, error=True)))
     if not model.startswith("demo://"):
         return model
     from smtrain.core.demo import materialise

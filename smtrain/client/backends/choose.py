@@ -93,7 +93,7 @@ def sagemaker_place_of(name: str, target: TargetName | None = None) -> tuple[str
             code="config.wrong_value",
         )
     if not word:
-        word = "local" if _kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
+        word = "local" if kept_here(name) or (present("moto") and not _has_credentials()) else "aws"
         if word == "aws" and region is None and "/" not in name and not present("moto"):
             _refuse_unknown(name)
     return name, Target("local") if word == "local" else Target("aws", region)
@@ -121,7 +121,8 @@ def _local_account() -> str:
     return ACCOUNT
 
 
-def _kept_here(name: str) -> bool:
+def kept_here(name: str) -> bool:
+    """Whether this machine's control plane has a job or a run of this name, without asking it."""
     from smtrain.plane.client import home_folder, state_folder
 
     jobs = state_folder(home_folder()) / "jobs"

@@ -19,6 +19,7 @@ from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.client.backends.sagemaker.defaults import sagemaker_defaults, with_defaults
 from smtrain.client.backends.sagemaker.s3 import listed, send
 from smtrain.client.backends.sagemaker.target import Target
+from smtrain.client.jobs.parents import parent_on
 from smtrain.core.botocore_models import described
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
@@ -33,7 +34,7 @@ from smtrain.core.facts.engines import TRAINIUM2, sagemaker_lack
 from smtrain.core.facts.names import instance_meant
 from smtrain.core.model.hf_folder import is_checkpoint_file
 from smtrain.core.near import nearest
-from smtrain.core.protocol.uris import HUBS, is_mounted, split_uri
+from smtrain.core.protocol.uris import HUBS, RUN, is_mounted, split_uri
 from smtrain.core.text import Say
 from smtrain.plane.hosts import note
 
@@ -91,7 +92,7 @@ class Resolved:
     config: JobConfig
     uploads: tuple[Upload, ...]
     described: dict[str, Any] | None = None
-    """The model's config.json, if the model is on this machine."""
+    """The model's config.json, if the model is on this machine or an earlier run exported it."""
 
 
 def resolve(config: JobConfig, target: JobPlace) -> Resolved:
@@ -120,8 +121,11 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
         uploads[upload.uri] = upload
         return upload.uri
 
-    model_path = _materialised(config.model.path)
-    described = _described(model_path) if isinstance(model_path, Path) else None
+    parent = parent_on(config.model.path, target) if config.model.path.startswith(RUN) else None
+    model_path = parent.uri if parent else _materialised(config.model.path)
+    described = parent.described if parent else None
+    if isinstance(model_path, Path):
+        described = _described(model_path)
     faults = [] if described is None else [text for _, text in shape_faults(config, described)]
     if faults := [*faults, *(text for _, text in (*gated_faults(config), *local_data_faults(config, described)))]:
         raise ConfigError(faults, code="config.combination")
@@ -129,7 +133,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
         update={
             "model": config.model.model_copy(
                 update={
-                    "path": place(config.model.path, "model"),
+                    "path": parent.uri if parent else place(config.model.path, "model"),
                     "weights": place(config.model.weights, "weights"),
                 }
             ),

@@ -24,7 +24,7 @@ from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.client.planner.throughput import step_time
 from smtrain.client.planner.warnings import image_warnings, memory_warnings, neuron_warnings, run_warnings
 from smtrain.client.planner.what_if import Limits, dollars, larger_batch
-from smtrain.client.planner.workload import about_model, described_of, shape_of, text_bytes, work_of
+from smtrain.client.planner.workload import about_model, described_of, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
@@ -252,7 +252,7 @@ def _plan(
         )
     billed = steps * work.global_batch * work.seq_len / 1e6
     return Plan(
-        model=config.model.path.rstrip("/").rsplit("/", 1)[-1],
+        model=model_name(config),
         parameters=work.parameters,
         machines=_machines(machine),
         mesh=mesh,

@@ -15,13 +15,15 @@ from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
+from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
-from smtrain.core.errors import ConfigError, reworded
+from smtrain.core.errors import ConfigError, JobError, reworded
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
+from smtrain.core.protocol.uris import RUN
 from smtrain.core.public import public
 
 _LOADED: WeakValueDictionary[int, JobConfig] = WeakValueDictionary()
@@ -77,9 +79,15 @@ def _as_loaded(source: Source | None, set_: Sequence[str], sections: dict[str, A
 def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
     faults, config = drafted.faults, drafted.config
     if config is not None:
+        if config.model.path.startswith(RUN):
+            from smtrain.client.jobs import parents
+
+            parents.forget()
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
+        if config.model.path.startswith(RUN) and not faults:
+            faults += _of_parent(config)
         faults += [
             text for keys, text in (*torus_faults(config), *fallback_faults(config)) if not left_out & keys
         ]  # fmt: skip
@@ -92,11 +100,24 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
     return config
 
 
+def _of_parent(config: JobConfig) -> list[str]:
+    """Faults of the run that the config starts from; none if its backend does not answer now."""
+    from smtrain.client.jobs.parents import planned_parent
+
+    try:
+        parent = planned_parent(config)
+    except ConfigError as error:
+        return list(error.faults)
+    except JobError:  # the request, or a plan that needs the shape, says so
+        return []
+    return [text for _, text in shape_faults(config, parent.described)]
+
+
 def _of_data(config: JobConfig, left_out: set[str]) -> list[str]:
     """Faults of the text on this machine, reported together with those of the config."""
     try:
         return [text for keys, text in local_data_faults(config, described_of(config)) if not left_out & keys]
-    except OSError:  # reported when the file is read
+    except (OSError, ConfigError):  # reported when the file or the run is read
         return []
 
 

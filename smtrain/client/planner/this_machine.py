@@ -16,7 +16,7 @@ from smtrain.client.planner.memory import checkpoint_bytes, core_memory
 from smtrain.client.planner.probing import Speed, speed_of
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.throughput import StepTime, step_time
-from smtrain.client.planner.workload import about_model, shape_of, text_bytes, work_of
+from smtrain.client.planner.workload import about_model, model_name, shape_of, text_bytes, work_of
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
@@ -120,7 +120,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     warnings.append("on AWS it would run on other machines: `smtrain plan --target aws` plans those")
     parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
     return Plan(
-        model=config.model.path.rstrip("/").rsplit("/", 1)[-1], parameters=work.parameters,
+        model=model_name(config), parameters=work.parameters,
         machines=f"this machine, {name_here()}", mesh=mesh, fits=not faults, faults=faults, warnings=tuple(warnings),
         memory_gib={part: size / GIB for part, size in parts.items()} if memory is not None else {},
         host_memory_gib={}, step_s={**asdict(step), "total": step.total} if step else None,

@@ -6,11 +6,11 @@ import glob
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.client.planner.machines import Recompute, Work, named_shape
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import ConfigError, first_line
+from smtrain.core.errors import ConfigError, JobError, first_line
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName, is_neuron
 from smtrain.core.facts.names import positions
@@ -19,6 +19,10 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import positions_named, remarks
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.near import hint
+from smtrain.core.protocol.uris import RUN
+
+if TYPE_CHECKING:
+    from smtrain.client.jobs.parents import Parent
 
 # Recomputations that an engine supports, and whether its backward pass gathers again.
 _ENGINES: dict[str, tuple[tuple[Recompute, ...], bool]] = {
@@ -54,7 +58,12 @@ def work_of(
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of a config's model: from its local folder, else by its name. Raises `ConfigError` if unknown."""
+    """The shape of a config's model: from its local folder or the run that exported it, else by its name.
+
+    Raises `ConfigError` if unknown.
+    """
+    if (parent := parent_of(config)) is not None:
+        return ModelShape.from_config(parent.described)
     if "://" not in config.model.path:
         file = Path(config.model.path) / "config.json"
         try:
@@ -80,6 +89,27 @@ def shape_of(config: JobConfig) -> ModelShape:
     return shape
 
 
+def parent_of(config: JobConfig) -> Parent | None:
+    """The run that a config starts from; None if it starts from no run. Raises `ConfigError` if it is not known."""
+    if not config.model.path.startswith(RUN):
+        return None
+    from smtrain.client.jobs.parents import planned_parent  # brings the backends, which a plan does not need otherwise
+
+    try:
+        return planned_parent(config)
+    except JobError as error:
+        raise ConfigError(
+            f"{error}; or give --model a folder that holds its config.json", code="model.not_found"
+        ) from None
+
+
+def model_name(config: JobConfig) -> str:
+    """The model's name in a plan: the last part of its path, or a run and the job that exported it."""
+    if (parent := parent_of(config)) is not None:
+        return str(parent)
+    return config.model.path.rstrip("/").rsplit("/", 1)[-1]
+
+
 def about_model(config: JobConfig) -> list[str]:
     """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which any model may have."""
     if (described := described_of(config)) is not None:
@@ -87,14 +117,16 @@ def about_model(config: JobConfig) -> list[str]:
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
     known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
     asked = rest.startswith("known-models/")  # --model NAME
-    if not rest or where == "demo" or asked or rest in known or named_shape(rest) is None:
+    if not rest or where in ("demo", "run") or asked or rest in known or named_shape(rest) is None:
         return []
     name = rest.rsplit("/", 1)[-1]
     return [f"the model's size is that of the published {name}, by its name alone: {config.model.path} was not read"]
 
 
 def described_of(config: JobConfig) -> dict[str, Any] | None:
-    """The config.json of a model whose folder is on this machine, else None."""
+    """The config.json of a model whose folder is on this machine, or of a run's, else None."""
+    if (parent := parent_of(config)) is not None:
+        return parent.described
     try:
         described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -104,10 +136,15 @@ def described_of(config: JobConfig) -> dict[str, Any] | None:
 
 def positions_of(config: JobConfig) -> int | None:
     """The longest sequence of a model by its local config.json, or as published; None if unknown."""
-    if config.model.path.startswith("demo://"):
+    if config.model.path.startswith(RUN):
+        try:
+            described: Any = described_of(config)
+        except ConfigError:  # reported by the checks of model.path
+            return None
+    elif config.model.path.startswith("demo://"):
         from smtrain.core.demo import inputs as demo
 
-        described: Any = demo.described(config.model.path)
+        described = demo.described(config.model.path)
     elif "://" in config.model.path:
         return positions(config.model.path)
     else:

@@ -19,7 +19,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.errors import ConfigError
-from smtrain.core.protocol.uris import split_uri
+from smtrain.core.protocol.uris import RUN, split_uri
 
 if TYPE_CHECKING:
     from smtrain.client.planner.result import Plan
@@ -68,6 +68,12 @@ class Context:
     @property
     def config(self) -> JobConfig:
         return self.chain.config
+
+    @property
+    def model_path(self) -> str:
+        """`model.path` of the config; for a run:// path the prefix of that run's model."""
+        given = self.chain.given.model.path
+        return self.config.model.path if given.startswith(RUN) else given
 
     @property
     def on_aws(self) -> bool:

@@ -28,7 +28,7 @@ def model(context: Context) -> Iterator[Finding]:
 
     For a local folder, remarks only.
     """
-    uri = context.chain.given.model.path
+    uri = context.model_path
     described = described_in(context, uri)
     if not uri.startswith("s3://"):
         for remark in remarks(described, context.config.train.seq_len) if described else ():
@@ -70,7 +70,9 @@ def model(context: Context) -> Iterator[Finding]:
     for fault in faults:
         yield Finding("model", "fault", fault)
     if not faults:
-        yield Finding("model", "ok", f"{uri} is {with_article(str(described.get('model_type')))} model")
+        given = context.chain.given.model.path
+        of = f"{given}: " if given != uri else ""
+        yield Finding("model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model")
         for remark in remarks(described, context.config.train.seq_len):
             yield Finding("model", "ok", remark)
 
@@ -106,7 +108,7 @@ def data(context: Context) -> Iterator[Finding]:
 
 
 def _mismatches(context: Context, manifest: dict[str, Any]) -> Iterator[str]:
-    path = context.chain.given.model.path
+    path = context.model_path
     try:
         described = described_in(context, path)
     except Unread:

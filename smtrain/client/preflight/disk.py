@@ -64,7 +64,7 @@ def volume(context: Context) -> Iterator[Finding]:
     text = sum(_text_bytes(context, source.path) for source in sources)
     if not text:
         return
-    described: dict[str, Any] = described_in(context, given.model.path) or {}
+    described: dict[str, Any] = described_in(context, context.model_path) or {}
     item = 2 if int(described.get("vocab_size") or 1 << 17) < 65_500 else 4
     least, most = (COPIES * item * text / per_token / 1e9 + REST_GB for per_token in (MANY, FEW))
     take = span(f"{least:,.0f}", f"{most:,.0f}")

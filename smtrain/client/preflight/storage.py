@@ -43,7 +43,7 @@ def inputs(context: Context) -> Iterator[Finding]:
     given = context.chain.given
     key = "data.sources" if given.data.sources else "data.path"
     texts = [(key, source.path) for source in given.data.all_sources] if "prepare" in context.stages else []
-    model = [("model.path", given.model.path), ("model.weights", given.model.weights)]
+    model = [("model.path", context.model_path), ("model.weights", given.model.weights)]
     if given.train.preference:
         model.append(("train.dpo.reference", given.train.preference.folder))
     for key, uri in [*texts, *model, ("data.prepared", config.data.prepared)]:

@@ -32,7 +32,8 @@ class Model(Section):
 
     path: str
     """A Hugging Face folder (config.json, safetensors, tokenizer): a local path, s3://...,
-    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2 or demo://tiny-llama."""
+    hf://organization/model@revision, modelscope://organization/model@revision, demo://smollm2, demo://tiny-llama,
+    or run://NAME for the model that the run NAME exported."""
     weights: str | None = None
     """Path of the weights, if not `path`: a folder or s3:// URI of any kind that `smtrain convert` reads, such as
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""

@@ -10,6 +10,7 @@ from smtrain.core.machine import name_here
 
 HERE = "SMTRAIN_HERE"
 """Variable of a job that runs on the user's machine itself, not on a stand-in for the instance type in its request."""
+_EXPORTED = re.compile(r".*/jobs/([\w-]+)/output/model/?")
 _OURS = re.compile(r"(?P<run>.+)-(?P<stage>[a-z]+)-[0-9a-f]{8}(-\d+)?")
 
 
@@ -23,6 +24,13 @@ def is_of_run(name: str, run: str) -> bool:
     """Whether a job belongs to a run."""
     ours = stage_of(name)
     return ours is not None and ours[0] == run
+
+
+def exporter_of(uri: str) -> str | None:
+    """The export job whose model lies at a prefix, such as s3://bucket/smtrain/RUN/jobs/JOB/output/model/; None for
+    other places."""
+    match = _EXPORTED.fullmatch(uri)
+    return match[1] if match and (stage_of(match[1]) or ("", ""))[1] == "export" else None
 
 
 def is_of_here(description: Mapping[str, Any]) -> bool:

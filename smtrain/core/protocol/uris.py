@@ -11,6 +11,10 @@ HUBS = ("hf://", "modelscope://")
 HUB = re.compile(r"(hf|modelscope)://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 """A model of a hub: the scheme, its id, and a revision."""
 
+RUN = "run://"
+"""Scheme of the model that an earlier run exported, by the run's name."""
+RUN_NAME = re.compile(r"run://([a-zA-Z0-9](?:-*[a-zA-Z0-9]){0,62})")
+
 # A path that was made of a URL has one slash after the scheme.
 _WEB = r"(?:https?:/{1,2})?(?:www\.)?"
 _NAME = r"[\w.-]+"
@@ -34,6 +38,7 @@ _SCHEMES = (
     (re.compile(r"(?:hf|huggingface):/{0,2}(?=[^/])", re.I), "hf://"),
     (re.compile(r"modelscope:/{0,2}(?=[^/])", re.I), "modelscope://"),
     (re.compile(r"demo:/{0,2}(?=[^/])", re.I), "demo://"),
+    (re.compile(r"run:/{0,2}(?=[^/])", re.I), "run://"),
     (re.compile(r"file:/{1,3}(?=[^/])", re.I), "/"),
 )
 

@@ -19,7 +19,7 @@ from smtrain.core.model.hf_folder import folder_of, tokenizer_in
 from smtrain.core.model.hf_folder import weights_in as first_of_weights
 from smtrain.core.model.remedies import HEAD, broken_link, file_kind, file_misfit, folder_misfit, misfit, missing_shards
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import not_here, respelled
+from smtrain.core.protocol.uris import RUN, RUN_NAME, not_here, respelled
 from smtrain.core.text import Say
 from smtrain.worker.generation.memory_fit import WEIGHTS, Need, described_in, need_of, weights_in
 
@@ -69,7 +69,8 @@ class FoundModel:
 
 
 def find(what: Any, target: TargetName | None = None) -> FoundModel:
-    """The model of a folder, a `Run`, a `Job`, the name of one, an s3:// prefix or a demo:// URI. Loads nothing.
+    """The model of a folder, a `Run`, a `Job`, the name of one, run://NAME, an s3:// prefix or a demo:// URI. Loads
+    nothing.
 
     Raises `CheckpointError` for a folder that holds no model, `JobError` for a name that is no folder, and no run
     or job with an exported model.
@@ -81,12 +82,14 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     text = folder_of(str(what))
     if far := not_here(text):
         raise CheckpointError(far)
-    if hint := respelled(text, ("s3://", "demo://")):
+    if hint := respelled(text, ("s3://", "demo://", RUN)):
         raise CheckpointError(hint)
     if text.startswith("demo://"):
         from smtrain.core.demo import materialise
 
         return _here(materialise(text), text)
+    if text.startswith(RUN):
+        return _of_name(_run_named(text), target)
     if text.startswith("s3://"):
         from smtrain.client.backends.choose import place_of
 
@@ -99,6 +102,13 @@ def find(what: Any, target: TargetName | None = None) -> FoundModel:
     if "/" in text or text.startswith("."):
         raise CheckpointError(f"{text}: there is no such folder{_hub_too(text)}", code="model.not_found")
     return _of_name(text, target)
+
+
+def _run_named(text: str) -> str:
+    """NAME of a run://NAME."""
+    if (match := RUN_NAME.fullmatch(text)) is None:
+        raise CheckpointError(f"{text} must look like run://NAME, the name of a run", code="model.not_found")
+    return match[1]
 
 
 def _hub_too(text: str) -> str:

@@ -981,6 +981,19 @@ MODEL = (
     ),
     case(
         "local",
+        {"model.path": "run://a/b"},
+        "must look like run://NAME",
+        ("the name of an earlier run", {"model.path": "@/model"}),
+    ),
+    case(
+        "local",
+        {"name": "one", "model.path": "run://one"},
+        "is this run itself",
+        ("name the earlier run", {"model.path": "@/model"}),
+        ("give this one another name", {"name": "two", "model.path": "@/model"}),
+    ),
+    case(
+        "local",
         {"model.path": "@/none"},
         "none is not a folder",
         ("give a Hugging Face model folder", {"model.path": "@/model"}),

@@ -122,7 +122,7 @@ def test_layers_have_the_windows_that_transformers_gives_them() -> None:
     )
 
 
-FACTORS = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
+FACTORS: dict[str, Any] = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0]}
 PHI = {
     "model_type": "phi3", **SIZES, "hidden_size": 64, "max_position_embeddings": 128,
     "original_max_position_embeddings": 32,

@@ -129,6 +129,14 @@ def test_an_export_has_them_and_a_card_of_its_own(tmp_path: Path) -> None:
     assert is_told_once(said, {**LEFT_OUT, "README.md": "a new one"})
 
 
+def test_the_card_names_the_run_that_the_training_started_from(tmp_path: Path) -> None:
+    write_native(HFSource(hf_folder(tmp_path / "base", LLAMA)), tmp_path / "checkpoint", Native(tp=1, pp=1))
+    parent = "s3://bucket/smtrain/first/jobs/first-export-0123abcd-2/output/model/"
+    export(tmp_path / "checkpoint", BaseModel(tmp_path / "base", parent), tmp_path / "out", say=lambda _: None)
+    said = (tmp_path / "out/README.md").read_text()
+    assert "Trained from the model that run first exported (job first-export-0123abcd-2), by smtrain." in said
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_an_adapter_and_what_it_is_merged_into_have_them(tmp_path: Path, merge: bool) -> None:
     model = full_folder(tmp_path / "model")

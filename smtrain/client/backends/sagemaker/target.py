@@ -45,7 +45,7 @@ class Target(Clients):
         except ClientError as error:
             if "not found" not in str(error).lower():
                 raise
-            near = _near_run(name) if self.name == "local" else ""
+            near = near_run(name) if self.name == "local" else ""
             raise JobError(
                 f"{name}: no such job on target {self.name}; {near}`smtrain list` lists the existing ones",
                 code="job.not_found",
@@ -163,11 +163,11 @@ class Target(Clients):
 def unknown_run(sentence: str, name: str, place: JobPlace, near: str = "", code: Code = "job.not_found") -> JobError:
     """The error for a name that no run or job has; `near` is a better idea than a similar name of a run."""
     side = "here" if place.name == "local" else "on AWS"
-    near = near or (_near_run(name) if place.name == "local" else "")
+    near = near or (near_run(name) if place.name == "local" else "")
     return JobError(f"{sentence} of this name {side}; {near}`smtrain list` lists the existing ones", code=code)
 
 
-def _near_run(name: str) -> str:
+def near_run(name: str) -> str:
     """`did you mean X? ` for a similar name of a run or job of this machine; else empty."""
     from smtrain.plane.client import home_folder, state_folder
 

@@ -26,16 +26,23 @@ from smtrain.core.model.remedies import (
 )
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
-from smtrain.core.protocol.uris import HUB, HUBS, is_mounted, readable_schemes, respelled
+from smtrain.core.protocol.requests import is_of_run
+from smtrain.core.protocol.uris import HUB, HUBS, RUN, RUN_NAME, is_mounted, readable_schemes, respelled
 from smtrain.core.text import with_article
 
-_SCHEMES = ("s3://", "demo://", *HUBS)
+_SCHEMES = ("s3://", "demo://", RUN, *HUBS)
 
 
 def _hubs(config: JobConfig) -> set[str]:
     """The hubs that the model and the data come from."""
     paths = (config.model.path, *(source.path for source in config.data.all_sources))
     return {scheme for scheme in HUBS for path in paths if path.startswith(scheme)}
+
+
+def _is_own(config: JobConfig) -> bool:
+    """Whether a config starts from the run that it describes."""
+    name = config.model.path.removeprefix(RUN)
+    return name == config.name or is_of_run(name, config.name)
 
 
 WEIGHTS = (
@@ -53,6 +60,11 @@ HUB_RULES = (
     Rule("model.path", lambda c: c.model.path.startswith(HUBS) and not HUB.fullmatch(c.model.path),
          lambda c: f"model.path: {c.model.path} must look like "
                    f"{c.model.path.partition('://')[0]}://organization/model@revision"),
+    Rule("model.path", lambda c: c.model.path.startswith(RUN) and not RUN_NAME.fullmatch(c.model.path),
+         lambda c: f"model.path: {c.model.path} must look like run://NAME, the name of an earlier run"),
+    Rule("model.path name", lambda c: c.model.path.startswith(RUN) and _is_own(c),
+         lambda c: f"model.path: {c.model.path} is this run itself; name the earlier run, or give this one another "
+                   "name"),
     Rule("model.token", lambda c: c.model.token and (c.model.token.secret is None) == (c.model.token.ssm is None),
          "model.token: must name one of secret (Secrets Manager) and ssm (a parameter)"),
     Rule("model.token model.path", lambda c: c.model.token and not _hubs(c),
@@ -138,7 +150,7 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             )
     elif "://" in path:
         if not (path.startswith((*_SCHEMES, *readable_schemes(config.target))) or is_mounted(path)):
-            yield {"model.path"}, f"model.path: {path} is not a folder, s3://, hf://, modelscope:// or demo://"
+            yield {"model.path"}, f"model.path: {path} is not a folder, s3://, hf://, modelscope://, demo:// or run://"
     else:
         described, fault = _read_config(Path(path))
         if fault:

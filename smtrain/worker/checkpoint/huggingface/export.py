@@ -13,6 +13,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README, card, hub_name, metadata, table, usage
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_folder import SOURCE, is_legal
+from smtrain.core.protocol.requests import exporter_of, stage_of
 from smtrain.core.text import Say
 from smtrain.worker.checkpoint.adapter import native_adapter, open_adapter
 from smtrain.worker.checkpoint.huggingface.companions import OF_A_WHOLE_MODEL, companions_of
@@ -85,16 +86,19 @@ def _card(base: Place, path: str | None, manifest: Manifest | None, *, title: st
     files = base.files()
     readme = _text(base, README) if README in files else ""
     about = metadata(_base(base, path), readme, adapter=adapter, legal=filter(is_legal, files))
-    paragraphs = [_lead(about, adapter)]
+    paragraphs = [_lead(about, adapter, exporter_of(path or ""))]
     if manifest is not None:
         paragraphs += ["## Training", table(["setting", "value"], _rows(manifest)), *_results(manifest.state)]
     paragraphs.append(usage("path/to/this/folder", adapter=adapter))
     return card(title, about, paragraphs).encode()
 
 
-def _lead(about: Mapping[str, Any], adapter: bool) -> str:
+def _lead(about: Mapping[str, Any], adapter: bool, parent: str | None) -> str:
     base = about.get("base_model")
     of = f"[{base}](https://huggingface.co/{base})" if base else "the model named in its config"
+    if parent is not None:
+        run = (stage_of(parent) or (parent, ""))[0]
+        of = f"the model that run {run} exported (job {parent})" + (f", which began as {of}" if base else "")
     what = "A LoRA adapter for" if adapter else "Trained from"
     terms = about.get("license_link") or about.get("license")
     legal = f" The base model's licence ({terms}) applies to it." if terms else ""

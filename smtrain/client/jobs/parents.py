@@ -1,0 +1,170 @@
+"""Find the run that `model.path: run://NAME` names, and the model that it exported.
+
+NAME is a run, whose newest export counts, or one of its export jobs. The planner looks at this machine first, as the
+trial of a run here has the same shape; a job's request only takes the model of its own target.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.choose import kept_here, target_of
+from smtrain.client.backends.sagemaker.retry import impatient
+from smtrain.client.backends.sagemaker.target import near_run
+from smtrain.client.backends.slurm import job_registry
+from smtrain.core.config import JobConfig
+from smtrain.core.errors import ConfigError, JobError, SmtrainError
+from smtrain.core.protocol.requests import is_of_run, stage_of
+from smtrain.core.protocol.uris import RUN, split_uri
+from smtrain.core.public import translated
+
+_ADAPTER = "adapter_config.json"
+_ENDED_BADLY = {"Failed": "failed", "Stopped": "was stopped"}
+_REMEMBERED: dict[tuple[str, str], Parent] = {}
+"""Runs found since a config was loaded, by path and target: a search for a mesh asks for the shape many times."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A finished run, whose exported model another run starts from."""
+
+    run: str
+    job: str
+    """The job that exported the model."""
+    uri: str
+    """Prefix of the model, which ends in "/"."""
+    described: dict[str, Any]
+    """Its config.json."""
+
+    def __str__(self) -> str:
+        return f"{self.run} (exported by {self.job})"
+
+
+def parent_on(path: str, place: JobPlace) -> Parent:
+    """The run of a run:// path on a backend.
+
+    Raises `ConfigError` if it is unknown, not finished, deleted, or not clear; `JobError` if the backend does not
+    answer.
+    """
+    name = path.removeprefix(RUN).rstrip("/")
+    try:
+        return _parent(name, path, place)
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = error if isinstance(error, SmtrainError) else translated(error)
+        if reason is None:
+            raise
+        raise JobError(f"model.path: {path} could not be looked up: {reason}", code="job.not_found") from error
+
+
+def planned_parent(config: JobConfig) -> Parent:
+    """The run that a config with a run:// path starts from, as the planner needs it. Raises like `parent_on`."""
+    path = config.model.path
+    name = path.removeprefix(RUN).rstrip("/")
+    target = "local" if config.target == "aws" and kept_here(name) else config.target
+    if (path, target) not in _REMEMBERED:
+        _REMEMBERED[path, target] = parent_on(path, target_of(config, target))
+    return _REMEMBERED[path, target]
+
+
+def forget() -> None:
+    """Look again for every run: a run may have ended since."""
+    _REMEMBERED.clear()
+
+
+def _parent(name: str, path: str, place: JobPlace) -> Parent:
+    if place.name == "local" and not kept_here(name):  # no control plane is started to be asked
+        raise _refused(path, _unknown(name, place))
+    ours = stage_of(name)
+    if ours and ours[1] != "export":
+        raise _refused(path, f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it")
+    run = ours[0] if ours else name
+    rows = [row for page in place.rows(run, 1000) for row in page if is_of_run(row["TrainingJobName"], run)]
+    job = _export_job(name, path, place, rows)
+    base = place.describe(job, impatient(place.name))["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    uri = f"{base}/{job}/output/model/"
+    prefix = split_uri(uri)[1]
+    files = {item["Key"].removeprefix(prefix) for item in place.listing(uri)}
+    if "config.json" not in files:
+        raise _refused(path, _lack(files, uri, run, job))
+    return Parent(run, job, uri, json.loads(place.read(f"{uri}config.json")))
+
+
+def _refused(path: str, why: str) -> ConfigError:
+    return ConfigError(f"model.path: {path}: {why}", code="model.not_found")
+
+
+def _export_job(name: str, path: str, place: JobPlace, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The export job of a run's jobs, newest first, whose model is meant. Raises `ConfigError` without one, and if
+    the run was trained again since."""
+    exports = [row for row in rows if _stage(row) == "export"]
+    if stage_of(name):
+        done = next((row for row in exports if row["TrainingJobName"] == name), None)
+        if done is None:
+            raise _refused(path, _unknown(name, place))
+        if done["TrainingJobStatus"] != "Completed":
+            raise _refused(path, _unfinished(done, place))
+        return name
+    if not rows:
+        raise _refused(path, _unknown(name, place))
+    done = next((row for row in exports if row["TrainingJobStatus"] == "Completed"), None)
+    if done is None:
+        raise _refused(path, _unfinished(rows[0], place))
+    since = next((row for row in rows if _stage(row) == "train" and row["CreationTime"] > done["CreationTime"]), None)
+    if since is not None:
+        job = done["TrainingJobName"]
+        raise _refused(
+            path,
+            f"the run was trained again by {since['TrainingJobName']} after {job} had exported it, and that training "
+            f"is not exported; `smtrain run` its config, or name the earlier export, {RUN}{job}",
+        )
+    return str(done["TrainingJobName"])
+
+
+def _stage(row: Mapping[str, Any]) -> str:
+    return (stage_of(row["TrainingJobName"]) or ("", ""))[1]
+
+
+def _unfinished(row: Mapping[str, Any], place: JobPlace) -> str:
+    """Explain a run without a model by its newest job, with the remedy."""
+    job, status = row["TrainingJobName"], row["TrainingJobStatus"]
+    of = f" --target {place.name}"
+    if status in _ENDED_BADLY:
+        return (
+            f"{job} {_ENDED_BADLY[status]} before a model was exported; `smtrain status {job}{of}` says why, and "
+            "`smtrain run` of its config resumes it"
+        )
+    if status == "Completed":
+        return f"the run has exported no model, its last job is {job}; `smtrain run` of its config does the rest"
+    return f"the run is not finished, {job} is running; `smtrain logs {job} --follow{of}` waits for it"
+
+
+def _lack(files: set[str], uri: str, run: str, job: str) -> str:
+    """Explain why a run cannot start from the files of an export, with the remedy."""
+    if _ADAPTER in files:
+        return (
+            f"{job} exported an adapter, and training starts from a whole model; set export.merge: true in the config "
+            f"of {run} and `smtrain run` it, which only exports again"
+        )
+    what = f"the model that {job} exported was deleted" if not files else f"{uri} holds no config.json"
+    return f"{what}; `smtrain launch CONFIG --stage export --again` with the config of {run} exports it again"
+
+
+def _unknown(name: str, place: JobPlace) -> str:
+    """Say that a backend has no such run; name the backend that has it, else a similar name."""
+    side = {"local": "on this machine", "aws": "on AWS", "slurm": "on the cluster"}[place.name]
+    if place.name != "local" and kept_here(name):
+        return f"there is no such run {side}, only on this machine; {_copied(name, 'local')}"
+    if place.name != "slurm" and job_registry.knows(name):
+        return f"there is no such run {side}, only on the cluster; {_copied(name, 'slurm')}"
+    near = near_run(name) if place.name == "local" else ""
+    return f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the existing ones"
+
+
+def _copied(name: str, target: str) -> str:
+    return f"`smtrain download {name} FOLDER --target {target}` copies its model, then name that folder"
