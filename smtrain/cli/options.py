@@ -167,6 +167,10 @@ class StartOptions(ConfigOptions):
 
     def load(self) -> JobConfig:
         """The checked config. Raises `ConfigError` for options that exclude each other."""
+        return self.accepted(super().load())
+
+    def accepted(self, config: JobConfig) -> JobConfig:
+        """The config. Raises `ConfigError` for options that exclude each other, or that it does not go with."""
         from smtrain.core.errors import ConfigError
 
         if self.upload and not self.dry_run:
@@ -174,7 +178,6 @@ class StartOptions(ConfigOptions):
                 "--upload goes with --dry-run; without it leave it out, as everything is uploaded",
                 code="config.combination",
             )
-        config = super().load()
         if self.docker and (self.target_name or config.target) == "aws":  # every host is a container there
             raise ConfigError("--docker is for jobs on this machine; on AWS leave it out", code="config.combination")
         return config

@@ -82,6 +82,8 @@ def plan(
 ) -> None:  # fmt: skip
     """Show whether a run fits, its speed, how long it takes and what it costs; exit status 1 if it does not fit."""
     from smtrain.client.planner.plan import plan as make
+    from smtrain.client.planner.resolve import earlier_of
+    from smtrain.core.config.load import draft
 
     if probe is not None:
         if configs:
@@ -95,13 +97,17 @@ def plan(
     assert configs  # `_refuse` has seen to it
     typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
     rate = _rate(measured) if measured is not None else None
+    every = [
+        [*(set_ or ()), *([f"model.path={one.path}"] if one else [])]
+        for one in earlier_of([draft(config, set_=set_ or ()).config for config in configs])
+    ]
     made = [
         make(
             config, model=model, machines=[_machine(text) for text in machines or ()], rank_by=rank.value,
             budget=budget, deadline_hours=deadline, best=best, prices=prices, machine_file=machine_file, measured=rate,
-            target=options.name_of(target), set_=set_ or (),
+            target=options.name_of(target), set_=settings,
         )
-        for config in configs
+        for config, settings in zip(configs, every, strict=True)
     ]  # fmt: skip
     shown = made[0] if len(made) == 1 else _side_by_side(configs, made, tokens, set_ or [])
     say(json.dumps(shown.to_dict(), indent=2) if as_json else shown, whole=as_json)

@@ -1,13 +1,19 @@
-"""`smtrain run CONFIG`: every stage, one after the other."""
+"""`smtrain run CONFIG...`: every stage, one after the other; several configs in their order."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smtrain.cli import options
+from smtrain.core.errors import ConfigError
 from smtrain.core.text import say
+
+if TYPE_CHECKING:
+    from smtrain.client.launch.run import Run
 
 app = options.app()
 
@@ -15,6 +21,13 @@ app = options.app()
 @app.command()
 def run(
     start: options.StartOptions,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG...]", help="Further runs, in this order; each may start from an earlier one.",
+            show_default=False,
+        ),
+    ] = None,
     download: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Copy the exported model into this folder at the end.")
     ] = None,
@@ -22,13 +35,16 @@ def run(
     wait: Annotated[
         bool | None, typer.Option("--wait/--detach", help="Follow to the end; on Slurm a run can continue alone.")
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run all stages of a config; stages that are done are skipped, so it is safe to run twice."""
     from smtrain.client.backends.choose import target_of
     from smtrain.stages import stages_of
     from smtrain.tools.run import run as run_all
 
     options.folder_of("--download", download)
+    if more:
+        _series(start, more, download, overwrite=overwrite, wait=wait)
+        return
     target = start.target_name
     config = start.planned(start.load())
     if start.dry:
@@ -41,6 +57,42 @@ def run(
         say(f"queued; the cluster continues by itself. Follow it:  smtrain run {start.config} --target slurm --wait")
         say(f"one stage:  smtrain logs {last} --follow --target slurm")
         return
+    _show(done, download, overwrite=overwrite)
+
+
+def _series(
+    start: options.StartOptions, more: list[str], download: str | None, *, overwrite: bool, wait: bool | None
+) -> None:
+    """Run several configs in order; `start` has the first one, and the options of all."""
+    from smtrain.client.launch import series
+    from smtrain.client.launch.launch import look_first, tagged
+    from smtrain.stages import stages_of
+    from smtrain.tools.run import run as run_all
+
+    if start.from_step is not None:
+        raise ConfigError(
+            "--from-step is the step of one run; run the config that it is for by itself", code="config.combination"
+        )
+    if wait is False:
+        raise ConfigError("--detach goes with one config; leave it out for several", code="config.combination")
+    target = start.target_name
+    links = series.load_series([start.config, *more], set_=start.keys(), target=target)
+    links = [replace(link, config=start.accepted(tagged(link.config))) for link in links]
+    say(series.overview(links), error=start.dry)
+    links = [replace(link, config=start.planned(link.config)) for link in links]
+    if start.dry:
+        for config in series.expected(links):
+            start.show_dry(config, stages_of(config, target))
+        return
+    one = partial(run_all, target=target, again=start.again, check=not start.no_check, view=start.view)
+    *earlier, last = series.run_series(links, one, say, None if start.no_check else look_first)
+    for done in earlier:
+        say(f"{done.summary()}\n")
+    _show(last, download, overwrite=overwrite)
+
+
+def _show(done: Run, download: str | None, *, overwrite: bool) -> None:
+    """Print the texts and the summary of a run; copy its model if asked to."""
     folder = done.download(download, overwrite=overwrite) if download else None
     between = "\n" if done.config.train.objective == "sft" else ""
     for text in done.texts:

@@ -73,9 +73,11 @@ COMMANDS: dict[str, Command] = {
     "run": Command(
         "run.yaml --dry-run",
         "config",
+        any_number=True,
         wrong=(
             "run.yaml --upload", "run.yaml --every soon", "run.yaml --target ''", "run.yaml --from-step -1 --dry-run",
-            "run.yaml --download ''", "run.yaml --download run.yaml",
+            "run.yaml --download ''", "run.yaml --download run.yaml", "run.yaml run.yaml --dry-run",
+            "run.yaml named.yaml --detach", "run.yaml nowhere.yaml --dry-run",
         ),
         asks_aws=("named.yaml -y", "role.yaml --dry-run"),
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from smtrain.client.backends.choose import target_of
 from smtrain.client.jobs.checkpoints import saved_steps
@@ -113,7 +114,7 @@ def launch(
         return plan.done
     if check and not plan.running:
         _require_checkpoints(chain, [stage])
-        _look_first(chain, [stage], say)
+        look_first(chain, [stage], say)
     notify.ready(chain, [stage], say)
     job = _start(chain, plan, say, again=again)
     if wait and _shown(job, say, view):
@@ -123,21 +124,39 @@ def launch(
     return job
 
 
-@gently(_SAME_CALL)
-@public
+@overload
 def run(
     source: Source | None = None, *, target: TargetName | None = None, again: bool = False, check: bool = True,
     set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
     view: View | None = None, wait: bool = True, **sections: Any,
-) -> Run:  # fmt: skip
+) -> Run: ...  # fmt: skip
+@overload
+def run(
+    source: list[Any] | tuple[Any, ...], *,
+    target: TargetName | None = None, again: bool = False, check: bool = True,
+    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
+    view: View | None = None, wait: bool = True, **sections: Any,
+) -> list[Run]: ...  # fmt: skip
+@gently(_SAME_CALL)
+@public
+def run(
+    source: Source | list[Any] | tuple[Any, ...] | None = None, *,
+    target: TargetName | None = None, again: bool = False, check: bool = True,
+    set_: Sequence[str] = (), say: Say = text.say, on_line: Callable[[Line], None] | None = None,
+    view: View | None = None, wait: bool = True, **sections: Any,
+) -> Run | list[Run]:  # fmt: skip
     """Take a config through all its stages: prepare, convert, train, export, generate.
 
     With `compute.compile_ahead`, compile comes before train. Stages that are done are skipped, one that was
     interrupted is resumed. Ctrl-C leaves the current job running and ends the call with KeyboardInterrupt (in a
     notebook without a traceback); the same call joins that job again.
 
+    A list of configs runs in its order, and ends with the first run that fails; a config may start from an earlier one
+    by `model.path: run://NAME`. All are loaded and checked before the first one starts.
+
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`; or a list of these. None: `sections` are
+            all of it.
         target: `local`, `aws` or `slurm`, in place of the config's `target`.
         again: Do what has been done already once more.
         check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
@@ -150,7 +169,7 @@ def run(
         **sections: The config's sections as mappings, merged into what `source` says.
 
     Returns:
-        The run: its stages' jobs, its losses, its model, its text.
+        The run: its stages' jobs, its losses, its model, its text. For a list of configs, the list of their runs.
 
     Raises:
         ConfigError: The config is wrong.
@@ -163,13 +182,29 @@ def run(
         >>> len(run.loss)
         6
     """
-    config = load_config(source, set_=set_, target=target, **sections)
+    one = partial(_run, target=target, again=again, check=check, say=say, on_line=on_line, view=view, wait=wait)
+    if not isinstance(source, list | tuple):
+        return one(load_config(source, set_=set_, target=target, **sections))
+    if not wait:
+        raise ConfigError("wait: a list of configs is followed to its end; leave it out", code="config.combination")
+    from smtrain.client.launch.series import load_series, overview, run_series  # brings the whole planner
+
+    links = load_series(source, set_=set_, target=target, **sections)
+    say(overview(links))
+    return run_series(links, one, say, look_first if check else None)
+
+
+def _run(
+    config: JobConfig, *, target: TargetName | None, again: bool, check: bool, say: Say,
+    on_line: Callable[[Line], None] | None, view: View | None, wait: bool,
+) -> Run:  # fmt: skip
+    """Take one config through all its stages."""
     chain = _chain(config, target, say)
     done = Run(chain.config)
     stages = stages_of(config, chain.target.name)
     if check:
         _require_checkpoints(chain, stages)
-        _look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
+        look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
     if chain.target.queues:
         notify.ready(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
@@ -265,7 +300,7 @@ def _start(chain: Chain, plan: StagePlan, say: Say, *, again: bool) -> Job:
     return submit(chain, plan, say, again=again)
 
 
-def _look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
+def look_first(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     """Run the checks before a launch; imported here, as each check is a module of its own."""
     from smtrain.client.preflight.checks import before
 

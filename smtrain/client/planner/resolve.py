@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,6 +24,7 @@ from smtrain.core.facts import table
 from smtrain.core.facts.engines import sagemaker_lack
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
+from smtrain.core.protocol.requests import stage_of
 from smtrain.core.protocol.uris import RUN
 from smtrain.core.public import public
 
@@ -62,9 +64,47 @@ def load_config(
     return _whole(draft(source, set_=set_, target=target, **sections))
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """The config of a list that a later one starts from."""
+
+    config: JobConfig
+    path: str
+    """The model that it starts from itself, or the first of those before it: shape and tokenizer are the same."""
+
+
+def earlier_of(drafts: Sequence[JobConfig | None]) -> list[Earlier | None]:
+    """For each config of a list the earlier one that it starts from by `model.path: run://NAME`; None for others."""
+    every: list[Earlier | None] = []
+    by_name: dict[str, Earlier] = {}
+    for config in drafts:
+        one = by_name.get(run_named(config) or "") if config else None
+        every.append(one)
+        if config:
+            by_name[config.name] = Earlier(config, one.path if one else config.model.path)
+    return every
+
+
+def run_named(config: JobConfig) -> str | None:
+    """The run that a config starts from, also if it names a job of that run; None if it starts from no run."""
+    if not config.model.path.startswith(RUN):
+        return None
+    name = config.model.path.removeprefix(RUN).rstrip("/")
+    return (stage_of(name) or (name, ""))[0]
+
+
 def with_tags(config: JobConfig, **tags: str) -> JobConfig:
     """A loaded config with more tags for its jobs; tags change nothing else, so it counts as loaded too."""
-    copy = config.model_copy(update={"tags": {**config.tags, **tags}})
+    return _changed(config, tags={**config.tags, **tags})
+
+
+def with_model(config: JobConfig, path: str) -> JobConfig:
+    """A loaded config with the path of another model of the same shape, as which it counts as loaded too."""
+    return _changed(config, model=config.model.model_copy(update={"path": path}))
+
+
+def _changed(config: JobConfig, **values: Any) -> JobConfig:
+    copy = config.model_copy(update=values)
     if _LOADED.get(id(config)) is config:
         _LOADED[id(copy)] = copy
     return copy
