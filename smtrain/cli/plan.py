@@ -98,8 +98,8 @@ def plan(
     typed({"budget": "--budget", "deadline_hours": "--deadline", **({"model.path": "--model"} if model else {})})
     rate = _rate(measured) if measured is not None else None
     every = [
-        [*(set_ or ()), *([f"model.path={one.path}"] if one else [])]
-        for one in earlier_of([draft(config, set_=set_ or ()).config for config in configs])
+        [*(set_ or ()), *(f"{key}={one.path}" for key, one in earlier.items())]
+        for earlier in earlier_of([draft(config, set_=set_ or ()).config for config in configs])
     ]
     made = [
         make(

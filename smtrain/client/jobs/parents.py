@@ -1,4 +1,4 @@
-"""Find the run that `model.path: run://NAME` names, and the model that it exported.
+"""Find the run that a path run://NAME names, and the model that it exported.
 
 NAME is a run, whose newest export counts, or one of its export jobs. The planner looks at this machine first, as the
 trial of a run here has the same shape; a job's request only takes the model of its own target.
@@ -44,31 +44,36 @@ class Parent:
         return f"{self.run} (exported by {self.job})"
 
 
-def parent_on(path: str, place: JobPlace) -> Parent:
-    """The run of a run:// path on a backend.
+class _Refused(Exception):  # noqa: N818 - becomes a fault of the key that has the path
+    """A run has no model to start from; the text says why, and what to do."""
+
+
+def parent_on(path: str, place: JobPlace, key: str = "model.path") -> Parent:
+    """The run of a run:// path, which the config has under `key`, on a backend.
 
     Raises `ConfigError` if it is unknown, not finished, deleted, or not clear; `JobError` if the backend does not
     answer.
     """
     name = path.removeprefix(RUN).rstrip("/")
     try:
-        return _parent(name, path, place)
+        return _parent(name, place)
+    except _Refused as why:
+        raise ConfigError(f"{key}: {path}: {why}", code="model.not_found") from None
     except ConfigError:
         raise
     except Exception as error:
         reason = error if isinstance(error, SmtrainError) else translated(error)
         if reason is None:
             raise
-        raise JobError(f"model.path: {path} could not be looked up: {reason}", code="job.not_found") from error
+        raise JobError(f"{key}: {path} could not be looked up: {reason}", code="job.not_found") from error
 
 
-def planned_parent(config: JobConfig) -> Parent:
-    """The run that a config with a run:// path starts from, as the planner needs it. Raises like `parent_on`."""
-    path = config.model.path
+def planned_parent(config: JobConfig, path: str, key: str = "model.path") -> Parent:
+    """The run of a run:// path of a config, as the planner needs it. Raises like `parent_on`."""
     name = path.removeprefix(RUN).rstrip("/")
     target = "local" if config.target == "aws" and kept_here(name) else config.target
     if (path, target) not in _REMEMBERED:
-        _REMEMBERED[path, target] = parent_on(path, target_of(config, target))
+        _REMEMBERED[path, target] = parent_on(path, target_of(config, target), key)
     return _REMEMBERED[path, target]
 
 
@@ -77,49 +82,44 @@ def forget() -> None:
     _REMEMBERED.clear()
 
 
-def _parent(name: str, path: str, place: JobPlace) -> Parent:
+def _parent(name: str, place: JobPlace) -> Parent:
     if place.name == "local" and not kept_here(name):  # no control plane is started to be asked
-        raise _refused(path, _unknown(name, place))
+        raise _Refused(_unknown(name, place))
     ours = stage_of(name)
     if ours and ours[1] != "export":
-        raise _refused(path, f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it")
+        raise _Refused(f"it is a job of stage {ours[1]}; name its run, {RUN}{ours[0]}, or an export job of it")
     run = ours[0] if ours else name
     rows = [row for page in place.rows(run, 1000) for row in page if is_of_run(row["TrainingJobName"], run)]
-    job = _export_job(name, path, place, rows)
+    job = _export_job(name, place, rows)
     base = place.describe(job, impatient(place.name))["OutputDataConfig"]["S3OutputPath"].rstrip("/")
     uri = f"{base}/{job}/output/model/"
     prefix = split_uri(uri)[1]
     files = {item["Key"].removeprefix(prefix) for item in place.listing(uri)}
     if "config.json" not in files:
-        raise _refused(path, _lack(files, uri, run, job))
+        raise _Refused(_lack(files, uri, run, job))
     return Parent(run, job, uri, json.loads(place.read(f"{uri}config.json")))
 
 
-def _refused(path: str, why: str) -> ConfigError:
-    return ConfigError(f"model.path: {path}: {why}", code="model.not_found")
-
-
-def _export_job(name: str, path: str, place: JobPlace, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The export job of a run's jobs, newest first, whose model is meant. Raises `ConfigError` without one, and if
+def _export_job(name: str, place: JobPlace, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The export job of a run's jobs, newest first, whose model is meant. Raises `_Refused` without one, and if
     the run was trained again since."""
     exports = [row for row in rows if _stage(row) == "export"]
     if stage_of(name):
         done = next((row for row in exports if row["TrainingJobName"] == name), None)
         if done is None:
-            raise _refused(path, _unknown(name, place))
+            raise _Refused(_unknown(name, place))
         if done["TrainingJobStatus"] != "Completed":
-            raise _refused(path, _unfinished(done, place))
+            raise _Refused(_unfinished(done, place))
         return name
     if not rows:
-        raise _refused(path, _unknown(name, place))
+        raise _Refused(_unknown(name, place))
     done = next((row for row in exports if row["TrainingJobStatus"] == "Completed"), None)
     if done is None:
-        raise _refused(path, _unfinished(rows[0], place))
+        raise _Refused(_unfinished(rows[0], place))
     since = next((row for row in rows if _stage(row) == "train" and row["CreationTime"] > done["CreationTime"]), None)
     if since is not None:
         job = done["TrainingJobName"]
-        raise _refused(
-            path,
+        raise _Refused(
             f"the run was trained again by {since['TrainingJobName']} after {job} had exported it, and that training "
             f"is not exported; `smtrain run` its config, or name the earlier export, {RUN}{job}",
         )

@@ -148,7 +148,7 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
                     "language": _placed(config.data.language, "model", place),
                 }
             ),
-            "train": _placed_train(config, place),
+            "train": _placed_train(config, target, place),
             "evaluate": config.evaluate.model_copy(update={"data": place(config.evaluate.data, "tasks")}),
             "compute": config.compute.model_copy(update={"role": role, "region": region}),
             "output": config.output.model_copy(update={"s3_uri": base}),
@@ -162,14 +162,17 @@ def _placed(section: Any, key: str, place: Callable[[str | None, str], str | Non
     return section and section.model_copy(update={key: place(getattr(section, key), "text")})
 
 
-def _placed_train(config: JobConfig, place: Callable[[str | None, str], str | None]) -> Train:
+def _placed_train(config: JobConfig, target: JobPlace, place: Callable[[str | None, str], str | None]) -> Train:
     """The section `train` with the held-out text and the reference of dpo under URIs."""
     train = config.train
     if train.validation is not None and train.validation.path is not None:
         placed = train.validation.model_copy(update={"path": place(train.validation.path, "text")})
         train = train.model_copy(update={"validation": placed})
     if train.dpo is not None and train.dpo.folder is not None:
-        reference = train.dpo.model_copy(update={"reference": place(train.dpo.folder, "weights")})
+        path = train.dpo.folder
+        if path.startswith(RUN):
+            path = parent_on(path, target, "train.dpo.reference").uri
+        reference = train.dpo.model_copy(update={"reference": place(path, "weights")})
         train = train.model_copy(update={"dpo": reference})
     return train
 

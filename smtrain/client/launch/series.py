@@ -7,9 +7,9 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from smtrain.client.backends.choose import target_of
 from smtrain.client.launch.run import Run
 from smtrain.client.launch.stages import Chain
 from smtrain.client.planner.plan import plan
-from smtrain.client.planner.resolve import earlier_of, load_config, run_named, with_model
+from smtrain.client.planner.resolve import earlier_of, load_config, runs_in, with_models
 from smtrain.client.planner.result import Plan
 from smtrain.client.planner.this_machine import is_here, plan_here
 from smtrain.core.config import JobConfig
@@ -38,13 +38,20 @@ class Link:
     """The config's file, or its place in the list."""
     config: JobConfig
     """The config; if it starts from an earlier one of the series, with the model that one starts from."""
-    parent: str | None = None
-    """The run of the series that it starts from."""
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """The runs of the series whose models it reads, by key."""
 
     @property
     def start(self) -> str:
         """`model.path` as it was given."""
-        return f"{RUN}{self.parent}" if self.parent else self.config.model.path
+        parent = self.parents.get("model.path")
+        return f"{RUN}{parent}" if parent else self.config.model.path
+
+    def reading(self, models: Mapping[str, str | None]) -> JobConfig:
+        """The config with the models of earlier runs, by their names; without those that have none yet."""
+        named = {key: models.get(parent) for key, parent in self.parents.items()}
+        paths = {key: path for key, path in named.items() if path}
+        return with_models(self.config, paths) if paths else self.config
 
 
 def load_series(
@@ -62,50 +69,48 @@ def load_series(
     links: list[Link] = []
     for number, (source, config) in enumerate(zip(sources, drafts, strict=True)):
         label = str(source) if isinstance(source, str | Path) else f"config {number + 1}"
-        named = run_named(config) if config else None
-        parent = parents[number]
-        if not parent and any(named == later.name for later in drafts[number + 1 :] if later):
-            faults.append(f"{label}: model.path: {RUN}{named} is a later config of the list; put that one before it")
+        earlier, after = parents[number], {one.name for one in drafts[number + 1 :] if one}
+        named = runs_in(config) if config else {}
+        if late := [(key, run) for key, run in named.items() if key not in earlier and run in after]:
+            key, run = late[0]
+            faults.append(f"{label}: {key}: {RUN}{run} is a later config of the list; put that one before it")
             continue
         if config and any(config.name == one.name for one in drafts[:number] if one):
             faults.append(f"{label}: name: an earlier config of the list is also {config.name}; give each its own name")
             continue
-        settings = [*set_, f"model.path={parent.path}"] if parent else set_
+        settings = [*set_, *(f"{key}={one.path}" for key, one in earlier.items())]
         try:
             loaded = load_config(source, set_=settings, target=target, **sections)
         except ConfigError as error:
             faults += [f"{label}: {fault}" for fault in error.faults]
         else:
-            links.append(Link(label, loaded, parent.config.name if parent else None))
-        if config and parent and (fault := _unfit(parent.config, config)):
-            faults.append(f"{label}: {fault}")
+            links.append(Link(label, loaded, {key: one.config.name for key, one in earlier.items()}))
+        for key, one in earlier.items() if config else ():
+            assert config is not None
+            faults += [f"{label}: {key}: {fault}" for fault in _unfit(one.config, config)]
     if faults:
         raise ConfigError(faults, code="config.combination")
     return links
 
 
-def _unfit(before: JobConfig, config: JobConfig) -> str | None:
-    """Say why a config cannot start from the model that the run before it will export."""
-    path = f"model.path: {RUN}{before.name}"
+def _unfit(before: JobConfig, config: JobConfig) -> Iterator[str]:
+    """Reasons why a config cannot read the model that an earlier run will export."""
+    path = f"{RUN}{before.name}"
     if before.target != config.target:
-        return f"{path} runs on target {before.target}, and this config on {config.target}; give both the same target"
-    if before.train.adapter and not before.export.merge:
-        return f"{path} will export an adapter, and training starts from a whole model; set export.merge: true there"
-    return None
+        yield f"{path} runs on target {before.target}, and this config on {config.target}; give both the same target"
+    elif before.train.adapter and not before.export.merge:
+        yield f"{path} will export an adapter, and training starts from a whole model; set export.merge: true there"
 
 
 def expected(links: Sequence[Link]) -> list[JobConfig]:
     """The configs with the prefixes that the first attempts of earlier runs will export to, for a dry run."""
-    configs: dict[str, JobConfig] = {}
+    configs: list[JobConfig] = []
+    exports: dict[str, str | None] = {}
     for link in links:
-        config = link.config
-        if link.parent is not None:
-            earlier = configs[link.parent]
-            uri = Chain(earlier, target_of(earlier), look=False).output("export")
-            assert uri is not None  # a chain that does not look expects every stage to be done
-            config = with_model(config, uri)
-        configs[config.name] = config
-    return list(configs.values())
+        config = link.reading(exports)
+        exports[config.name] = Chain(config, target_of(config), look=False).output("export")
+        configs.append(config)
+    return configs
 
 
 def overview(links: Sequence[Link]) -> str:
@@ -153,23 +158,21 @@ def run_series(
     """
     if look_first is not None:
         _look(links, look_first, say)
-    done: dict[str, Run] = {}
+    done: list[Run] = []
+    exports: dict[str, str | None] = {}  # by job: the export of this list's run need not be the newest of that name
     for number, link in enumerate(links, 1):
-        config = link.config
-        if link.parent is not None:  # the export of this list's run, which need not be the newest of that name
-            config = with_model(config, f"{RUN}{done[link.parent].job('export').name}")
-        say(f"run {number} of {len(links)}: {config.name} ({link.label})")
+        say(f"run {number} of {len(links)}: {link.config.name} ({link.label})")
         with _said(links, link):
-            done[config.name] = run_one(config)
-    return list(done.values())
+            done.append(run_one(link.reading(exports)))
+        exports[link.config.name] = f"{RUN}{done[-1].job('export').name}"
+    return done
 
 
 def _look(links: Sequence[Link], look_first: Callable[[Chain, Sequence[str], Say], None], say: Say) -> None:
     """Check the stages that are left of every run."""
     exports: dict[str, str | None] = {}
     for link in links:
-        uri = exports.get(link.parent or "")
-        chain = Chain(with_model(link.config, uri) if uri else link.config, target_of(link.config))
+        chain = Chain(link.reading(exports), target_of(link.config))
         exports[link.config.name] = chain.output("export")
         stages = [stage for stage in stages_of(link.config, chain.target.name) if not chain.known(stage)]
         with _said(links, link):

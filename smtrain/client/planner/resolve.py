@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from smtrain.client.planner.this_machine import is_here
 from smtrain.client.planner.workload import described_of, shape_of
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.local_data import local_data_faults
-from smtrain.core.config.checks.weights import shape_faults
+from smtrain.core.config.checks.weights import reference_faults, shape_faults
 from smtrain.core.config.load import Draft, Source, draft, faults_of
 from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError, JobError, reworded
@@ -66,31 +66,30 @@ def load_config(
 
 @dataclass(frozen=True)
 class Earlier:
-    """The config of a list that a later one starts from."""
+    """An earlier config of a list, whose model a later one reads."""
 
     config: JobConfig
     path: str
     """The model that it starts from itself, or the first of those before it: shape and tokenizer are the same."""
 
 
-def earlier_of(drafts: Sequence[JobConfig | None]) -> list[Earlier | None]:
-    """For each config of a list the earlier one that it starts from by `model.path: run://NAME`; None for others."""
-    every: list[Earlier | None] = []
+def earlier_of(drafts: Sequence[JobConfig | None]) -> list[dict[str, Earlier]]:
+    """For each config of a list the earlier ones that it names as run://NAME, by the key that names them."""
+    every: list[dict[str, Earlier]] = []
     by_name: dict[str, Earlier] = {}
     for config in drafts:
-        one = by_name.get(run_named(config) or "") if config else None
-        every.append(one)
+        runs = runs_in(config) if config else {}
+        every.append({key: by_name[run] for key, run in runs.items() if run in by_name})
         if config:
+            one = every[-1].get("model.path")
             by_name[config.name] = Earlier(config, one.path if one else config.model.path)
     return every
 
 
-def run_named(config: JobConfig) -> str | None:
-    """The run that a config starts from, also if it names a job of that run; None if it starts from no run."""
-    if not config.model.path.startswith(RUN):
-        return None
-    name = config.model.path.removeprefix(RUN).rstrip("/")
-    return (stage_of(name) or (name, ""))[0]
+def runs_in(config: JobConfig) -> dict[str, str]:
+    """The runs whose models a config reads, by key, also if it names a job of a run."""
+    names = {key: path.removeprefix(RUN).rstrip("/") for key, path in _run_paths(config).items()}
+    return {key: (stage_of(name) or (name, ""))[0] for key, name in names.items()}
 
 
 def with_tags(config: JobConfig, **tags: str) -> JobConfig:
@@ -98,9 +97,14 @@ def with_tags(config: JobConfig, **tags: str) -> JobConfig:
     return _changed(config, tags={**config.tags, **tags})
 
 
-def with_model(config: JobConfig, path: str) -> JobConfig:
-    """A loaded config with the path of another model of the same shape, as which it counts as loaded too."""
-    return _changed(config, model=config.model.model_copy(update={"path": path}))
+def with_models(config: JobConfig, paths: Mapping[str, str]) -> JobConfig:
+    """A loaded config with other models of the same shape, by key (`runs_in`); it counts as loaded too."""
+    model, train = config.model, config.train
+    if (path := paths.get("model.path")) is not None:
+        model = model.model_copy(update={"path": path})
+    if (path := paths.get("train.dpo.reference")) is not None and train.dpo:
+        train = train.model_copy(update={"dpo": train.dpo.model_copy(update={"reference": path})})
+    return _changed(config, model=model, train=train)
 
 
 def _changed(config: JobConfig, **values: Any) -> JobConfig:
@@ -119,15 +123,15 @@ def _as_loaded(source: Source | None, set_: Sequence[str], sections: dict[str, A
 def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
     faults, config = drafted.faults, drafted.config
     if config is not None:
-        if config.model.path.startswith(RUN):
+        if _run_paths(config):
             from smtrain.client.jobs import parents
 
             parents.forget()
         config, undecided = _settled(drafted, config)
         left_out = drafted.left_out | undecided
         faults += faults_of(config, left_out, shape_alone=shape_alone)
-        if config.model.path.startswith(RUN) and not faults:
-            faults += _of_parent(config)
+        for key, path in _run_paths(config).items() if not faults else ():
+            faults += _of_parent(config, key, path)
         faults += [
             text for keys, text in (*torus_faults(config), *fallback_faults(config)) if not left_out & keys
         ]  # fmt: skip
@@ -140,16 +144,26 @@ def _whole(drafted: Draft, *, shape_alone: bool = False) -> JobConfig:
     return config
 
 
-def _of_parent(config: JobConfig) -> list[str]:
-    """Faults of the run that the config starts from; none if its backend does not answer now."""
+def _run_paths(config: JobConfig) -> dict[str, str]:
+    """The run:// paths of a config by key."""
+    reference = config.train.preference.folder if config.train.preference else None
+    paths = {"model.path": config.model.path, "train.dpo.reference": reference or ""}
+    return {key: path for key, path in paths.items() if path.startswith(RUN)}
+
+
+def _of_parent(config: JobConfig, key: str, path: str) -> list[str]:
+    """Faults of a run whose model the config reads; none if its backend does not answer now."""
     from smtrain.client.jobs.parents import planned_parent
 
     try:
-        parent = planned_parent(config)
+        parent = planned_parent(config, path, key)
     except ConfigError as error:
         return list(error.faults)
     except JobError:  # the request, or a plan that needs the shape, says so
         return []
+    if key != "model.path":
+        described = described_of(config)
+        return [text for _, text in reference_faults(described, parent.described, path)] if described else []
     return [text for _, text in shape_faults(config, parent.described)]
 
 

@@ -96,7 +96,7 @@ def parent_of(config: JobConfig) -> Parent | None:
     from smtrain.client.jobs.parents import planned_parent  # brings the backends, which a plan does not need otherwise
 
     try:
-        return planned_parent(config)
+        return planned_parent(config, config.model.path)
     except JobError as error:
         raise ConfigError(
             f"{error}; or give --model a folder that holds its config.json", code="model.not_found"

@@ -112,7 +112,7 @@ class DpoSection(Section):
     falling."""
     reference: str = Field("start", min_length=1)
     """The model whose log-probabilities count as 0 reward: `start` is the model that this run starts from, `none` no
-    model, else a Hugging Face folder of the same shape, local or s3://."""
+    model, else a Hugging Face folder of the same shape: local, s3:// or run://NAME."""
     packing: bool = True
     """Put several pairs into a row of seq_len tokens; `false`: one pair a row, so that global_batch_size counts
     pairs."""

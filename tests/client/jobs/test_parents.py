@@ -123,6 +123,26 @@ def test_a_shape_that_does_not_fit_is_a_fault(child: dict[str, Any]) -> None:
     assert "beyond the model's 16 positions" in refusal(child, "run://odd")
 
 
+def test_the_reference_of_dpo_may_be_a_run_too(child: dict[str, Any]) -> None:
+    uri = exported("told")
+
+    def learning(path: str) -> dict[str, Any]:
+        return {**child, "train": {**child["train"], "objective": "dpo", "dpo": {"reference": path}}}
+
+    train = Chain(smtrain.load_config(learning("run://told")), Target("local")).config.train
+    assert train.dpo is not None
+    assert train.dpo.reference == uri
+    exported("wider", vocab_size=1024)
+    for path, why in {
+        "run://nowhere": "there is no such run on this machine",
+        "run://wider": "is another kind of model than model.path (vocab_size 1024 and 512)",
+        "run://a/b": "must look like run://NAME",
+    }.items():
+        with pytest.raises(smtrain.ConfigError, match=r"^train\.dpo\.reference: run://") as caught:
+            smtrain.load_config(learning(path))
+        assert why in str(caught.value)
+
+
 def test_a_run_of_another_target_is_named_with_the_way_to_copy_it(
     child: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

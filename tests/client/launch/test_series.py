@@ -14,7 +14,7 @@ import smtrain
 from smtrain.client.backends.sagemaker.target import Target
 from smtrain.client.launch.series import expected, load_series, overview, run_series
 from smtrain.client.launch.stages import Chain
-from smtrain.client.planner.resolve import with_model
+from smtrain.client.planner.resolve import with_models
 from smtrain.stages import stages_of
 from testing.plane import plane
 from tests.client.jobs.test_parents import exported
@@ -53,6 +53,10 @@ def test_all_are_planned_and_expected_before_the_first_has_run(chain: list[dict[
     assert len(costs) == 4
     *each, total = (float(line.rpartition("$")[2].replace(",", "")) for line in costs)
     assert total == pytest.approx(sum(each), abs=0.02)
+    learning = {**chain[2], "train": {**chain[2]["train"], "objective": "dpo", "dpo": {"reference": "run://two"}}}
+    reading = expected(load_series([*chain[:2], learning]))[2]
+    assert reading.train.dpo is not None
+    assert reading.train.dpo.reference == reading.model.path
     files = []
     for config in chain:
         files.append(tmp_path / f"{config['name']}.yaml")
@@ -97,7 +101,7 @@ def test_a_series_that_is_done_is_skipped_and_each_starts_from_the_run_of_the_li
     chain[1]["model"] = {"path": "run://done-one"}
     path = ""
     for link in load_series(chain):
-        config = with_model(link.config, path) if path else link.config
+        config = with_models(link.config, {"model.path": path}) if path else link.config
         names = {stage: Chain(config, target, look=False).base_name(stage) for stage in stages_of(config, "local")}
         for stage, name in names.items():
             if stage != "export":

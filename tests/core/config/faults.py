@@ -691,6 +691,19 @@ DATA = (
     ),
     case(
         "local",
+        both({**DPO, "train.dpo.reference": "@/other"}, write("other/config.json", {**LLAMA, "vocab_size": 1024})),
+        "is another kind of model than model.path (vocab_size 1024 and 512)",
+        ("name the model that this run starts from", {"train.dpo.reference": "@/model"}),
+        "set train.dpo.reference: start",
+    ),
+    case(
+        "local",
+        both({**DPO, "train.dpo.reference": "@/other"}, write("other/a.txt", "")),
+        "holds no config.json",
+        ("give a Hugging Face model folder", {"train.dpo.reference": "@/model"}),
+    ),
+    case(
+        "local",
         {**DPO, "train.dpo.reference": "hf://org/model"},
         "is not a folder or an s3:// URI",
     ),

@@ -89,16 +89,18 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
         yield from _place_faults(config, "model.weights", config.model.weights)
         yield from broken(WEIGHTS, config)
     if config.train.preference and config.train.preference.folder:
-        yield from _place_faults(config, "train.dpo.reference", config.train.preference.folder)
+        yield from _place_faults(config, "train.dpo.reference", config.train.preference.folder, ("demo://", RUN))
     yield from broken(HUB_RULES, config)
 
 
-def _place_faults(config: JobConfig, key: str, path: str) -> Iterator[Fault]:
-    """Weights of a key that are in no place that can be read."""
-    schemes = readable_schemes(config.target)
-    if hint := None if path.startswith(schemes) else respelled(path, ("s3://",)):
+def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()) -> Iterator[Fault]:
+    """Weights of a key that are in no place that can be read; `more` are further schemes that it takes."""
+    schemes = ("s3://", *more, *readable_schemes(config.target))
+    if hint := None if path.startswith(schemes) else respelled(path, ("s3://", *more)):
         yield {key}, f"{key}: {hint}"
-    elif "://" in path and not path.startswith(("s3://", *schemes)):
+    elif path.startswith(RUN) and not RUN_NAME.fullmatch(path):
+        yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
+    elif "://" in path and not path.startswith(schemes):
         yield {key}, f"{key}: {path} is not a folder or an s3:// URI"
     elif "://" not in path and not Path(path).is_dir():
         remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
@@ -157,6 +159,7 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             yield {"model.path"}, fault if isinstance(fault, Sentence) else f"model.path: {fault}"
             return
         yield from shape_faults(config, described)
+        yield from _local_reference(config, described)
         if not shape_alone:
             yield from _file_faults(config, Path(path), described)
             yield from tokenizer_faults(config, Path(path), described)
@@ -233,6 +236,31 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
     for fault in shape.mesh_faults(config.parallel.tp, config.parallel.pp):
         yield {"model.path", "parallel.tp", "parallel.pp"}, fault
+
+
+def reference_faults(described: Mapping[str, Any], reference: Mapping[str, Any], path: str) -> Iterator[Fault]:
+    """Differences of a dpo reference's config.json from the model's, of which both read the same tokens."""
+    for key in ("vocab_size", "model_type"):
+        ours, theirs = described.get(key), reference.get(key)
+        if ours is not None and theirs is not None and ours != theirs:
+            yield (
+                {"train.dpo.reference", "model.path"},
+                f"train.dpo.reference: {path} is another kind of model than model.path ({key} {theirs} and {ours}); "
+                "name the model that this run starts from, or set train.dpo.reference: start",
+            )
+            return
+
+
+def _local_reference(config: JobConfig, described: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of a reference in a folder of this machine."""
+    path = config.train.preference.folder if config.train.preference else None
+    if path is None or "://" in path or not Path(path).is_dir():
+        return
+    reference, fault = _read_config(Path(path))
+    if fault:
+        yield {"train.dpo.reference"}, f"train.dpo.reference: {fault}"
+    else:
+        yield from reference_faults(described, reference, path)
 
 
 def _file_faults(config: JobConfig, folder: Path, described: Mapping[str, Any]) -> Iterator[Fault]:
