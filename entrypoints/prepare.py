@@ -106,6 +106,7 @@ def stage(config: JobConfig, container: Container) -> None:
         holdout=holdout(config, container),
         max_bad=data.max_bad,
         workers=data.workers,
+        shard_bytes=round(data.shard_size * 1e9),
     )
     if config.train.objective == "dpo":
         raise ConfigError("train.objective: dpo is not trained yet; set pretrain or sft", code="config.combination")

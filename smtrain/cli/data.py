@@ -87,6 +87,7 @@ def prepare(
     decontaminate_column: Annotated[str, typer.Option(help="Field of the test's text, or a template.")] = "text",
     max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
+    shard_size: Annotated[float, typer.Option(help="GB of text per pair of files; more becomes a set.")] = 8.0,
     objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
     overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
@@ -112,6 +113,8 @@ def prepare(
             [f"{option}: got {word!r}; {hint(word, known, values)}" for option, word, known in wrong],
             code="config.wrong_value",
         )
+    if not shard_size > 0:
+        raise ConfigError(f"--shard-size: got {shard_size}; give more than 0", code="config.wrong_value")
     if encoding is not None:
         try:
             codecs.lookup(encoding)
@@ -160,6 +163,7 @@ def prepare(
         holdout=holdout(validation_fraction, validation_path, validation_split),
         max_bad=max_bad,
         workers=workers,
+        shard_bytes=round(shard_size * 1e9),
         overwrite=overwrite,
     )
     made = (prepare_sft if sft else prepare_text)(inputs, Path(output), Path(model), prepare_options)
@@ -193,7 +197,7 @@ def merge(
     from smtrain.worker.data.pack import exchange
 
     folders = [Path(folder_of(name)) for name in datasets]
-    prefixes = [prefix for folder in folders for prefix in exchange.prefixes(folder)]
+    prefixes = [prefix for folder in folders for pairs in exchange.prefixes(folder) for prefix in pairs]
     say(f"{output}: {exchange.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
     for note in filter(None, map(exchange.held_out_note, folders)):
         say(note)

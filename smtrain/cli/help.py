@@ -271,7 +271,7 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
             *("--unicode", "--strip-control", "--min-characters", "--deduplicate", "--near-duplicates", "--filter"),
             *("--pii", "--phone-region"),
         ),
-        "Tokens": ("--model", "--seq-len", "--objective", "--overlong", "--no-eod"),
+        "Tokens": ("--model", "--seq-len", "--objective", "--overlong", "--no-eod", "--shard-size"),
         "Held-out text": ("--validation-fraction", "--validation-path"),
         "Running": ("--workers", "--overwrite"),
     },

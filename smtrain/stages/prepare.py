@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.config import JobConfig
+from smtrain.core.config.data import Data
 from smtrain.core.config.schema import other_inputs, text_channels
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
@@ -32,18 +33,13 @@ class PrepareStage(JobStage):
         for key in ("document_mask", "machines", "spot"):
             del data[key]
         for key in (
-            "encoding",
-            "columns",
-            "filters",
-            "near_duplicates",
-            "pii",
-            "phone_region",
-            "fix_mojibake",
-            "language",
+            "encoding", "columns", "filters", "near_duplicates", "pii", "phone_region", "fix_mojibake", "language",
             "decontaminate",
-        ):
+        ):  # fmt: skip
             if not data[key]:  # a default has no part in a job's name
                 del data[key]
+        if data["shard_size"] == Data.model_fields["shard_size"].default:
+            del data["shard_size"]
         if config.train.validation and config.train.validation.chosen:
             kept["train"]["validation"] = config.train.validation.chosen
         return kept

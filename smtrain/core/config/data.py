@@ -131,6 +131,10 @@ class Data(Section):
     workers: int | None = Field(None, ge=1)
     """Threads that tokenize; default: one per CPU core."""
 
+    shard_size: float = Field(8.0, gt=0)
+    """GB of text as it is stored, per pair of files: more text becomes a set of several pairs, which is one dataset for
+    everything that reads it."""
+
     machines: int = Field(1, ge=1)
     """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
     spot: bool = True

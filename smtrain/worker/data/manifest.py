@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ PREFIX = "tokens"
 MASK = f"{PREFIX}_mask"
 VALIDATION = "validation"
 VALIDATION_MASK = f"{VALIDATION}_mask"
+_SHARD = re.compile(r"(tokens(_mask|_\d+)?|validation(_mask)?)-\d{5,}\.(bin|idx|sums)")
 
 
 def refuse_others(*places: Path) -> None:
@@ -33,7 +36,30 @@ def refuse_others(*places: Path) -> None:
 def files_of(folder: Path) -> list[Path]:
     """All files that a dataset prepared in `folder` may have, manifest first."""
     names = (PREFIX, MASK, VALIDATION, VALIDATION_MASK)
-    return [folder / NAME, *(folder / f"{name}{end}" for name in names for end in (".bin", ".idx", SUFFIX))]
+    shards = [path for path in folder.glob("*-*") if _SHARD.fullmatch(path.name)] if folder.is_dir() else []
+    ends = (".bin", ".idx", SUFFIX)
+    return [folder / NAME, *(folder / f"{name}{end}" for name in names for end in ends), *sorted(shards)]
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """One pair of files of a row of the manifest."""
+
+    prefix: str
+    documents: int
+    tokens: int
+
+    @property
+    def mask(self) -> str:
+        """The prefix of the mask of an sft dataset."""
+        name, dash, number = self.prefix.partition("-")
+        return f"{MASK if name == PREFIX else VALIDATION_MASK}{dash}{number}"
+
+
+def shards_of(row: Mapping[str, Any]) -> list[ShardRow]:
+    """The pairs of a row of `parts` or `validation`, in the order of the text: its `shards`, or the row itself."""
+    rows: list[dict[str, Any]] = row.get("shards") or [dict(row)]
+    return [ShardRow(one["prefix"], one["documents"], one["tokens"]) for one in rows]
 
 
 @dataclass(frozen=True)
@@ -47,7 +73,8 @@ class DatasetManifest:
         sources: A row {name, bytes, documents} per file.
         files: Size and SHA-256 of each written file, by name.
         bad_lines: The first few of the `bad_line_count` bad lines.
-        parts: A row {prefix, documents, tokens, samples} per source, in the order of the config.
+        parts: A row {prefix, documents, tokens, samples} per source, in the order of the config. If a source has
+            several pairs of files, `shards` lists {prefix, documents, tokens} of each in the order of the text.
         dropped: The number of documents left out on purpose, by reason.
         objective: If sft, MASK holds the same documents in uint8, 1 for each token to learn.
         left_out: The files of the sources that were not read, and why.
@@ -91,7 +118,7 @@ class DatasetManifest:
         return {
             name: about
             for name, about in self.files.items()
-            if not name.endswith(SUFFIX) and name.partition(".")[0] not in (VALIDATION, VALIDATION_MASK)
+            if not name.endswith(SUFFIX) and re.split("[-.]", name)[0] not in (VALIDATION, VALIDATION_MASK)
         }
 
     def check_objective(self, folder: Path, objective: str) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.manifest import MASK, NAME, DatasetManifest
+from smtrain.worker.data.manifest import NAME, DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import prefixes
-from smtrain.worker.data.pack.indexed import IndexedDataset
+from smtrain.worker.data.pack.indexed import IndexedDataset, JoinedPairs
 from smtrain.worker.data.pack.packing import Packing
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 
@@ -34,11 +34,11 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
 
     Raises DataError for anything else.
     """
-    parts = [IndexedDataset(prefix) for prefix in prefixes(path, answers=True)]
+    parts = [JoinedPairs(pairs) for pairs in prefixes(path, answers=True)]
     counts = np.zeros(0, np.int64)
     for part in parts:
         if part.dtype.kind == "f":
-            raise DataError(f"{part.bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
+            raise DataError(f"{part.pairs[0].bin_path} holds {part.dtype} and not token ids; name a dataset of tokens.")
         for tokens_ in part.chunks():
             more = np.bincount(tokens_, minlength=len(counts))
             more[: len(counts)] += counts
@@ -60,17 +60,22 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         manifest = DatasetManifest.load(path)
         kept = ("seq_len", "samples", "eos_id", "append_eod", "tokenized_by", "bad_line_count", "dropped", "parts")
         facts |= {key: getattr(manifest, key) for key in kept}
+        facts["parts"] = [{key: value for key, value in part.items() if key != "shards"} for part in manifest.parts]
         facts["not_read"] = manifest.unread
         if manifest.validation:
             facts["held_out_documents"] = manifest.validation["documents"]
             facts["held_out_tokens"] = manifest.validation["tokens"]
         if manifest.objective == "sft":
-            facts |= _packed(path, parts[0], manifest.seq_len)
+            masks = [path / shard.mask for shard in shards_of(manifest.parts[0])]
+            facts |= _packed(masks, parts[0], manifest.seq_len)
+        shards = sum(len(part.pairs) for part in parts)
+        facts |= {"shards": shards} if shards > len(parts) else {}
     decoder = load_tokenizer(tokenizer) if tokenizer else None
     most = np.argsort(-counts, kind="stable")[:_TOP]
     top = [(int(i), decoder.decode([int(i)], skip_special_tokens=False) if decoder else None, counts[i] / tokens)
            for i in most if counts[i]]  # fmt: skip
-    sample = decoder.decode(parts[0].tokens[:120].tolist(), skip_special_tokens=False) if decoder else None
+    beginning = parts[0].read(0, min(120, parts[0].total)).tolist()
+    sample = decoder.decode(beginning, skip_special_tokens=False) if decoder else None
     return DatasetSummary(facts, counts, top, sample)
 
 
@@ -105,11 +110,11 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
+def _packed(masks: list[Path], data: JoinedPairs, seq_len: int) -> dict[str, Any]:
     """Rows of an epoch of instruction data, how full they are, and the number of tokens that are learned."""
     sizes = data.lengths - 1  # the last token of a sample is predicted only
     rows = Packing(0, sizes, seq_len).rows(0)
-    learned = int(IndexedDataset(path / MASK).tokens.sum(dtype=np.int64))
+    learned = sum(int(IndexedDataset(mask).tokens.sum(dtype=np.int64)) for mask in masks)
     return {
         "rows_an_epoch": rows,
         "rows_filled": round(int(sizes.sum(dtype=np.int64)) / (rows * seq_len), 4),
@@ -117,7 +122,7 @@ def _packed(path: Path, data: IndexedDataset, seq_len: int) -> dict[str, Any]:
     }
 
 
-def _document_lengths(data: IndexedDataset) -> NDArray[np.int64]:
+def _document_lengths(data: JoinedPairs) -> NDArray[np.int64]:
     ends = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     lengths: NDArray[np.int64] = np.diff(ends[np.asarray(data.document_index)])
     return lengths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
-from smtrain.worker.data.load.loader import check_size
 from smtrain.worker.data.load.order import epoch_order
 from smtrain.worker.data.load.packed import Samples
-from smtrain.worker.data.load.verify_on_read import VerifiedFiles
-from smtrain.worker.data.manifest import VALIDATION, VALIDATION_MASK, DatasetManifest
-from smtrain.worker.data.pack.indexed import read_index
+from smtrain.worker.data.load.verify_on_read import StoredTokens, VerifiedFiles
+from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.packing import Packing
 
 
@@ -45,11 +42,11 @@ class HeldOut:
         self.samples: Samples | None = None
         self._windows: _Windows | None = None
         if manifest.objective == "sft":
-            self.samples = Samples(folder, manifest, VALIDATION, VALIDATION_MASK, row["samples"], row["tokens"])
+            self.samples = Samples(folder, manifest, row)
             self._packing = Packing(0, self.samples.lengths - 1, seq_len)
             self._rows = self._packing.rows(0)
         else:
-            self._windows = _Windows(folder, manifest, row["tokens"], seq_len, document_mask)
+            self._windows = _Windows(folder, manifest, row, seq_len, document_mask)
             self._rows = row["samples"]
             self._order = epoch_order(0, 0, self._rows)
         batches = -(-self._rows // global_batch_size)
@@ -74,17 +71,18 @@ class HeldOut:
 class _Windows:
     """Windows of `seq_len` + 1 tokens, one every `seq_len`; the last one may be shorter."""
 
-    def __init__(self, folder: Path, manifest: DatasetManifest, tokens: int, seq_len: int, document_mask: bool) -> None:
+    def __init__(
+        self, folder: Path, manifest: DatasetManifest, row: dict[str, Any], seq_len: int, document_mask: bool
+    ) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._seq_len, self._tokens = seq_len, tokens
-        path = folder / f"{VALIDATION}.bin"
-        check_size(path, tokens * self._dtype.itemsize)
-        self._checks = VerifiedFiles(folder, [VALIDATION])
+        self._seq_len, self._tokens = seq_len, row["tokens"]
+        stored = StoredTokens.of(shards_of(row), self._dtype.itemsize)
+        stored.check_sizes(folder)
+        self._checks = VerifiedFiles(folder, [stored])
         self._starts: NDArray[np.int64] | None = None
         if document_mask:
-            index = read_index(folder / f"{VALIDATION}.idx", self._checks.sums[0])
-            self._starts = index.document_starts()
-        self._file = os.open(path, os.O_RDONLY)
+            self._starts = self._checks.index(0).document_starts()
+        self._files = self._checks.open()[0]
 
     def rows(self, windows: list[int | None]) -> tuple[torch.Tensor, ...]:
         shape, size = (len(windows), self._seq_len), self._dtype.itemsize
@@ -95,7 +93,7 @@ class _Windows:
                 continue
             start = window * self._seq_len
             length = min(self._seq_len + 1, self._tokens - start)
-            raw = self._checks.read(0, self._file, start * size, length * size)
+            raw = self._checks.read(0, self._files, start * size, length * size)
             tokens: Any = np.frombuffer(raw, self._dtype).astype(np.int64)
             ids[row, : length - 1], labels[row, : length - 1] = tokens[:-1], tokens[1:]
             if self._starts is not None:
@@ -107,4 +105,4 @@ class _Windows:
         return batch if self._starts is None else (*batch, torch.from_numpy(segments))
 
     def close(self) -> None:
-        os.close(self._file)
+        self._files.close()

@@ -23,8 +23,8 @@ import torch
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.load.order import Order
-from smtrain.worker.data.load.verify_on_read import VerifiedFiles
-from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.data.load.verify_on_read import OpenFiles, StoredTokens, VerifiedFiles
+from smtrain.worker.data.manifest import DatasetManifest, shards_of
 
 AHEAD = 4
 """Batches read ahead."""
@@ -70,12 +70,13 @@ class TokenLoader:
                 f"data.sources has {len(weights)} weights and {folder} {len(parts)} parts; give one for each."
             )
         self._order = Order(seed, [part["samples"] for part in parts], weights)
-        self._paths = [folder / f"{part['prefix']}.bin" for part in parts]
-        for path, part in zip(self._paths, parts, strict=True):
-            check_size(path, part["tokens"] * self._dtype.itemsize)
-        self._checks = VerifiedFiles(folder, [part["prefix"] for part in parts])
+        size = self._dtype.itemsize
+        stored = [StoredTokens.of(shards_of(part), size) for part in parts]
+        for part in stored:
+            part.check_sizes(folder)
+        self._checks = VerifiedFiles(folder, stored)
         # opened before anything is read: an open drops the pages that the kernel keeps of a FUSE file
-        self._free = [_DatasetFiles(self._paths) for _ in range(READERS)]
+        self._free = self._checks.open(READERS)
         self._closing = threading.Event()
         self._warmer = threading.Thread(target=self._warm, name="warm", daemon=True)
         if on_fuse(folder) and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -116,7 +117,7 @@ class TokenLoader:
     def _warm(self) -> None:
         """Read everything once, in order, up to half of the free memory."""
         left = free_memory() // 2
-        for path in self._paths:
+        for path in self._checks.paths:
             with path.open("rb", buffering=0) as file:
                 while left > 0 and not self._closing.is_set():
                     try:
@@ -134,30 +135,13 @@ class TokenLoader:
         finally:
             self._free.append(files)
 
-    def _windows(self, files: _DatasetFiles, samples: list[tuple[int, int]]) -> torch.Tensor:
+    def _windows(self, files: OpenFiles, samples: list[tuple[int, int]]) -> torch.Tensor:
         windows = np.empty((len(samples), self.seq_len + 1), np.int64)
         length = (self.seq_len + 1) * self._dtype.itemsize
         for row, (part, sample) in enumerate(samples):
-            raw = self._checks.read(part, files[part], sample * self.seq_len * self._dtype.itemsize, length)
+            raw = self._checks.read(part, files, sample * self.seq_len * self._dtype.itemsize, length)
             windows[row] = np.frombuffer(raw, self._dtype)
         return torch.from_numpy(windows)
-
-
-class _DatasetFiles:
-    """Each part's file, open for one thread.
-
-    Plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error.
-    """
-
-    def __init__(self, paths: list[Path]) -> None:
-        self._open = [os.open(path, os.O_RDONLY) for path in paths]
-
-    def __getitem__(self, part: int) -> int:
-        return self._open[part]
-
-    def close(self) -> None:
-        for file in self._open:
-            os.close(file)
 
 
 def on_fuse(path: Path) -> bool:
@@ -179,17 +163,6 @@ def free_memory() -> int:
         return 0
     available = [line.split()[1] for line in about.splitlines() if line.startswith("MemAvailable")]
     return int(available[0]) * 1024 if available else 0
-
-
-def check_size(path: Path, wanted: int) -> None:
-    """Refuse a file that cannot be read or has another number of bytes. Raises DataError."""
-    try:
-        size = path.stat().st_size
-        path.open("rb").close()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
-    if size != wanted:
-        raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")
 
 
 def check_fits(manifest: DatasetManifest, folder: Path, seq_len: int, vocab_size: int) -> None:

@@ -6,7 +6,6 @@ and positions, whose last token predicts nothing.
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,10 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.checksums import sums_of_pair
-from smtrain.worker.data.load.loader import TokenLoader, check_fits, check_size
-from smtrain.worker.data.load.verify_on_read import VerifiedFiles
-from smtrain.worker.data.manifest import MASK, PREFIX, DatasetManifest
-from smtrain.worker.data.pack.indexed import read_index
+from smtrain.worker.data.load.loader import TokenLoader, check_fits
+from smtrain.worker.data.load.verify_on_read import StoredTokens, VerifiedFiles
+from smtrain.worker.data.manifest import DatasetManifest, shards_of
+from smtrain.worker.data.pack.indexed import joined_index, read_index
 from smtrain.worker.data.pack.packing import Packing
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -47,7 +46,7 @@ class PackedLoader:
         self.waited = 0.0
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self._samples = Samples(folder, self.manifest, PREFIX, MASK, self.manifest.samples, self.manifest.tokens)
+        self._samples = Samples(folder, self.manifest, self.manifest.parts[0])
         self._packing = Packing(seed, self._samples.lengths - 1, seq_len)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._ahead: tuple[int, Future[Batch]] | None = None
@@ -77,26 +76,23 @@ class PackedLoader:
 
 
 class Samples:
-    """The samples of two pairs of files, tokens and the mask of tokens to learn, that `prepare_sft` wrote.
+    """The samples of a row of the manifest that `prepare_sft` wrote: tokens, and the mask of tokens to learn.
 
     `lengths` are their numbers of tokens. Raises DataError if the files do not match the manifest.
     """
 
-    def __init__(
-        self, folder: Path, manifest: DatasetManifest, prefix: str, mask: str, count: int, tokens: int
-    ) -> None:
+    def __init__(self, folder: Path, manifest: DatasetManifest, row: dict[str, Any]) -> None:
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._padding = manifest.eos_id or 0
-        self.checks = VerifiedFiles(folder, [prefix, mask])
-        index = read_index(folder / f"{prefix}.idx", self.checks.sums[0])
+        stored = [StoredTokens.of(shards_of(row), self._dtype.itemsize, mask=mask) for mask in (False, True)]
+        self.checks = VerifiedFiles(folder, stored)
+        index = self.checks.index(0)
         self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
-        if len(self.lengths) != count or (self.lengths < 2).any():
+        if len(self.lengths) != row["samples"] or (self.lengths < 2).any():
             raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
-        paths = [folder / f"{prefix}.bin", folder / f"{mask}.bin"]
-        check_size(paths[0], tokens * self._dtype.itemsize)
-        check_size(paths[1], tokens)
-        # plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error
-        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+        for part in stored:
+            part.check_sizes(folder)
+        self._files = self.checks.open()[0]
 
     def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
         """Rows of these samples, one after another, as `PackedLoader.batch` gives them."""
@@ -123,11 +119,10 @@ class Samples:
         return tokens, self._array(1, start, length, np.dtype("u1"))
 
     def close(self) -> None:
-        for file in self._files:
-            os.close(file)
+        self._files.close()
 
     def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
-        raw = self.checks.read(file, self._files[file], start * dtype.itemsize, length * dtype.itemsize)
+        raw = self.checks.read(file, self._files, start * dtype.itemsize, length * dtype.itemsize)
         return np.frombuffer(raw, dtype)
 
 
@@ -138,8 +133,9 @@ class WithinDocuments:
         self._loader = loader
         self._starts = []
         for part in loader.manifest.parts:
-            index = read_index(folder / f"{part['prefix']}.idx", sums_of_pair(folder / part["prefix"]))
-            self._starts.append(index.document_starts())
+            paths = [folder / shard.prefix for shard in shards_of(part)]
+            indexes = [read_index(path.with_name(f"{path.name}.idx"), sums_of_pair(path)) for path in paths]
+            self._starts.append(joined_index(indexes).document_starts())
 
     @property
     def waited(self) -> float:

@@ -3,37 +3,93 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Blocks, read_sums
+from smtrain.worker.data.manifest import ShardRow
+from smtrain.worker.data.pack.indexed import Index, joined_index, read_index
+
+_MOST_OPEN = 256
+"""Files that several threads open each for itself; of more, all threads share one opening."""
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """The pairs of files of one dataset, to be read end to end, and the number of bytes of each .bin."""
+
+    prefixes: tuple[str, ...]
+    bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shards: Sequence[ShardRow], itemsize: int, *, mask: bool = False) -> StoredTokens:
+        """The tokens of the manifest's shards, or their masks (a byte per token)."""
+        sizes = tuple(shard.tokens * (1 if mask else itemsize) for shard in shards)
+        return cls(tuple(shard.mask if mask else shard.prefix for shard in shards), sizes)
+
+    def check_sizes(self, folder: Path) -> None:
+        """Refuse files that cannot be read or have other sizes. Raises DataError."""
+        for prefix, size in zip(self.prefixes, self.bytes, strict=True):
+            check_size(folder / f"{prefix}.bin", size)
 
 
 class VerifiedFiles:
-    """The .bin files of the pairs `prefixes` in a prepared folder, for the threads of one process.
+    """The .bin files of `datasets` in a prepared folder, for the threads of one process.
 
-    `sums` are the checksums of each pair. Raises DataError if they are missing or damaged.
+    Raises DataError if checksums are missing or damaged.
     """
 
-    def __init__(self, folder: Path, prefixes: Sequence[str]) -> None:
-        self.paths = [folder / f"{prefix}.bin" for prefix in prefixes]
-        self.sums = [read_sums(folder / f"{prefix}{SUFFIX}") for prefix in prefixes]
+    def __init__(self, folder: Path, datasets: Sequence[StoredTokens]) -> None:
+        self.paths: list[Path] = []
+        self._first: list[int] = []  # number of each dataset's first file
+        self._ends: list[list[int]] = []  # of each dataset's files, in bytes
+        for dataset in datasets:
+            self._first.append(len(self.paths))
+            self._ends.append(np.cumsum(dataset.bytes, dtype=np.int64).tolist())
+            self.paths += [folder / f"{prefix}.bin" for prefix in dataset.prefixes]
+        self._sums = [read_sums(path.with_name(f"{path.stem}{SUFFIX}")) for path in self.paths]
         self._blocks = [
             Blocks(path, path.stat().st_size, sums.block, sums.tokens)
-            for path, sums in zip(self.paths, self.sums, strict=True)
+            for path, sums in zip(self.paths, self._sums, strict=True)
         ]
 
-    def read(self, number: int, handle: int, start: int, length: int) -> bytes:
-        """`length` bytes from `start` of file `number`, by its open `handle`.
+    def open(self, times: int = 1) -> list[OpenFiles]:
+        """The files, opened up to `times` times: a FastFile channel answers one read of an open file at a time."""
+        sets = [OpenFiles(self.paths) for _ in range(times if times * len(self.paths) <= _MOST_OPEN else 1)]
+        return [sets[i % len(sets)] for i in range(times)]
+
+    def index(self, number: int) -> Index:
+        """The index of dataset `number`. Raises DataError if it is damaged."""
+        files = range(self._first[number], self._first[number] + len(self._ends[number]))
+        return joined_index([read_index(self.paths[at].with_suffix(".idx"), self._sums[at]) for at in files])
+
+    def read(self, number: int, files: OpenFiles, start: int, length: int) -> bytes:
+        """`length` bytes from byte `start` of dataset `number`.
 
         Raises DataError if they cannot be read or are damaged.
         """
-        path, blocks = self.paths[number], self._blocks[number]
+        ends, parts = self._ends[number], []
+        at = int(np.searchsorted(ends, start, "right")) if len(ends) > 1 else 0
+        while True:
+            begin = ends[at - 1] if at else 0
+            size = min(start + length, ends[at]) - start if at + 1 < len(ends) else length
+            parts.append(self._read(self._first[number] + at, files, start - begin, size))
+            start, length, at = start + size, length - size, at + 1
+            if not length:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read(self, file: int, files: OpenFiles, start: int, length: int) -> bytes:
+        path, blocks = self.paths[file], self._blocks[file]
         whole = blocks.around(start, length)
         begin, wanted = whole or (start, length)
         try:
-            raw = os.pread(handle, wanted, begin)
+            raw = os.pread(files[file], wanted, begin)
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); check the channel.") from error
         if len(raw) != wanted:
@@ -42,3 +98,36 @@ class VerifiedFiles:
             return raw
         blocks.check(begin, raw)
         return raw[start - begin : start - begin + length]
+
+
+class OpenFiles:
+    """Files open for reading.
+
+    Plain reads, not a mapping: over FastFile a failed page is SIGBUS, but a failed read is an error.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * len(paths) + 1024)), hard))
+        self._open = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def __getitem__(self, number: int) -> int:
+        return self._open[number]
+
+    def close(self) -> None:
+        """Close them; again does nothing."""
+        for file in self._open:
+            os.close(file)
+        self._open = []
+
+
+def check_size(path: Path, wanted: int) -> None:
+    """Refuse a file that cannot be read or has another number of bytes. Raises DataError."""
+    try:
+        size = path.stat().st_size
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); prepare the data again.") from error
+    if size != wanted:
+        raise DataError(f"{path} has {size} bytes and its manifest says {wanted}; prepare the data again.")

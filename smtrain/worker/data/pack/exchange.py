@@ -7,6 +7,7 @@ A block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, fingerprint, fingerprints
-from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
-from smtrain.worker.data.pack.indexed import IndexedDataset, write_index
+from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others, shards_of
+from smtrain.worker.data.pack.indexed import JoinedPairs, write_index
 from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile, find_files
@@ -34,8 +35,10 @@ _FILE_BYTES = 500_000_000
 _COLUMNS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "labels": pa.int64()}
 
 
-def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
+def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
     """The indexed datasets at a path: those of a prepared folder, or the one with this prefix.
+
+    Each is a list of pairs of files to be read end to end, more than one for the shards `PREFIX-00000`... of a set.
 
     Raises DataError for prepared instruction data, unless the caller handles the mask of `answers`.
     """
@@ -46,8 +49,14 @@ def prefixes(path: Path, *, answers: bool = False) -> list[Path]:
                 f"{path} holds instruction data, whose answers are marked in files of their own, which would be lost; "
                 "change the records and prepare them again."
             )
-        return [path / part["prefix"] for part in manifest.parts]
-    return [path.with_suffix("") if path.suffix in (".bin", ".idx") else path]
+        return [[path / shard.prefix for shard in shards_of(part)] for part in manifest.parts]
+    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    if prefix.with_name(f"{prefix.name}.idx").is_file():
+        return [[prefix]]
+    number = re.compile(re.escape(prefix.name) + r"-(\d{5,})\.idx")
+    there = [(number.fullmatch(file.name), file) for file in prefix.parent.glob("*-*.idx")]
+    shards = sorted((int(match[1]), file.with_suffix("")) for match, file in there if match)
+    return [[shard for _, shard in shards] or [prefix]]
 
 
 def held_out_note(path: Path) -> str:
@@ -67,8 +76,8 @@ def export_blocks(source: Path, output: Path, seq_len: int) -> int:
         raise DataError(f"{output} is there already; give a new folder.")
     if seq_len < 1:
         raise DataError(f"seq_len is {seq_len}; give at least 1.")
-    parts = [IndexedDataset(prefix) for prefix in prefixes(source)]
-    counts = [len(part.tokens) // seq_len for part in parts]
+    parts = [JoinedPairs(pairs) for pairs in prefixes(source)]
+    counts = [part.total // seq_len for part in parts]
     if not sum(counts):
         raise DataError(f"{source} holds fewer than {seq_len} tokens; lower --seq-len.")
     partial = output.with_name(f".{output.name}.partial")
@@ -148,16 +157,21 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
     """Write under other names, then rename; the manifest, which makes it a dataset, comes last."""
     bin_path, idx_path = (partial.with_name(partial.name + end) for end in (".bin", ".idx"))
     left_out: list[str] = []
-    prefix = prefixes(source)[0] if not source.is_dir() else source
-    if prefix.with_name(prefix.name + ".idx").is_file():
-        pair = IndexedDataset(prefix)
+    pairs = prefixes(source)[0] if not source.is_dir() else [source]
+    if pairs[0].with_name(pairs[0].name + ".idx").is_file():
+        pair = JoinedPairs(pairs)
         with bin_path.open("wb") as out:
-            for tokens in pair.chunks():
-                _check_ids(pair.bin_path, tokens, facts)
-                out.write(np.ascontiguousarray(tokens, facts.dtype).data)
+            for one in pair.pairs:
+                for tokens in one.chunks():
+                    _check_ids(one.bin_path, tokens, facts)
+                    out.write(np.ascontiguousarray(tokens, facts.dtype).data)
         lengths, documents = np.asarray(pair.lengths), np.asarray(pair.document_index)
         unread = UnreadText({} if pair.modes is None else {MODES: len(pair)})
-        rows = [{"name": prefix.name, "bytes": bin_path.stat().st_size, "documents": len(documents) - 1}]
+        rows = [
+            {"name": one.bin_path.stem, "bytes": len(one.tokens) * facts.dtype.itemsize,
+             "documents": len(one.document_index) - 1}
+            for one in pair.pairs
+        ]  # fmt: skip
     else:
         listed = find_files(source, say=left_out.append)
         files = [file for file in listed if file.kind in ("arrow", "parquet")]
@@ -166,17 +180,19 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         rows = [{"name": file.name, "bytes": file.bytes, "documents": 0} for file in files]
     write_index(idx_path, facts.dtype, lengths, documents, None)
-    data = IndexedDataset(partial)
-    total = len(data.tokens)
+    data = JoinedPairs([partial])
+    total = data.total
     if total < seq_len + 1:
         raise DataError(f"{source} gives {total} tokens, and one sample needs seq_len + 1 = {seq_len + 1}.")
-    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][np.diff(data.document_index) > 0] - 1] - 1
+    stored = np.diff(data.document_index) > 0
+    ends = np.cumsum(data.lengths, dtype=np.int64)[data.document_index[1:][stored] - 1] - 1
+    last = data.pairs[0].tokens[ends]
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
         old.unlink(missing_ok=True)
     for path, end in ((bin_path, ".bin"), (idx_path, ".idx")):
         path.replace(output / f"{PREFIX}{end}")
     manifest = DatasetManifest(
-        **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((data.tokens[ends] == facts.eos_id).all()),
+        **facts.in_manifest(), append_eod=facts.eos_id is not None and bool((last == facts.eos_id).all()),
         seq_len=seq_len, documents=len(documents) - 1, tokens=total,
         samples=(total - 1) // seq_len, text_column="", sources=rows,
         files=fingerprints(output / PREFIX),
@@ -234,34 +250,22 @@ def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) ->
     Raises DataError if their token types differ, only some have modes or, without `overwrite`, the target exists.
     """
     _refuse_target(target, overwrite)
-    parts = [IndexedDataset(prefix) for prefix in prefixes]
-    kinds = {part.dtype.name for part in parts}
-    if len(kinds) > 1:
-        raise DataError(f"the datasets hold {' and '.join(sorted(kinds))}; prepare them with one tokenizer.")
-    if len({part.modes is None for part in parts}) > 1:
-        raise DataError("some of the datasets are multimodal and some are not; merge only those of a kind.")
-    lengths = np.concatenate([part.lengths for part in parts])
-    ends, before = [np.zeros(1, np.int64)], 0
-    for part in parts:
-        ends.append(part.document_index[1:] + before)
-        before += len(part)
-    modes = np.concatenate([part.modes for part in parts]) if parts[0].modes is not None else None
-    partial = _partial(target, ".bin")
-    with partial.open("wb") as out:
-        for part in parts:
-            for chunk in part.chunks():
-                out.write(chunk.data)
-    documents = np.concatenate(ends)
-    write_index(_partial(target, ".idx"), parts[0].dtype, lengths, documents, modes)
+    data = JoinedPairs(prefixes)
+    with _partial(target, ".bin").open("wb") as out:
+        for chunk in data.chunks():
+            out.write(chunk.data)
+    write_index(_partial(target, ".idx"), data.dtype, data.lengths, data.document_index, data.modes)
     _finish(target)
-    return len(documents) - 1
+    return len(data.document_index) - 1
 
 
-def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: bool = False) -> list[Path]:
-    """Cut a dataset between documents into `TARGET_0`, `TARGET_1`..., each with its share of the tokens, in order.
+def split(
+    dataset: Path | Sequence[Path], target: Path, shares: Sequence[float], *, overwrite: bool = False
+) -> list[Path]:
+    """Cut a dataset, one or several pairs, between documents into `TARGET_0`, `TARGET_1`..., in order.
 
-    Returns their prefixes. Raises DataError for shares that are not positive, if a part would have no document or,
-    without `overwrite`, if a target exists.
+    Each part has its share of the tokens. Returns their prefixes. Raises DataError for shares that are not positive, if
+    a part would have no document or, without `overwrite`, if a target exists.
     """
     if len(shares) < 2 or not all(0 < share < inf for share in shares):
         raise DataError(f"the shares {list(shares)} must be two or more positive numbers, as 0.98 0.01 0.01.")
@@ -269,14 +273,15 @@ def split(prefix: Path, target: Path, shares: Sequence[float], *, overwrite: boo
         raise DataError(f"{target} is a folder; give the PREFIX of the files to write.")
     for number in range(len(shares)):
         _refuse_target(target.with_name(f"{target.name}_{number}"), overwrite)
-    data = IndexedDataset(prefix)
+    pairs = [dataset] if isinstance(dataset, Path) else dataset
+    data = JoinedPairs(pairs)
     documents = np.asarray(data.document_index)
     tokens = np.concatenate([[0], np.cumsum(data.lengths, dtype=np.int64)])
     ends_in_tokens = tokens[documents]
     wanted = np.cumsum(shares)[:-1] / sum(shares) * tokens[-1]
     cuts = [0, *np.searchsorted(ends_in_tokens, wanted).tolist(), len(documents) - 1]
     if min(np.diff(cuts)) < 1:
-        raise DataError(f"{prefix} has {len(documents) - 1} documents, too few for these shares; use fewer parts.")
+        raise DataError(f"{pairs[0]} has {len(documents) - 1} documents, too few for these shares; use fewer parts.")
     written = []
     for number, (first, last) in enumerate(pairwise(cuts)):
         part = target.with_name(f"{target.name}_{number}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -121,6 +121,21 @@ def read_index(idx_path: Path, sums: PairSums | None = None) -> Index:
     return Index(_DTYPES[code], *_columns(raw, count, documents))
 
 
+def joined_index(indexes: Sequence[Index]) -> Index:
+    """The index of several pairs of one type of tokens, read end to end."""
+    if len(indexes) == 1:
+        return indexes[0]
+    offsets, documents = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+    at = sequences = 0
+    for index in indexes:
+        offsets.append(index.offsets + at)
+        documents.append(index.document_index[1:] + sequences)
+        at += int(index.lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+        sequences += len(index.lengths)
+    lengths = np.concatenate([index.lengths for index in indexes])
+    return Index(indexes[0].dtype, lengths, np.concatenate(offsets), np.concatenate(documents))
+
+
 def _columns(raw: NDArray[np.uint8], count: int, documents: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Lengths, offsets and document index of an index's bytes, as views."""
     ends = np.cumsum([_HEADER.size, 4 * count, 8 * count, 8 * documents]).tolist()
@@ -204,6 +219,47 @@ class IndexedDataset:
         """Sequence `number` as a view of the file."""
         start = int(self.offsets[number]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.lengths[number])]
+
+
+class JoinedPairs:
+    """Pairs of files read end to end as one dataset, such as the shards of a set.
+
+    `lengths`, `document_index` and `modes` are as in IndexedDataset; `total` is the number of tokens. Raises DataError
+    if their token types differ or only some have modes.
+    """
+
+    def __init__(self, prefixes: Sequence[Path]) -> None:
+        self.pairs = [IndexedDataset(prefix) for prefix in prefixes]
+        self.dtype = self.pairs[0].dtype
+        kinds = {pair.dtype.name for pair in self.pairs}
+        if len(kinds) > 1:
+            raise DataError(f"the datasets hold {' and '.join(sorted(kinds))}; prepare them with one tokenizer.")
+        if len({pair.modes is None for pair in self.pairs}) > 1:
+            raise DataError("some of the datasets are multimodal and some are not; merge only those of a kind.")
+        index = joined_index([Index(p.dtype, p.lengths, p.offsets, p.document_index) for p in self.pairs])
+        self.lengths, self.document_index = index.lengths, index.document_index
+        modes = [pair.modes for pair in self.pairs if pair.modes is not None]
+        self.modes = np.concatenate(modes) if modes else None
+        self._ends = np.cumsum([len(pair.tokens) for pair in self.pairs])
+        self.total = int(self._ends[-1])
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens `start` to `stop`, checked as IndexedDataset checks them. Raises DataError for a damaged block."""
+        parts = [np.zeros(0, self.dtype)]
+        for pair, end in zip(self.pairs, self._ends.tolist(), strict=True):
+            first = end - len(pair.tokens)
+            if start < end and stop > first:
+                parts.append(pair.read(max(start, first) - first, min(stop, end) - first))
+        return parts[-1] if len(parts) == 2 else np.concatenate(parts)
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[NDArray[Any]]:
+        """Tokens `start` to `stop` (default: all) in checked pieces that fit in memory."""
+        stop = self.total if stop is None else stop
+        for at in range(start, stop, _CHUNK):
+            yield np.ascontiguousarray(self.read(at, min(at + _CHUNK, stop)))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
 
 
 def _map(path: Path, dtype: np.dtype) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from smtrain.worker.data.clean.refiner import keep
 from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
 from smtrain.worker.data.pack.indexed import index_of_documents
 from smtrain.worker.data.prepare.resumable import Appender
+from smtrain.worker.data.prepare.shards import TextShard, held_out_names
 from smtrain.worker.data.read.reading import BadLines
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TallyPart:
-    """The tokens of one source: PREFIX.bin, and one length per document for the index."""
+    """The tokens of one pair of files: PREFIX.bin, and one length per document for the index."""
 
     def __init__(self, folder: Path, prefix: str, dtype: np.dtype) -> None:
         self.folder, self.prefix, self.dtype = folder, prefix, dtype
@@ -59,8 +61,8 @@ class TallyPart:
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         return {f"{self.prefix}{end}": file["bytes"] for end, file in mark["files"].items()}
 
-    def row(self, samples: int) -> dict[str, Any]:
-        return {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens, "samples": samples}
+    def row(self) -> dict[str, Any]:
+        return {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens}
 
     def finish(self) -> dict[str, dict[str, Any]]:
         for file in self._files.values():
@@ -71,36 +73,101 @@ class TallyPart:
         write_sums(self._path(SUFFIX), tokens.sums, index)
         return files | {f"{self.prefix}{SUFFIX}": fingerprint(self._path(SUFFIX))}
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = False) -> None:
         for file in self._files.values():
-            file.close()
+            file.close(flush=flush)
 
     def _path(self, end: str) -> Path:
         return self.folder / f"{self.prefix}{end}"
 
 
+class TallySet:
+    """The tokens of one source, or what is held out: one pair of files, or a shard `PREFIX-NNNNN` for each name."""
+
+    def __init__(self, folder: Path, prefix: str, names: Sequence[str], dtype: np.dtype) -> None:
+        self.prefix, self._names = prefix, names
+        self._shards = [TallyPart(folder, f"{prefix}{name}", dtype) for name in names]
+        self._at = -1
+
+    @property
+    def documents(self) -> int:
+        return sum(shard.documents for shard in self._shards)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self._shards)
+
+    def open(self, name: str) -> None:
+        """Close the shard before, and begin the one of this name."""
+        if self._at >= 0:
+            self._shards[self._at].close(flush=True)
+        self._at = self._names.index(name)
+        self._shards[self._at].begin()
+
+    def add(self, tokens: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> None:
+        self._shards[self._at].add(tokens, lengths)
+
+    def mark(self) -> list[dict[str, Any]]:
+        return [shard.mark() for shard in self._shards[: self._at + 1]]
+
+    def restore(self, marks: list[dict[str, Any]]) -> bool:
+        for number, mark in enumerate(marks):
+            self._at = number
+            if not self._shards[number].restore(mark):
+                return False
+            if number < len(marks) - 1:
+                self._shards[number].close()
+        return True
+
+    def sizes(self, marks: list[dict[str, Any]]) -> dict[str, int]:
+        pairs = zip(self._shards, marks, strict=False)
+        return {name: size for shard, mark in pairs for name, size in shard.sizes(mark).items()}
+
+    def row(self, samples: int) -> dict[str, Any]:
+        """The row of the manifest."""
+        row = {"prefix": self.prefix, "documents": self.documents, "tokens": self.tokens, "samples": samples}
+        shards = [shard.row() for shard in self._written] if len(self._shards) > 1 else None
+        return row if shards is None else {**row, "shards": shards}
+
+    @property
+    def _written(self) -> list[TallyPart]:
+        """The shards that are published: of several, those with documents."""
+        return [shard for shard in self._shards[: self._at + 1] if shard.documents or len(self._shards) == 1]
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        self.close()
+        return {name: file for shard in self._written for name, file in shard.finish().items()}
+
+    def close(self) -> None:
+        for shard in self._shards[: self._at + 1]:
+            shard.close()
+
+
 class TokenTally:
     """The tokens of all pieces, in the order of the text, and their counts.
 
-    If a `holdout` names text of its own, its files are the last of `files`.
+    `shards` are those of all `files`. If a `holdout` names text of its own, its files are the last of `files`.
     """
 
     def __init__(
         self, folder: Path, files: list[list[SourceFile]], dtype: np.dtype, tokenized_by: str, cleaning: Cleaning,
-        holdout: HoldOut | None = None,
+        shards: Sequence[TextShard], holdout: HoldOut | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.files, self.tokenized_by = folder, files, tokenized_by
-        self._holdout = holdout
+        self._holdout, self.shards = holdout, shards
         count = len(files) - (holdout is not None and not holdout.from_sources)
         prefixes = [PREFIX] if count == 1 else [f"{PREFIX}_{i}" for i in range(count)]
-        self.trained = [TallyPart(folder, prefix, dtype) for prefix in prefixes]
-        self.held_out = TallyPart(folder, VALIDATION, dtype) if holdout else None
-        own_text = self.held_out is not None and count < len(files)
+        names = [[shard.name for shard in shards if shard.part == part] for part in range(len(files))]
+        self.trained = [TallySet(folder, prefix, names[part], dtype) for part, prefix in enumerate(prefixes)]
+        own_text = holdout is not None and count < len(files)
+        self._held_names = names[-1] if own_text else held_out_names(shards)
+        self.held_out = TallySet(folder, VALIDATION, self._held_names, dtype) if holdout else None
         # one part per source; what is held out of the sources is written along with each of them
         self.parts = [*self.trained, *([self.held_out] if self.held_out and own_text else [])]
         self._held_from_sources = None if own_text else self.held_out
         self._deduplicator = Deduplicator(folder, cleaning)
-        self.part = self.blocks = self.done_bytes = 0
+        self.shard = self.blocks = self.done_bytes = 0
+        self._opened = -1
         self.bad = BadLines()
         self.dropped: dict[str, int] = {}
         self.noted: dict[str, int] = {}
@@ -119,19 +186,31 @@ class TokenTally:
         return sum(part.tokens for part in self.trained)
 
     @property
-    def _all_parts(self) -> list[TallyPart]:
+    def part(self) -> int:
+        """The source of the open shard."""
+        return self.shards[self.shard].part
+
+    @property
+    def _all_parts(self) -> list[TallySet]:
         return [*self.parts, *([self._held_from_sources] if self._held_from_sources else [])]
 
     def begin(self) -> None:
         self._deduplicator.begin()
-        if self._held_from_sources:
-            self._held_from_sources.begin()
+        if self._held_from_sources and len(self._held_names) == 1:
+            self._held_from_sources.open("")
 
-    def open_part(self, part: int) -> None:
-        """Continue with this source, from its beginning unless it was restored."""
-        if part != self.part or not (self.blocks or self.parts[part].documents):
-            self.part, self.blocks, self._line, self._file = part, 0, 0, ""
-            self.parts[part].begin()
+    def open_shard(self, number: int) -> None:
+        """Continue with this shard, from its beginning unless it was restored."""
+        if number == self._opened:
+            return
+        shard = self.shards[number]
+        if self._opened < 0 or shard.part != self.part:
+            self._line, self._file = 0, ""
+        self.shard = self._opened = number
+        self.blocks = 0
+        self.parts[shard.part].open(shard.name)
+        if self._held_from_sources and len(self._held_names) > 1:
+            self._held_from_sources.open(self._held_names[number])
 
     def add(self, piece: TextPiece, max_bad: int) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad lines."""
@@ -173,7 +252,7 @@ class TokenTally:
 
     def mark(self) -> dict[str, Any]:
         return {
-            "part": self.part,
+            "shard": self.shard,
             "blocks": self.blocks,
             "done_bytes": self.done_bytes,
             "line": self._line,
@@ -205,7 +284,8 @@ class TokenTally:
             return False
         if self._held_from_sources and not self._held_from_sources.restore(mark["held_out"]):
             return False
-        self.part, self.blocks, self.done_bytes = mark["part"], mark["blocks"], mark["done_bytes"]
+        self.shard = self._opened = mark["shard"]
+        self.blocks, self.done_bytes = mark["blocks"], mark["done_bytes"]
         self._line, self._file, self._per_file = mark["line"], mark["file"], mark["per_file"]
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         self.noted, self.examples, self.unread = mark["noted"], mark["examples"], UnreadText(mark["unread"])
@@ -264,14 +344,21 @@ class SampleTally:
     """Tokens and mask of all samples, in the order of the records; the last `others` of `files` are held out whole."""
 
     def __init__(
-        self, folder: Path, files: list[SourceFile], dtype: np.dtype, holdout: HoldOut | None = None, others: int = 0
-    ) -> None:
-        names = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
-        kinds = (np.dtype(dtype), np.dtype(np.uint8))
-        self._parts = {n: TallyPart(folder, n, kind) for pair in names for n, kind in zip(pair, kinds, strict=True)}
+        self, folder: Path, files: list[SourceFile], dtype: np.dtype, shards: Sequence[TextShard],
+        holdout: HoldOut | None = None, others: int = 0,
+    ) -> None:  # fmt: skip
+        pairs = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
+        kinds, names = (np.dtype(dtype), np.dtype(np.uint8)), [shard.name for shard in shards]
+        self._parts = {
+            prefix: TallySet(folder, prefix, names, kind)
+            for pair in pairs
+            for prefix, kind in zip(pair, kinds, strict=True)
+        }
+        self.shards = shards
         self._held_out_files = set(files[len(files) - others :]) if others else set()
         self._files, self._number = files, {file: number for number, file in enumerate(files)}
-        self.blocks = self.done_bytes = 0
+        self.shard = self.blocks = self.done_bytes = 0
+        self._opened = -1
         self.bad = BadLines("record", "data")
         self.counts: Counter[str] = Counter()
         self.unread = UnreadText()
@@ -286,12 +373,23 @@ class SampleTally:
         return self._parts[PREFIX].tokens
 
     @property
-    def held_out(self) -> TallyPart | None:
+    def trained(self) -> TallySet:
+        return self._parts[PREFIX]
+
+    @property
+    def held_out(self) -> TallySet | None:
         return self._parts.get(VALIDATION)
 
     def begin(self) -> None:
-        for part in self._parts.values():
-            part.begin()
+        """Begin without files; `open_shard` creates them."""
+
+    def open_shard(self, number: int) -> None:
+        """Continue with this shard, from its beginning unless it was restored."""
+        if number != self._opened:
+            self.shard = self._opened = number
+            self.blocks = 0
+            for part in self._parts.values():
+                part.open(self.shards[number].name)
 
     def add(self, piece: SamplePiece, max_bad: int) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad records."""
@@ -317,6 +415,7 @@ class SampleTally:
 
     def mark(self) -> dict[str, Any]:
         return {
+            "shard": self.shard,
             "blocks": self.blocks,
             "done_bytes": self.done_bytes,
             "lines": self._lines,
@@ -334,6 +433,7 @@ class SampleTally:
     def restore(self, mark: dict[str, Any]) -> bool:
         if not all(part.restore(mark["parts"][name]) for name, part in self._parts.items()):
             return False
+        self.shard = self._opened = mark["shard"]
         self.blocks, self.done_bytes, self.counts = mark["blocks"], mark["done_bytes"], Counter(mark["counts"])
         self._lines, self._samples = mark["lines"], mark["samples"]
         self.bad.count, self.bad.kept = mark["bad_count"], mark["bad"]

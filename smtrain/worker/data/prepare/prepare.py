@@ -34,6 +34,7 @@ from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, piec
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Journal, Marker, forget, publish, restored, to_stderr, unfinished
+from smtrain.worker.data.prepare.shards import Span, cut_shards
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.sources import SourceFile
@@ -192,11 +193,13 @@ class _Preparation:
 
     def _run(self, chosen: Encoder) -> TokenTally:
         options, shares = self.settings.options, ["shares", self.coordinator.machines.size] if self.coordinator else []
-        key = digest([self.settings.digest(self.files), chosen.name, *shares])
+        shards = cut_shards(self.files, options.separator, 1 << 62 if self.coordinator else options.shard_bytes)
+        sizes = ["shards", options.shard_bytes] if len(shards) > len(self.files) else []
+        key = digest([self.settings.digest(self.files), chosen.name, *shares, *sizes])
 
         def empty() -> TokenTally:
             return TokenTally(
-                self.journal.folder, self.files, self.settings.facts.dtype, chosen.name, options.cleaning,
+                self.journal.folder, self.files, self.settings.facts.dtype, chosen.name, options.cleaning, shards,
                 options.holdout,
             )  # fmt: skip
 
@@ -208,9 +211,10 @@ class _Preparation:
                 if self.coordinator is not None:
                     self._on_machines(self.coordinator, chosen, marker, key, tally, pool)
                     return tally
-                for part in range(tally.part, len(self.files)):
-                    tally.open_part(part)
-                    todo = (b for f in self.files[part] for b in cut_file(f, options.text_column, options.separator))
+                flat = [file for part in self.files for file in part]
+                for number in range(tally.shard, len(shards)):
+                    tally.open_shard(number)
+                    todo = _blocks(shards[number].spans, flat, options)
                     for piece in pieces(islice(todo, tally.blocks, None), self.settings, chosen, pool):
                         tally.add(piece, options.max_bad)
                         marker.piece_done(tally.documents, tally.tokens)
@@ -239,7 +243,7 @@ class _Preparation:
         def before(share: Share) -> None:
             nonlocal opened
             if share.part != opened:
-                tally.open_part(share.part)
+                tally.open_shard(share.part)
                 opened = share.part
 
         def after(share: Share) -> None:
@@ -260,13 +264,14 @@ def _work(
     options = settings.options
 
     def cut(share: Share) -> Iterator[list[blocks.Block]]:
-        return tasks(
-            block
-            for number, stretch in share.spans
-            for block in cut_file(files[number], options.text_column, options.separator, stretch=stretch)
-        )
+        return tasks(_blocks(share.spans, files, options))
 
     return ShareWork(cut, lambda task: pool.submit(tokenize, task, settings, chosen()), options.worker_count + 2)
+
+
+def _blocks(spans: Sequence[Span], files: Sequence[SourceFile], options: PrepareOptions) -> Iterator[blocks.Block]:
+    for number, stretch in spans:
+        yield from cut_file(files[number], options.text_column, options.separator, stretch=stretch)
 
 
 def _manifest(tally: TokenTally, settings: TokenizeSettings, left_out: list[str]) -> DatasetManifest:

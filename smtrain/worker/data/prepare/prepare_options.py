@@ -11,6 +11,7 @@ from smtrain.core.errors import DataError
 from smtrain.core.machine import cores_here
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.prepare.shards import SHARD_BYTES
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.tokenize.tokenizer import TokenizerFacts, tokenizer_facts
 
@@ -22,7 +23,7 @@ class PrepareOptions:
     `format` is a format of files; for instruction data also how a record spells a conversation (alpaca, messages).
     `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong` and `columns` {ours: theirs} for
     instruction data. `workers` defaults to one per core. `holdout` selects the documents for validation. At most
-    `max_bad` bad records are skipped.
+    `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of files.
     """
 
     seq_len: int
@@ -37,6 +38,7 @@ class PrepareOptions:
     holdout: HoldOut | None = None
     max_bad: int = 0
     workers: int | None = None
+    shard_bytes: int = SHARD_BYTES
     overwrite: bool = True
 
     @property

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.checksums import Rolling
-from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest
+from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of
 from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 
@@ -167,7 +167,9 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
 
 def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> DatasetManifest:
     """Move the finished files into `output`, the manifest last: without it the folder is no dataset."""
-    (output / NAME).unlink(missing_ok=True)
+    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
+        if old.name not in manifest.files:
+            old.unlink(missing_ok=True)
     for name in manifest.files:
         (journal.folder / name).replace(output / name)
     manifest.save(output)

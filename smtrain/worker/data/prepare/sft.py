@@ -20,7 +20,7 @@ from pathlib import Path
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare.cluster.coordination import (
     agreed_commits,
     assist_coordinator,
@@ -36,6 +36,7 @@ from smtrain.worker.data.prepare.part_uploads import PartUploads
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Marker, publish, restored, to_stderr, unfinished
+from smtrain.worker.data.prepare.shards import TextShard, cut_shards
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.records import record_blocks
@@ -74,12 +75,15 @@ def prepare_sft(
         if not options.overwrite:
             refuse_others(*files_of(output))
         key = run.digest(parts is not None)
+        shards = cut_shards([files], None, options.shard_bytes if machines is None else 1 << 62)
         if machines is not None:
             key = digest([key, "shares", machines.size])
+        elif len(shards) > 1:
+            key = digest([key, "shards", options.shard_bytes])
         with unfinished(output, parts) as journal:
 
             def empty() -> SampleTally:
-                return SampleTally(journal.folder, files, run.inputs.facts.dtype, options.holdout, run.others)
+                return SampleTally(journal.folder, files, run.inputs.facts.dtype, shards, options.holdout, run.others)
 
             tally = restored(empty, key, journal, parts)
             try:
@@ -88,11 +92,14 @@ def prepare_sft(
                     total = sum(file.bytes for file in files)
                     marker = Marker(tally, total, key, journal, parts, report, say)
                     if coordinator is None:
-                        for piece in sample_pieces(files, tally.blocks, make, options.worker_count):
-                            tally.add(piece, options.max_bad)
-                            marker.piece_done(tally.samples, tally.tokens)
+                        for number in range(tally.shard, len(shards)):
+                            tally.open_shard(number)
+                            for piece in sample_pieces(files, shards[number], tally.blocks, make, options.worker_count):
+                                tally.add(piece, options.max_bad)
+                                marker.piece_done(tally.samples, tally.tokens)
                     else:
                         coordinator.expect(run.digest(True))
+                        tally.open_shard(0)
                         shares = cut_corpus([files], None, coordinator.machines.size)
                         dealer = Dealer(shares, tally.blocks, journal.folder, key, coordinator.machines.straggles_s)
                         _on_machines(coordinator, dealer, run, tally, marker, say)
@@ -229,7 +236,7 @@ def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
         files=tally.finish(),
         bad_line_count=tally.bad.count,
         bad_lines=tally.bad.kept,
-        parts=[{"prefix": PREFIX, "documents": count, "tokens": tokens, "samples": count}],
+        parts=[tally.trained.row(count)],
         dropped={reason: tally.counts[reason] for reason in (LONG, NO_ANSWER, UNLEARNED) if tally.counts[reason]},
         objective="sft",
         tokenized_by="tokenizers",
@@ -266,10 +273,13 @@ def _listed(piece: Callable[[Block], SamplePiece], block: Block) -> list[SampleP
     return [piece(block)]
 
 
-def sample_pieces(files: list[SourceFile], done: int, make: SampleMaker, count: int) -> Iterator[SamplePiece]:
-    """The samples of every block but the first `done`, in the order of the text."""
-    todo = islice((block for file in files for block in record_blocks(file, make.columns)), done, None)
-    if count == 1 or sum(file.bytes for file in files) <= BLOCK_BYTES:
+def sample_pieces(
+    files: list[SourceFile], shard: TextShard, done: int, make: SampleMaker, count: int
+) -> Iterator[SamplePiece]:
+    """The samples of every block of a shard but the first `done`, in the order of the text."""
+    every = (block for number, s in shard.spans for block in record_blocks(files[number], make.columns, s))
+    todo = islice(every, done, None)
+    if count == 1 or shard.bytes <= BLOCK_BYTES:
         yield from map(make.piece, todo)
         return
     pool = spawned_pool(count, _start_worker, make.folder, make.options)

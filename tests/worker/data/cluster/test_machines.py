@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import random
 import shutil
@@ -25,41 +24,12 @@ from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import assist_sft, prepare_sft
 from smtrain.worker.data.read import blocks
 from tests.worker.data.cluster.hosts import ends_after, free_address, on_machines, until_done
+from tests.worker.data.corpora import corpus, digest
 
 OPTIONS = PrepareOptions(
     seq_len=8, cleaning=Cleaning(deduplicate=True, min_characters=2), workers=2, holdout=HoldOut(fraction=0.2),
     max_bad=999,
 )  # fmt: skip
-
-
-def digest(folder: Path) -> str:
-    """A digest of all files of a prepared folder."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        whole.update(path.name.encode() + b"\0" + path.read_bytes())
-    return whole.hexdigest()
-
-
-def corpus(folder: Path, draw: random.Random) -> list[Path]:
-    """Two sources in several formats with duplicates, bad lines, long and empty documents, files of all sizes."""
-    words = ["the", "words", "of", "a", "small", "text", "and", "some", "more", "of", "them", "são", "数据"]
-
-    def text() -> str:
-        return " ".join(draw.choices(words, k=draw.choice([0, 1, 5, 5, 20, 200])))
-
-    def line() -> str:
-        return draw.choice([json.dumps({"text": text()}), json.dumps({"text": "again"}), "", '{"no": 1}'])
-
-    for name in ("one", "two"):
-        (folder / name).mkdir(parents=True)
-        for number in range(draw.randrange(1, 4)):
-            rows = "\n".join(line() for _ in range(draw.randrange(60)))
-            (folder / name / f"{number}.jsonl").write_text(rows + draw.choice(["", "\n"]))
-        (folder / name / "a.jsonl.gz").write_bytes(gzip.compress((line() + "\n").encode() * 9))
-        (folder / name / "z.txt").write_text("a whole text of its own\n" * 30)
-        table = pa.table({"text": [text() for _ in range(draw.randrange(1, 40))]})
-        pq.write_table(table, folder / name / "p.parquet", row_group_size=7)
-    return [folder / "one", folder / "two"]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
 from tests.extras import need
 from tests.worker.data.cluster.hosts import ends_after, on_machines, until_done
-from tests.worker.data.cluster.test_machines import digest
+from tests.worker.data.corpora import digest
 from tests.worker.data.quiet import prepare
 
 need("datatrove", "spacy", "rensa", "phonenumbers")

@@ -1,0 +1,108 @@
+"""The cut of a corpus into shards, its output files, and of each shard into shares, the units of work.
+
+Both cuts depend on the files and the sizes only, not on the machines:
+
+- A shard is consecutive text of one source, of `PrepareOptions.shard_bytes` (a file that cannot be cut stays whole).
+  Its tokens are one pair of files. A source of one shard is `PREFIX.bin/.idx`; the shards of a larger one are
+  `PREFIX-00000.bin/.idx`, `PREFIX-00001`..., numbered within the source, and `shards` in its row of the manifest lists
+  their names, documents and tokens in the order of the text. A shard without a document has no files and no row.
+- What is held out of the sources is one pair `validation`, or, if a source has several shards, `validation-NNNNN` for
+  each shard of the corpus, numbered over all sources.
+- A share is a part of one shard of about `share_bytes`. Shares are numbered over the whole corpus. A work folder keeps
+  the tokens of share 12 as `share-0000012.*`, and they are whole once `share-0000012.json` is there.
+
+The tokens of the shards in their order are the tokens of the same corpus in one shard, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from smtrain.worker.data.read import blocks
+from smtrain.worker.data.read.blocks import Stretch
+from smtrain.worker.data.read.cut import can_be_cut
+from smtrain.worker.data.read.sources import SourceFile
+from smtrain.worker.data.read.tables import row_groups
+
+SHARD_BYTES = 8 * 10**9
+Span = tuple[int, "Stretch | None"]
+"""The number of a file in the whole corpus, and a stretch of it or None for all of it."""
+
+
+@dataclass(frozen=True)
+class TextShard:
+    """Consecutive text of source `part`, in bytes on the disk. `name` ends its files' names: "" or "-00003"."""
+
+    part: int
+    name: str
+    spans: tuple[Span, ...]
+    bytes: int
+
+
+def cut_shards(parts: Sequence[Sequence[SourceFile]], separator: str | None, size: int) -> list[TextShard]:
+    """Cut all sources, in order, into shards of about `size` bytes, at least one each.
+
+    A compressed file, and one whose separators can only be found from its beginning, stays whole. Raises DataError for
+    a Parquet file that cannot be read.
+    """
+    size = _whole_blocks(size)
+    shards: list[TextShard] = []
+    number = 0
+    for part, files in enumerate(parts):
+        spans = [(number + at, None) for at in range(len(files))]
+        flat: dict[int, SourceFile] = {number + at: file for at, file in enumerate(files)}
+        groups = list(_grouped(spans, flat, separator, size)) or [((), 0)]
+        names = [f"-{at:05}" for at in range(len(groups))] if len(groups) > 1 else [""]
+        shards += [TextShard(part, name, *group) for name, group in zip(names, groups, strict=True)]
+        number += len(files)
+    return shards
+
+
+def _whole_blocks(size: int) -> int:
+    return max(blocks.BLOCK_BYTES, size // blocks.BLOCK_BYTES * blocks.BLOCK_BYTES)
+
+
+def _grouped(
+    spans: Sequence[Span], files: Sequence[SourceFile] | dict[int, SourceFile], separator: str | None, size: int
+) -> Iterator[tuple[tuple[Span, ...], int]]:
+    """Cut spans into groups of about `size` bytes; each with its bytes."""
+    group: list[Span] = []
+    held = 0
+    for number, within in spans:
+        for stretch, count in _stretches(files[number], within, separator, size):
+            if group and held + count > size:
+                yield tuple(group), held
+                group, held = [], 0
+            group.append((number, stretch))
+            held += count
+    if group:
+        yield tuple(group), held
+
+
+def _stretches(
+    file: SourceFile, within: Stretch | None, separator: str | None, size: int
+) -> Iterator[tuple[Stretch | None, int]]:
+    if file.kind == "parquet" and (within or file.bytes > size):
+        groups = row_groups(file)
+        whole = within or Stretch(0, len(groups))
+        start, held = whole.start, 0
+        for group in range(whole.start, whole.stop):
+            held += groups[group]
+            if held >= size or group == whole.stop - 1:
+                yield Stretch(start, group + 1), held
+                start, held = group + 1, 0
+    elif within is None and (file.bytes <= size or not can_be_cut(file, separator)):
+        yield None, file.bytes
+    else:
+        begin, end = (within.start, within.stop) if within else (0, file.bytes)
+        for start in range(begin, end, size):
+            stop = min(start + size, end)
+            yield Stretch(start, stop), stop - start
+
+
+def held_out_names(shards: Sequence[TextShard]) -> list[str]:
+    """The names that end the files of what is held out of these shards: one, or one for each shard."""
+    if all(not shard.name for shard in shards):
+        return [""]
+    return [f"-{number:05}" for number in range(len(shards))]
