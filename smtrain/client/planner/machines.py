@@ -238,7 +238,7 @@ def layers_of(layers: int, pp: int, stage: int) -> int:
 
 
 def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Counter[ModelShape]:
-    """How many of a pipeline stage's decoder layers are of each shape in `ModelShape.by_layer`."""
+    """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
     first = sum(layers_of(shape.layers, pp, s) for s in range(stage)) if len(shape.kinds) > 1 else 0
     return Counter(shape.by_layer[first : first + layers_of(shape.layers, pp, stage)])
 

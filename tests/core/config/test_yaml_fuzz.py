@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,10 @@ def test_any_set_is_a_config_or_sentences(start: str, text: str) -> None:
 @settings(max_examples=TRIES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
 def test_what_both_take_is_what_the_safe_loader_says(text: str) -> None:
-    """But for what is otherwise on purpose: dates and keys are texts."""
+    """But for what is otherwise on purpose: dates and keys are texts, and so is a scalar with the tag `!`, as YAML 1.2
+    says and PyYAML does not do."""
+    if re.search(r"(^|[\s,\[{:-])!(?=[\s,\]}]|$)", text):
+        return
     try:
         ours = parse(text)
     except YamlError:
