@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora, targets_of
 from smtrain.worker.checkpoint.native.reader import NativeSource
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
+from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors
 from smtrain.worker.engine.native import NativeEngine
 from tests.worker.engine import cases
+from tests.worker.engine.cases import OPTIMIZER
 
 SEED = 3
-# Adam divides by a gradient's own size, and a number whose gradient is all rounding moves by lr in either direction:
-# with an epsilon above such gradients, and at a rate as LoRA's are, that stays below the tolerance.
-RATE, OPTIMIZER = 0.1, OptimizerOptions(eps=1e-6)
+RATE = 0.1  # of the steps of whole models, as LoRA's are
 
 
 def steps(e: Any, first: int, last: int) -> list[tuple[float, float]]:

@@ -15,7 +15,7 @@ from tests.worker.engine.nxd import cases as nxd
 
 def engine(config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> Any:
     source = cases.Memory(config, cases.weights(config))
-    return nxd.engine(config, options, source=source, seed=adapters.SEED, optimizer=adapters.OPTIMIZER, lora=adapter)
+    return nxd.engine(config, options, source=source, seed=adapters.SEED, lora=adapter)
 
 
 def train(

@@ -19,16 +19,10 @@ from tests.worker.engine import cases, packed
 from tests.worker.engine.cases import BATCH, OPTIMIZER, STEPS, Memory, weights
 from tests.worker.engine.nxd import shim
 
-# What engines are compared with over many steps. With torch's eps of 1e-8 a gradient that all but cancels out makes a
-# run its own rounding's: token 24 of llama-kv4 is first met at step 6 with 6e-8 in one number of its gradient, which
-# fp32 makes 0.7e-8 to 3.6e-8; AdamW moves that number by anything up to the learning rate, and step 10's loss by 8e-6,
-# in torch alone, from starts that one rounding parts.
-STEADY = replace(OPTIMIZER, eps=1e-6)
-
 
 def engine(
     config: dict[str, Any], options: ParallelOptions, *, source: Any = None, seed: int | None = None,
-    form: Any = "pt", asynchronous: bool = False, optimizer: Any = OPTIMIZER, lora: Any = None,
+    form: Any = "pt", asynchronous: bool = False, lora: Any = None,
 ) -> Any:  # fmt: skip
     """An engine of its own process group: the library keeps its groups in globals."""
     import torch.distributed as dist
@@ -49,16 +43,16 @@ def engine(
         source = Memory(config, weights(config))
     each = BATCH // options.dp // options.micro_batch_size
     assert dist.is_initialized()
-    return NxdEngine(config, options, optimizer, source, seed or 0, each, SaveOptions(form, asynchronous), lora)
+    return NxdEngine(config, options, OPTIMIZER, source, seed or 0, each, SaveOptions(form, asynchronous), lora)
 
 
 def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int = STEPS) -> list[tuple[float, float]]:
-    return cases.steps(engine(config, options, optimizer=STEADY), 0, count)
+    return cases.steps(engine(config, options), 0, count)
 
 
 def native_train(rank: int, config: dict[str, Any], options: ParallelOptions) -> list[tuple[float, float]]:
     source: Any = Memory(config, weights(config))
-    return cases.steps(NativeEngine(config, options, STEADY, source, 0), 0, STEPS)
+    return cases.steps(NativeEngine(config, options, OPTIMIZER, source, 0), 0, STEPS)
 
 
 def rows(kind: str, config: dict[str, Any], step: int) -> tuple[Any, Any, Any]:
@@ -83,9 +77,9 @@ def apart(
     """
     if how.get("native"):
         source: Any = Memory(config, weights(config))
-        e: Any = NativeEngine(config, options, STEADY, source, 0, how.get("lora"))
+        e: Any = NativeEngine(config, options, OPTIMIZER, source, 0, how.get("lora"))
     else:
-        e = engine(config, replace(options, apart=True), optimizer=STEADY, **how)
+        e = engine(config, replace(options, apart=True), **how)
     each = BATCH // e.dp_size
     out: list[tuple[float, float, int | None]] = []
     for step in range(count):
@@ -102,7 +96,7 @@ def one_sample(rank: int, config: dict[str, Any], options: ParallelOptions) -> l
     ids, labels = cases.batch(config, 0)
     out = []
     for within in (False, True):
-        e = engine(config, replace(options, apart=within), optimizer=STEADY)
+        e = engine(config, replace(options, apart=within))
         result = e.step(ids, labels, cases.lr(0), torch.full_like(ids, 3) if within else None)
         out.append((result.loss, result.grad_norm))
     return out
@@ -135,7 +129,7 @@ def between_steps(
     rank: int, config: dict[str, Any], options: ParallelOptions, evaluate_too: bool
 ) -> list[tuple[float, float]]:
     """Loss and gradient norm of three steps, with evaluations of another batch between them or without."""
-    e = engine(config, options, optimizer=STEADY)
+    e = engine(config, options)
     out = []
     for step in range(3):
         if evaluate_too:

@@ -73,15 +73,15 @@ def test_losses_and_norms_are_the_native_engines(
 @pytest.mark.parametrize(("family", "rope"), [("llama", "llama3"), ("qwen2", "yarn"), ("gpt_neox", "partial")])
 def test_a_config_of_transformers_5_is_the_same_model(world: dict[int, World], family: str, rope: str) -> None:
     """The library needs transformers 4, which reads nothing of that spelling by itself."""
-    known = world[1].run(cases.plain, spelled(family, rope, 4), 5, nxd.STEADY)[0]
+    known = world[1].run(cases.plain, spelled(family, rope, 4), 5)[0]
     same(world[1].run(nxd.train, spelled(family, rope, 5), mesh("111"), 5)[0], known)
 
 
 def test_rounding_alone_stays_far_below_the_bound(world: dict[int, World]) -> None:
     """Or a difference between engines would say nothing of them."""
-    known = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY)[0]
+    known = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS)[0]
     for seed in range(1, 7):
-        result = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, nxd.STEADY, seed)[0]
+        result = world[1].run(cases.plain, CONFIGS["llama-kv4"], STEPS, cases.OPTIMIZER, seed)[0]
         same(result, known, tolerance=3e-6)
 
 
