@@ -48,6 +48,26 @@ def check_model(model: Any, config: HFConfig) -> None:
     _refuse(_differences(model, config))
 
 
+def base_of(model: Any, config: HFConfig) -> Any:
+    """The decoder in a causal LM; transformers 4 does not find that of Gemma 3 by itself."""
+    return getattr(model, FAMILIES[config.shape.family].prefix)
+
+
+def build_rotary(base: Any) -> None:
+    """Build the rotary embeddings again: a model made on `meta` lacks their numbers, which no checkpoint has."""
+    for name, module in list(base.named_modules()):
+        if name.startswith("rotary_emb") and hasattr(module, "config"):
+            parent, _, leaf = name.rpartition(".")
+            kind = {"rope_type": module.rope_type} if parent else {}  # OLMo 3 in transformers 4
+            setattr(base.get_submodule(parent), leaf, type(module)(module.config, **kind))
+
+
+def turned_by(base: Any) -> tuple[str, ...]:
+    """The arguments of a block that are rotary embeddings; a block takes that of its own kind."""
+    both = hasattr(base, "rotary_emb_local")  # Gemma 3 in transformers 4
+    return ("position_embeddings_global", "position_embeddings_local") if both else ("position_embeddings",)
+
+
 class Turning(NamedTuple):
     """A rotary embedding of transformers."""
 
@@ -58,18 +78,17 @@ class Turning(NamedTuple):
 
 
 def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
-    """The rotary embedding of layers with or without a window. Raises `CheckpointError` if transformers is too old."""
-    module = base.rotary_emb
+    """The rotary embedding of layers with or without a window."""
     if config.rope is not None and config.rope.original is not None:
+        module = base.rotary_emb
         return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_length, module))
-    if config.local_rope is None:
-        return Turning(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
     kind = SLIDING if sliding else FULL
-    if not hasattr(module, f"{kind}_inv_freq"):
-        raise CheckpointError(
-            f"transformers {transformers.__version__} builds {config.shape.family} models in another form: install "
-            "transformers 5"
-        )
+    if hasattr(base, "rotary_embs"):  # OLMo 3 in transformers 4
+        module = base.rotary_embs[kind]
+    else:
+        module = base.rotary_emb_local if sliding and hasattr(base, "rotary_emb_local") else base.rotary_emb
+    if hasattr(module, "inv_freq"):
+        return Turning(module.inv_freq, module.attention_scaling, lambda x, at: module(x, position_ids=at))
     return Turning(
         getattr(module, f"{kind}_inv_freq"), getattr(module, f"{kind}_attention_scaling"),
         lambda x, at: module(x, at, kind),
@@ -101,7 +120,7 @@ def _refuse(differences: Iterable[str]) -> None:
 
 
 def _differences(model: Any, config: HFConfig) -> Iterator[str]:
-    base, shape = model.base_model, config.shape
+    base, shape = base_of(model, config), config.shape
     family = FAMILIES[shape.family]
     for sliding, rope in config.ropes.items():
         yield from _rotary_differences(rotary_of(base, config, sliding), rope)

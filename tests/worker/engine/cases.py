@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.hf_config import for_everyone
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
@@ -37,7 +39,9 @@ either direction: norms of torch alone then differ by 7e-5, and by 2e-6 with thi
 
 
 def config(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of 4 layers."""
+    """A config.json of 4 layers; empty if the installed transformers lacks the family."""
+    if family not in CONFIG_MAPPING:
+        return {}
     sizes = {
         "hidden_size": 64,
         "num_hidden_layers": 4,
@@ -52,8 +56,10 @@ def config(family: str, **changes: Any) -> dict[str, Any]:
     }
     if family not in ("gpt_neox", "gpt2"):
         sizes |= {"num_key_value_heads": 2, "head_dim": 16}
-    built = AutoConfig.for_model(family, **{**sizes, **changes})
-    return built.to_dict()
+    keys = {"model_type": family, **sizes, **changes}
+    if "rope_parameters" in changes and transformers.__version__ < "5":  # which does not read them
+        keys = for_everyone(keys)
+    return AutoConfig.for_model(**keys).to_dict()
 
 
 def longrope(original: int) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def longrope(original: int) -> dict[str, Any]:
 
 
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-CONFIGS: dict[str, dict[str, Any]] = {
+_ALL: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
     "llama-kv4": config("llama", num_key_value_heads=4, attention_bias=True, mlp_bias=True),
     "llama-kv1": config("llama", num_key_value_heads=1),
@@ -141,13 +147,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
-    "gpt_neox": config("gpt_neox"),
-    "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
-    "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
-    "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
-}
-if "gemma4" in CONFIG_MAPPING:  # of transformers 5
-    CONFIGS["gemma4"] = config(
+    "gemma4": config(
         "gemma4_text",
         sliding_window=8,
         global_head_dim=32,
@@ -160,8 +160,8 @@ if "gemma4" in CONFIG_MAPPING:  # of transformers 5
         vocab_size=509,
         pad_token_id=0,
         num_experts=None,
-    )
-    CONFIGS["gemma4-values"] = config(
+    ),
+    "gemma4-values": config(
         "gemma4_text",
         sliding_window=8,
         global_head_dim=8,
@@ -169,9 +169,8 @@ if "gemma4" in CONFIG_MAPPING:  # of transformers 5
         hidden_size_per_layer_input=0,
         attention_bias=True,
         pad_token_id=0,
-    )
-if "ministral3" in CONFIG_MAPPING:  # of transformers 5
-    CONFIGS["ministral3"] = config(
+    ),
+    "ministral3": config(
         "ministral3",
         rope_parameters={
             "rope_type": "yarn",
@@ -185,7 +184,13 @@ if "ministral3" in CONFIG_MAPPING:  # of transformers 5
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.5,
         },
-    )
+    ),
+    "gpt_neox": config("gpt_neox"),
+    "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
+    "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
+    "gpt_neox-sequential": config("gpt_neox", use_parallel_residual=False, vocab_size=509),
+}
+CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:

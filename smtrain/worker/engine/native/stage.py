@@ -24,7 +24,14 @@ from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
 from smtrain.core.model.lora import A, AdapterShape, B, Lora
-from smtrain.core.model.transformers_build import check_model, rotary_of, transformers_config
+from smtrain.core.model.transformers_build import (
+    base_of,
+    build_rotary,
+    check_model,
+    rotary_of,
+    transformers_config,
+    turned_by,
+)
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
@@ -97,10 +104,10 @@ class Stage(nn.Module):
     # Building
 
     def _keep_own_part(self) -> None:
-        shape, base = self.layout.shape, self.model.base_model
-        if self.described.rope is not None:
-            with self.mesh.device:
-                base.rotary_emb = type(base.rotary_emb)(self.config)  # its buffers are in no checkpoint
+        shape, base = self.layout.shape, base_of(self.model, self.described)
+        with self.mesh.device:
+            build_rotary(base)
+        self._turned_by = turned_by(base)
         self.model.tie_weights()  # transformers 5.0 does not do it on `meta`
         check_model(self.model, self.described)
         family = FAMILIES[shape.family]
@@ -308,8 +315,9 @@ class Stage(nn.Module):
             h = h + self.positions(own.clamp(max=self.described.positions - 1))  # beyond that there is only padding
         for at, (i, block) in enumerate(zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True)):
             self.before_layer(at)
-            turns = {} if rotary[i] is None else {"position_ids": positions, "position_embeddings": rotary[i]}
-            kwargs = {"attention_mask": masks[i], **turns}
+            kwargs = {"attention_mask": masks[i]}
+            if rotary[i] is not None:
+                kwargs |= {"position_ids": positions, **dict.fromkeys(self._turned_by, rotary[i])}
             h = self.layers(block, h, **kwargs)
         self.before_layer(len(self.blocks))
         return self.norm(h) if self.norm is not None else h
