@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.families import DeltaSizes, ModelShape
 
 
 class Role(Enum):
@@ -17,6 +17,7 @@ class Role(Enum):
 
     VOCAB = "rows by vocabulary"
     Q = "rows by query head"
+    Q_GATE = "rows by query head, each head's query and gate together (Qwen3.5)"
     KV = "rows by key/value head"
     QKV = "rows by head, each head's q, k and v together (GPT-NeoX)"
     THIRDS = "rows by head in each third: all of q, then k, then v (GPT-2)"
@@ -28,6 +29,10 @@ class Role(Enum):
     HEAD_NORM = "whole on every rank, which sees its own heads only"
     Q_NORM = "numbers by query head"
     K_NORM = "numbers by key/value head"
+    DELTA_QKV = "rows by head in each block: q, k, then v, each by the heads of a gated delta net (Qwen3.5)"
+    DELTA_ROWS = "rows by value head of a gated delta net"
+    DELTA_HEADS = "one row or number for each value head of a gated delta net"
+    DELTA_COLUMNS = "columns by value head of a gated delta net"
     FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
     WHOLE = "whole on every rank"
     CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"
@@ -71,27 +76,12 @@ def _linear(name: str, role: Role, out: int, into: int, bias: bool) -> Iterator[
 
 
 def _llama_block(s: ModelShape) -> Iterator[Spec]:
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-
     def norms(*places: str) -> Iterator[Spec]:
         for name in (f"{place}_layernorm" for place in places):
             yield from norm(name, s.hidden) if name in s.rules.block_norms else ()
 
     yield from norms("input")
-    if s.rules.fused:
-        yield from _linear("self_attn.qkv_proj", Role.QKV_BLOCKS, q + 2 * kv, s.hidden, s.qkv_bias)
-    else:
-        yield from _linear("self_attn.q_proj", Role.Q, q, s.hidden, s.qkv_bias)
-        yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-        if not s.values_are_keys:
-            yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
-    if s.qk_norm == "head":
-        yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
-        yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
-    elif s.qk_norm == "wide":
-        yield Spec("self_attn.q_norm.weight", Role.Q_NORM, (q,))
-        yield Spec("self_attn.k_norm.weight", Role.K_NORM, (kv,))
-    yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
+    yield from _delta_net(s, s.delta) if s.delta is not None else _attention(s)
     yield from norms("post_attention", "pre_feedforward")
     if s.rules.fused:
         yield from _linear("mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias)
@@ -102,6 +92,38 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     yield from norms("post_feedforward")
     if s.rules.scalar:
         yield Spec("layer_scalar", Role.CONSTANT, (1,))
+
+
+def _attention(s: ModelShape) -> Iterator[Spec]:
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    if s.rules.fused:
+        yield from _linear("self_attn.qkv_proj", Role.QKV_BLOCKS, q + 2 * kv, s.hidden, s.qkv_bias)
+    else:
+        role, width = (Role.Q_GATE, 2 * q) if s.rules.gated else (Role.Q, q)
+        yield from _linear("self_attn.q_proj", role, width, s.hidden, s.qkv_bias)
+        yield from _linear("self_attn.k_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+        if not s.values_are_keys:
+            yield from _linear("self_attn.v_proj", Role.KV, kv, s.hidden, s.qkv_bias)
+    if s.qk_norm == "head":
+        yield Spec("self_attn.q_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+        yield Spec("self_attn.k_norm.weight", Role.HEAD_NORM, (s.head_dim,))
+    elif s.qk_norm == "wide":
+        yield Spec("self_attn.q_norm.weight", Role.Q_NORM, (q,))
+        yield Spec("self_attn.k_norm.weight", Role.K_NORM, (kv,))
+    yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
+
+
+def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:
+    at, mixed = s.rules.linear, 2 * d.keys + d.values
+    yield Spec(f"{at}.in_proj_qkv.weight", Role.DELTA_QKV, (mixed, s.hidden))
+    yield Spec(f"{at}.in_proj_z.weight", Role.DELTA_ROWS, (d.values, s.hidden))
+    yield Spec(f"{at}.in_proj_b.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
+    yield Spec(f"{at}.in_proj_a.weight", Role.DELTA_HEADS, (d.value_heads, s.hidden))
+    yield Spec(f"{at}.conv1d.weight", Role.DELTA_QKV, (mixed, 1, d.taps))
+    yield Spec(f"{at}.A_log", Role.DELTA_HEADS, (d.value_heads,))
+    yield Spec(f"{at}.dt_bias", Role.DELTA_HEADS, (d.value_heads,))
+    yield Spec(f"{at}.norm.weight", Role.HEAD_NORM, (d.value_dim,))
+    yield Spec(f"{at}.out_proj.weight", Role.DELTA_COLUMNS, (s.hidden, d.values))
 
 
 def _neox_block(s: ModelShape) -> Iterator[Spec]:

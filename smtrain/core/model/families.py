@@ -78,10 +78,22 @@ class Family:
     """partial_rotary_factor may be below 1: only the first part of each head turns."""
     long_rope: bool = False
     """Rotary embeddings may be of type longrope, whose factors depend on the length of a row."""
+    rotary_share: float = 1.0
+    """The part of each head that turns if config.json does not say."""
+    rope_notes: tuple[str, ...] = ()
+    """Settings of rotary embeddings that mean nothing for texts; they are kept as they are."""
     qk_norm: Literal["head", "wide"] | None = None
     """A norm of queries and of keys: of each head, or over all heads together."""
     wide_norms: bool = False
     """Norms multiply by their weight in fp32 and round the product; otherwise they round first."""
+    gated: bool = False
+    """q_proj gives a gate next to each head's query, which multiplies what attention gives."""
+    linear: str | None = None
+    """The module of layers with linear attention, a gated delta net, in place of the one of attention (Qwen3.5)."""
+    ignored: tuple[str, ...] = ()
+    """Beginnings of names of tensors in files that are no part of the text model."""
+    since: int = 4
+    """The major version of transformers that first had it."""
     unit_norms: bool = True
     """Norms multiply by their weight; False: by 1 + weight, so that a weight of 0 changes nothing (Gemma)."""
     windows: Literal["never", "always", "asked", "kinds"] = "never"
@@ -258,6 +270,24 @@ FAMILIES: dict[str, Family] = {
             | {"global_head_dim": 512},
         ),
         Family(
+            "qwen3_5_text",
+            linear="linear_attn",
+            full_every=4,
+            qk_norm="head",
+            gated=True,
+            unit_norms=False,
+            partial_rotary=True,
+            rotary_share=0.25,
+            rope_notes=("mrope_section", "mrope_interleaved"),
+            max_positions=32768,
+            only={"attn_output_gate": True},
+            ignored=("mtp.", "visual.", "model.visual."),
+            since=5,
+            defaults={"head_dim": 256, "num_key_value_heads": 4, "linear_conv_kernel_dim": 4}
+            | {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+            | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+        ),
+        Family(
             "gpt_neox",
             "gpt_neox",
             "embed_in",
@@ -265,6 +295,8 @@ FAMILIES: dict[str, Family] = {
             "embed_out",
             form="gpt_neox",
             attention="attention",
+            partial_rotary=True,
+            rotary_share=0.25,
             norm_bias=True,
             mlp_bias="always",
             elsewhere=True,
@@ -350,7 +382,7 @@ _MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_v
 """Limits of sizes over which code loops, against a damaged config.json."""
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window: int | None) -> tuple[int | None, ...]:
@@ -382,6 +414,21 @@ def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bo
         return tuple(not turned for turned in rotated_layers(config, family, layers))
     first = _count(config, "max_window_layers", 28, least=0)
     return tuple(i >= first for i in range(layers))
+
+
+def linear_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has linear attention. Raises `CheckpointError` for layer_types that cannot be."""
+    if family.linear is None:
+        return (False,) * layers
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every = _count(config, "full_attention_interval", family.full_every or 1)
+        return tuple((i + 1) % every != 0 for i in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, LINEAR) for kind in kinds):
+        raise CheckpointError(
+            f"config.json has layer_types = {kinds!r}: it must name {FULL} or {LINEAR} for each of the {layers} layers"
+        )
+    return tuple(kind == LINEAR for kind in kinds)
 
 
 def rotated_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
@@ -442,6 +489,27 @@ def _untrained(config: Mapping[str, Any], family: Family) -> str | None:
 
 
 @dataclass(frozen=True)
+class DeltaSizes:
+    """Sizes of a gated delta net (Yang et al. 2024, arXiv 2412.06464)."""
+
+    key_heads: int
+    value_heads: int
+    """Each key head, and its query, serves value_heads / key_heads neighbours."""
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Tokens that the convolution before it sees."""
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder, and what follows from them."""
 
@@ -469,6 +537,10 @@ class ModelShape:
     """Logits are bounded by a tanh."""
     positions: int | None = None
     """Rows of the table of learned positions, if there is one."""
+    delta: DeltaSizes | None = None
+    """Sizes of the layers with linear attention, if there are any."""
+    linear: tuple[bool, ...] = ()
+    """Whether each layer has linear attention, if some have and others do not."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -537,6 +609,18 @@ class ModelShape:
                 + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
             )
 
+        linear, delta = linear_layers(got, family, size("num_hidden_layers")), None
+        if any(linear):
+            delta = DeltaSizes(
+                size("linear_num_key_heads"), size("linear_num_value_heads"), size("linear_key_head_dim"),
+                size("linear_value_head_dim"), size("linear_conv_kernel_dim"),
+            )  # fmt: skip
+            if delta.value_heads % delta.key_heads:
+                raise CheckpointError(
+                    f"config.json has linear_num_value_heads = {delta.value_heads}, which must be a multiple of "
+                    f"linear_num_key_heads = {delta.key_heads}"
+                )
+
         def biased(rule: Bias, key: str) -> bool:
             return rule == "always" or (rule == "key" and bool(got.get(key, False)))
 
@@ -562,6 +646,8 @@ class ModelShape:
             values_are_keys=family.full_sizes and bool(got.get("attention_k_eq_v")),
             capped="cap" in family.scales and got.get(family.scales["cap"][0]) is not None,
             positions=size("max_position_embeddings") if gpt2 else None,
+            delta=delta,
+            linear=linear if any(linear) and not all(linear) else (),
         )
 
     @property
@@ -594,6 +680,9 @@ class ModelShape:
     @cached_property
     def by_layer(self) -> tuple[Self, ...]:
         """For each layer, the shape of a model that has only layers of its kind."""
+        if self.linear:
+            kinds = {True: replace(self, linear=()), False: replace(self, linear=(), delta=None)}
+            return tuple(kinds[linear] for linear in self.linear)
         if self.full_head_dim is None:
             return (self,) * self.layers
         alike = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
@@ -677,6 +766,8 @@ class ModelShape:
         6 N + 12 L H Q T of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): N the weights that multiply
         (everything but the embedding lookup, norms and biases; a tied head does multiply), L layers, H heads, Q head
         size, T the sequence length or the sliding window, if shorter. As in PaLM, the causal mask saves nothing here.
+        A gated delta net has in place of 12 H Q T three products of a head's keys and values (what the state holds for
+        the key, the state's update, what it holds for the query): 18 D_k D_v for each value head.
         """
         multiplied = self._numbers(lambda spec: len(spec.shape) > 1) - (self.positions or 0) * self.hidden
         if not self.tied:
@@ -684,8 +775,11 @@ class ModelShape:
         spans = sum(
             layer.head_dim * (seq_len if sees_all else min(seq_len, layer.sliding_window or seq_len))
             for layer, sees_all in zip(self.by_layer, self.full or (False,) * self.layers, strict=True)
+            if layer.delta is None
         )
-        return 6.0 * multiplied + 12.0 * self.heads * spans
+        nets = sum(n for kind, n in self.kinds.items() if kind.delta is not None)
+        recurrent = 18.0 * nets * self.delta.values * self.delta.key_dim if self.delta else 0.0
+        return 6.0 * multiplied + 12.0 * self.heads * spans + recurrent
 
     def mesh_faults(self, tp: int, pp: int) -> list[str]:
         """All reasons, one sentence each, why this model cannot be divided for (tp, pp)."""
@@ -698,6 +792,11 @@ class ModelShape:
                     f"parallel.tp = {tp} does not divide the model's {kv_heads} key/value heads and is not a "
                     "multiple of them"
                 )
+        if self.delta is not None and self.delta.key_heads % tp:
+            faults.append(
+                f"parallel.tp = {tp} does not divide the {self.delta.key_heads} key heads of the model's linear "
+                "attention"
+            )
         if self.intermediate % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
         if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:

@@ -15,6 +15,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import (
     FAMILIES,
     FULL,
+    LINEAR,
     SLIDING,
     ModelShape,
     Scale,
@@ -150,10 +151,7 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
     rules, plain = shape.rules, {key: value for key, value in config.items() if key not in KEYS}
 
     def read(some: Mapping[str, Any], usual: float | None, head_dim: int = shape.head_dim) -> Rope:
-        return read_rope(
-            {**plain, **some}, shape.family, head_dim, positions, usual, rules.rope_keys,
-            rules.partial_rotary, rules.long_rope,
-        )  # fmt: skip
+        return read_rope({**plain, **some}, rules, head_dim, positions, usual)
 
     old = {key: config[key] for key in KEYS if key in config}
     if rules.local_theta is None:
@@ -253,6 +251,8 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out.pop("layer_types", None)
     if shape.rules.windows in ("asked", "kinds"):
         out["layer_types"] = [FULL if window is None else SLIDING for window in normal.windows]
+    if shape.rules.linear is not None:
+        out["layer_types"] = [FULL if kind.delta is None else LINEAR for kind in shape.by_layer]
     if shape.rules.rotates_some:
         out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
     out |= _full_sizes(out, shape)
@@ -286,6 +286,9 @@ def _written(normal: HFConfig) -> dict[str, Any]:
     """The rotary embeddings in the forms of transformers 4 and 5."""
     assert normal.rope is not None
     out = normal.rope.written(normal.shape.family)
+    if normal.shape.rules.since > 4:
+        own = {"partial_rotary_factor": normal.rope.share} if normal.shape.rules.rotary_share != 1 else {}
+        return {"rope_parameters": {**out["rope_parameters"], **own, **normal.rope.notes}}
     if normal.local_rope is None or normal.shape.rules.local_theta is None:
         return out
     local = normal.local_rope.written(normal.shape.family)

@@ -15,7 +15,7 @@ from math import prod
 from typing import Literal, Protocol
 
 from smtrain.core.errors import ConfigError
-from smtrain.core.model.families import LAYER, ModelShape, Role, Spec
+from smtrain.core.model.families import LAYER, DeltaSizes, ModelShape, Role, Spec
 
 KvOrder = Literal["grouped", "tiled"]
 
@@ -45,7 +45,7 @@ class FlatTable:
     entries: tuple[tuple[str, int, int], ...]
     """(name, start, numel); parameters with weight decay come first."""
     decayed: int
-    """End of the parameters with weight decay: those of two dimensions."""
+    """End of the parameters with weight decay: those of two or more dimensions."""
     size: int
 
 
@@ -196,9 +196,25 @@ class Layout:
         if role is Role.THIRDS:
             heads = s.heads // self.tp
             return _units(0, [i * self.tp + t for i in range(3)], heads * s.head_dim)
+        if s.delta is not None and role in _DELTA:
+            return self._delta_shard(role, t, s.delta)
+        if role is Role.Q_GATE:
+            return _units(0, self.query_heads(t), 2 * s.head_dim)
         if role in (Role.KV, Role.K_NORM):
             return _units(0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads))
         return _units(1 if role is Role.O else 0, self.query_heads(t, s.kv_heads), s.head_dim)
+
+    def _delta_shard(self, role: Role, t: int, d: DeltaSizes) -> Shard:
+        """A part of a gated delta net: key heads t, t + 1... with their value heads."""
+        if role is not Role.DELTA_QKV:
+            width = d.value_heads // self.tp * (1 if role is Role.DELTA_HEADS else d.value_dim)
+            return _units(1 if role is Role.DELTA_COLUMNS else 0, [t], width)
+        key, value = d.keys // self.tp, d.values // self.tp
+        starts = ((t * key, key), (d.keys + t * key, key), (2 * d.keys + t * value, value))
+        return _joined(0, [(start, start + width) for start, width in starts])
+
+
+_DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)
 
 
 def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:
@@ -216,12 +232,16 @@ def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int
 
 
 def _units(dim: int, units: Sequence[int], width: int, copies: int = 1) -> Shard:
-    """A shard made of `units` of `width` rows or columns each, neighbours joined into one range."""
+    """A shard made of `units` of `width` rows or columns each."""
+    return _joined(dim, [(u * width, (u + 1) * width) for u in units], copies)
+
+
+def _joined(dim: int, parts: Sequence[tuple[int, int]], copies: int = 1) -> Shard:
+    """A shard of rows or columns (start, stop), neighbours joined into one range."""
     ranges: list[tuple[int, int]] = []
-    for u in units:
-        start, stop = u * width, (u + 1) * width
+    for start, stop in parts:
         if ranges and ranges[-1][1] == start:
             ranges[-1] = (ranges[-1][0], stop)
         else:
             ranges.append((start, stop))
-    return Shard(dim, tuple(ranges), len(units) * width, copies)
+    return Shard(dim, tuple(ranges), sum(stop - start for start, stop in parts), copies)

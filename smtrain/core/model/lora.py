@@ -19,7 +19,7 @@ from smtrain.core.text import with_article
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """peft's name for all linears of the decoder layers."""
 A, B = ".lora_A.weight", ".lora_B.weight"
-_ROWS_CUT = (Role.Q, Role.KV, Role.QKV, Role.QKV_BLOCKS, Role.COLUMN, Role.GATE_UP)
+_COLUMNS_CUT = (Role.O, Role.ROW, Role.DELTA_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class AdapterShape(ModelShape):
         for spec in self.base.layer:
             module = spec.name.removesuffix(".weight")
             if len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
-                rows, (width, into) = spec.role in _ROWS_CUT, spec.shape
+                rows, (width, into) = spec.role not in _COLUMNS_CUT, spec.shape
                 out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
                 out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))
         return tuple(out)

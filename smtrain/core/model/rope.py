@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.text import with_article
+
+if TYPE_CHECKING:
+    from smtrain.core.model.families import Family
 
 # Required and optional settings of each type.
 _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -48,6 +51,8 @@ class Rope:
     """The number of rotated dimensions of a head."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the type, under transformers' names, with defaults filled in."""
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Settings that mean nothing for texts, as they are in the file."""
 
     def frequencies(self) -> list[float]:
         """Radians per position for each pair of dimensions.
@@ -133,17 +138,12 @@ class Rope:
         return [f / s["factor"] * r + f * (1 - r) for f, r in zip(plain, ramp, strict=True)]
 
 
-def read_rope(
-    config: Mapping[str, Any], model_type: str, head_dim: int, positions: int, usual: float | None,
-    more: tuple[str, ...] = (), partial: bool = False, long: bool = False,
-) -> Rope:  # fmt: skip
-    """The rotary embedding of a config.json; `positions` is its max_position_embeddings.
-
-    `usual` is the family's base, and `more` names its further settings; `partial` allows a part of a head to turn, and
-    `long` type longrope in place of YaRN.
+def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, positions: int, usual: float | None) -> Rope:
+    """The rotary embedding of a config.json; `positions` is its max_position_embeddings, `usual` the default base.
 
     Raises `CheckpointError` if its two forms disagree, the type is unknown, or a setting is missing or not a number.
     """
+    long, model_type = family.long_rope, family.model_type
     new, old = (_mapping(config, key, _ALSO_LONG if long else ()) for key in ("rope_parameters", "rope_scaling"))
     named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
     kind = str(named.get("rope_type") or "default")
@@ -156,9 +156,8 @@ def read_rope(
     theta = _agreed("rope_theta", ("rope_parameters", named), (base, _renamed(config, base, "rope_theta")))
     key = "partial_rotary_factor"
     share = _agreed(key, ("rope_parameters", named), (part, _renamed(config, part, key)))
-    whole = 0.25 if model_type in _OLD_NAMES else 1.0
-    share = _number(key, whole if share is None else share)
-    if model_type not in _OLD_NAMES and not (partial or kind == "proportional") and share != 1:
+    share = _number(key, family.rotary_share if share is None else share)
+    if not (family.partial_rotary or kind == "proportional") and share != 1:
         raise CheckpointError(
             f"config.json has partial_rotary_factor = {share:g}, but {with_article(model_type)} model turns whole "
             "heads: remove it"
@@ -167,14 +166,15 @@ def read_rope(
         raise CheckpointError(f"config.json has {key} = {share:g}: it must be at most 1, which turns whole heads")
     turned = head_dim if kind == "proportional" else int(head_dim * share)
     settings = _settings(kind, named, config, positions, turned)
-    settings |= {name: _number(name, named[name]) for name in more if named.get(name) is not None}
+    settings |= {name: _number(name, named[name]) for name in family.rope_keys if named.get(name) is not None}
     if theta is None and usual is None:
         raise CheckpointError(
             "config.json has no rope_theta, and transformers 4 and 5 take different ones then: add the one that the "
             "model was trained with"
         )
     theta = _number("rope_theta", usual if theta is None else theta)
-    return Rope(kind, theta, share, turned, settings)
+    notes = {name: named[name] for name in family.rope_notes if name in named}
+    return Rope(kind, theta, share, turned, settings, notes)
 
 
 def _settings(

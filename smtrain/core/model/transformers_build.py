@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from transformers import AutoConfig
+from transformers.activations import ACT2FN
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, FULL, SLIDING
@@ -22,7 +23,12 @@ _TOLERANCE = 1e-5  # relative, between single and double precision
 def transformers_config(config: Mapping[str, Any]) -> Any:
     """The installed transformers' config object for a config.json of any version. Raises `CheckpointError` if
     refused."""
-    written = explicit(config)
+    written, family = explicit(config), FAMILIES[str(config["model_type"])]
+    if int(transformers.__version__.partition(".")[0]) < family.since:
+        raise CheckpointError(
+            f"transformers {transformers.__version__} has no {family.model_type} models: install transformers "
+            f"{family.since}"
+        )
     try:
         return AutoConfig.for_model(**written)
     except Exception as error:  # its validation errors have no common class
@@ -79,6 +85,8 @@ class Turning(NamedTuple):
 
 def rotary_of(base: Any, config: HFConfig, sliding: bool) -> Turning:
     """The rotary embedding of layers with or without a window."""
+    if hasattr(getattr(base, "rotary_emb", None), "mrope_section"):  # for texts its three kinds of positions are equal
+        base.rotary_emb.recomposition_frequencies = lambda turned: torch.cat([turned[0], turned[0]], -1)
     if config.rope is not None and config.rope.original is not None:
         module = base.rotary_emb
         return Turning(module.inv_freq, module.attention_scaling, partial(_turned_by_length, module))
@@ -125,12 +133,17 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
     for sliding, rope in config.ropes.items():
         yield from _rotary_differences(rotary_of(base, config, sliding), rope)
     norms = [getattr(base, family.norm)]
-    for block, window in zip(getattr(base, family.layers), config.windows, strict=True):
-        attention = getattr(block, family.attention)
+    for block, window, kind in zip(getattr(base, family.layers), config.windows, shape.by_layer, strict=True):
         norms += [getattr(block, name) for name in family.block_norms]
-        of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "v_norm"))
-        norms += [norm for norm in of_heads if norm is not None]
-        yield from _attention_differences(attention, model.config, config, window)
+        if kind.delta is not None:
+            net = getattr(block, family.linear or "")
+            norms.append(net.norm)
+            yield from _activation_differences(ACT2FN[net.activation], config.activation)
+        else:
+            attention = getattr(block, family.attention)
+            of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "v_norm"))
+            norms += [norm for norm in of_heads if norm is not None]
+            yield from _attention_differences(attention, model.config, config, window)
         named = (getattr(block.mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
         yield from _activation_differences(next(filter(None, named)), config.activation)
         if (wanted := config.scales.get("residual", 1.0)) != getattr(block, "residual_multiplier", 1.0):

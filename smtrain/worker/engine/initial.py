@@ -42,10 +42,13 @@ class RandomWeights:
 
     def _made(self, name: str) -> torch.Tensor:
         shape = self.shape(name)
-        if len(shape) == 1:
-            unit = 1.0 if self._shape.rules.unit_norms else 0.0
-            return torch.full(shape, 0.0 if name.endswith("bias") else unit)
         generator = _generator(self._seed, name)
+        if name.endswith(".A_log"):  # decays of a gated delta net
+            return torch.empty(shape).uniform_(0.01, 16, generator=generator).log_()
+        if len(shape) == 1:
+            net = self._shape.rules.linear is not None and f".{self._shape.rules.linear}." in name
+            unit = 1.0 if self._shape.rules.unit_norms or net else 0.0
+            return torch.full(shape, 0.0 if name.endswith("bias") and not net else unit)
         deviation = self._config.get("initializer_range", 0.02)
         if self._shape.family == "gpt2" and name.endswith("c_proj.weight"):
             deviation /= (2 * self._shape.layers) ** 0.5  # GPT-2 scales residual projections by the depth

@@ -53,6 +53,9 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("ministral3", {"num_key_value_heads": 2, "head_dim": 16}),
+    ("qwen3_5_text", {"num_hidden_layers": 5, "attention_bias": True}),
+    ("qwen3_5_text", {"layer_types": ["linear_attention"] * 2, "linear_num_key_heads": 2, "linear_value_head_dim": 8}),
+    ("qwen3_5_text", {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True, "head_dim": 16}),
     ("phi3", {"num_key_value_heads": 2}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
@@ -82,6 +85,7 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
         "ministral3": [],
         "gemma3_text": ["final_logit_softcapping"],
         "gemma4_text": ["final_logit_softcapping", "num_global_key_value_heads"],
+        "qwen3_5_text": ["layer_types"],
     }
     keys |= PLAIN.get(family, {})
     nulls = own.get(family, ["num_key_value_heads"])

@@ -86,6 +86,14 @@ def test_export_gives_back_the_model_bit_for_bit(tmp_path: Path, name: str, dtyp
 NEWER: dict[str, dict[str, Any]] = {
     "phi3": {"pad_token_id": 0},
     "ministral3": {"head_dim": 8},
+    "qwen3_5_text": {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "full_attention_interval": 2,
+    },
     "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
     "olmo2": {},

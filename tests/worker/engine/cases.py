@@ -76,6 +76,7 @@ def longrope(original: int) -> dict[str, Any]:
 
 
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
 _ALL: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
     "llama-kv4": config("llama", num_key_value_heads=4, attention_bias=True, mlp_bias=True),
@@ -170,6 +171,25 @@ _ALL: dict[str, dict[str, Any]] = {
         attention_bias=True,
         pad_token_id=0,
     ),
+    "qwen3_5": config("qwen3_5_text", linear_num_key_heads=4, linear_num_value_heads=8, **NET),
+    "qwen3_5-tied": config(
+        "qwen3_5_text",
+        linear_num_key_heads=4,
+        linear_num_value_heads=4,
+        num_key_value_heads=1,
+        vocab_size=509,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+        **NET,
+    ),
     "ministral3": config(
         "ministral3",
         rope_parameters={
@@ -215,9 +235,9 @@ def weights(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     out = {}
     shape = ModelShape.from_config(config)
-    unit = 1.0 if shape.rules.unit_norms else 0.0
     for spec in shape.specs:
-        noise = torch.randn(spec.shape, generator=generator) * 0.1
+        noise = torch.randn(spec.shape, generator=generator) * config["initializer_range"]
+        unit = shape.rules.unit_norms or ".linear_attn.norm." in spec.name
         out[spec.name] = noise + unit if len(spec.shape) == 1 and spec.name.endswith(("weight", "scalar")) else noise
         if spec.role is Role.HEAD_NORM and shape.rules.score_scale == 1:  # or scores reach the head size
             out[spec.name] *= 0.4

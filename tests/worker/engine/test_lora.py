@@ -39,6 +39,8 @@ CASES = [
     ("gemma4", "411", {}),
     ("gemma4", "221 sp full", {"targets": ["v_proj", "o_proj"]}),
     ("granite", "122 full", {}),
+    ("qwen3_5", "221 sp", {}),
+    ("qwen3_5-tied", "122 full", {"targets": ["in_proj_qkv", "in_proj_a", "out_proj", "q_proj"]}),
     ("smollm3", "212 sp", {"targets": ["q_proj", "down_proj"]}),
 ]
 

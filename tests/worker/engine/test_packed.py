@@ -23,6 +23,8 @@ MESHES = {
     "granite": ["411"],
     "phi3-long": ["221 sp", "122"],
     "phi3-short": ["212"],
+    "qwen3_5": ["221 sp", "122 full", "411"],
+    "qwen3_5-tied": ["212 m1"],
 }
 
 
@@ -41,7 +43,7 @@ def test_losses_and_norms_are_those_of_the_samples_alone(name: str, four: World,
         assert norm.max() < 1e-5, (text, norm)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gpt_neox", "qwen3_5"])
 @pytest.mark.parametrize("text", ["221 sp", "122"])
 def test_logits_are_those_of_the_samples_alone(name: str, text: str, four: World, solo: World) -> None:
     alone = solo.run(packed.logits_alone, CONFIGS[name])[0]

@@ -14,27 +14,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.comm import to_device
+from smtrain.worker.engine.native.delta import Documents
 from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
 Turn = Callable[[torch.Tensor, torch.Tensor], Any]
+Sight = int | Literal["state"] | None
+"""A layer's view of a row: a window of tokens, all of it (None), or a state that runs along it."""
 
 
 class AttentionContext:
     """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
 
     def __init__(
-        self, rotary: Mapping[bool, Turn], windows: tuple[int | None, ...], dtype: torch.dtype, device: torch.device,
+        self, rotary: Mapping[bool, Turn], sights: tuple[Sight, ...], dtype: torch.dtype, device: torch.device,
         head_dim: int, compiled: bool,
     ) -> None:  # fmt: skip
         """`rotary` has the embedding of layers without a window (False), and that of the others if it differs."""
-        self._rotary, self._windows, self._dtype, self._device = rotary, windows, dtype, device
+        self._rotary, self._dtype, self._device = rotary, dtype, device
+        self._windows = tuple(None if sight == "state" else sight for sight in sights)
+        self._states = tuple(sight == "state" for sight in sights)
         self._head_dim, self._compiled, self._said = head_dim, compiled, False
         self._kept: tuple[tuple[int, int], Any] | None = None
         self._index = torch.empty(0, dtype=torch.int32)
@@ -43,6 +48,8 @@ class AttentionContext:
         self, batch: int, length: int, segments: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[Any], list[Any]]:
         """Positions [B or 1, S], and each layer's rotary embeddings and mask (None: causal over the whole row).
+
+        The mask of a layer with a state is `Documents`.
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
         row; None makes every row one sample.
@@ -84,7 +91,15 @@ class AttentionContext:
         back = self._back(length)
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
         masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
-        return *self._places(batch, positions), [masks[window] for window in self._windows]
+        documents = Documents(number, self._bounds(positions)) if any(self._states) else None
+        each = zip(self._states, self._windows, strict=True)
+        return *self._places(batch, positions), [documents if state else masks[window] for state, window in each]
+
+    def _bounds(self, positions: torch.Tensor) -> torch.Tensor | None:
+        if self._device.type != "cuda":
+            return None
+        begins = (positions.flatten() == 0).nonzero().flatten()
+        return to_device(torch.cat([begins, begins.new_tensor([positions.numel()])]).int(), self._device)
 
     def _masks(self, length: int) -> list[torch.Tensor | None]:
         cuts = [window if window is not None and length > window else None for window in self._windows]

@@ -27,13 +27,13 @@ class Layers:
     """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its input."""
 
     def __init__(
-        self, blocks: Sequence[Any], attention: str, options: ParallelOptions, dropout: Dropout | None, device: str
-    ) -> None:
-        """`attention` is the name of a block's attention module."""
+        self, blocks: Sequence[Any], mixers: Sequence[Any], options: ParallelOptions, dropout: Dropout | None,
+        device: str,
+    ) -> None:  # fmt: skip
+        """`mixers` are the blocks' modules that look at other tokens."""
         self._dropout, self._whole = dropout, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
-            for block in blocks:
-                module = getattr(block, attention)
+            for module in mixers:
                 module.forward = self._again(module.forward)
         if options.compile:
             if fault := compiler_fault(device):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.gradients import Trained, flat_parameters
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
@@ -90,10 +91,9 @@ class Stage(nn.Module):
         if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
-        attention = FAMILIES[layout.shape.family].attention
-        self.layers = Layers(self.blocks, attention, options, self.dropout, mesh.device.type)
+        self.layers = Layers(self.blocks, self.mixers, options, self.dropout, mesh.device.type)
         self.context = AttentionContext(
-            self.rotary, self.described.windows, self.dtype, mesh.device, layout.shape.widest_head, options.compile
+            self.rotary, self._sights(), self.dtype, mesh.device, layout.shape.widest_head, options.compile
         )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -129,6 +129,13 @@ class Stage(nn.Module):
         self.blocks: list[Any] = list(own.values())
         for block in self.blocks if family.full_sizes else ():  # Gemma 4: for assistants that share keys and values
             block.self_attn.store_full_length_kv = False
+        self.mixers: list[Any] = []
+        """The module of each block that looks at other tokens: attention, or a gated delta net."""
+        for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
+            net = shape.by_layer[i].delta is not None
+            self.mixers.append(getattr(block, (family.linear or "") if net else family.attention))
+            if net:
+                keep_apart(self.mixers[-1])
 
     def _make_parameters(self) -> None:
         """Make all parameters views of one flat buffer."""
@@ -168,9 +175,10 @@ class Stage(nn.Module):
                 return args, {**kwargs, "hidden_states": self._enter(kwargs["hidden_states"])}
             return (self._enter(args[0]), *args[1:]), kwargs
 
-        for i, block in zip(layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
+        for i, block, attention in zip(layout.layers(self.mesh.pp_rank), self.blocks, self.mixers, strict=True):
+            if hasattr(attention, "conv1d"):
+                cut_net(attention, tp)
             kv_heads = len(layout.kv_slots(self.mesh.tp_rank, layout.shape.by_layer[i].kv_heads))
-            attention = getattr(block, FAMILIES[layout.shape.family].attention)
             if layout.shape.rules.fused:  # its forward pass cuts the product by these
                 attention.config = copy.copy(attention.config)
                 attention.config.num_attention_heads = layout.shape.heads // tp
@@ -193,6 +201,11 @@ class Stage(nn.Module):
                 setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
             elif turned:
                 module.nf = module.weight.shape[1]
+
+    def _sights(self) -> tuple[int | Literal["state"] | None, ...]:
+        """Each layer's view of a row, for `AttentionContext`."""
+        by_layer = zip(self.described.windows, self.layout.shape.by_layer, strict=True)
+        return tuple(window if kind.delta is None else "state" for window, kind in by_layer)
 
     def _widen_norms(self, attention: Any) -> None:
         """Let the norms over all heads see those of the other ranks."""

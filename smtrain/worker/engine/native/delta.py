@@ -1,0 +1,169 @@
+"""Gated delta nets (Qwen3.5's linear attention; Yang et al. 2024, arXiv 2412.06464) whose documents stay apart.
+
+A layer's state and its convolution run through the whole row, and transformers can stop them between documents only
+with two CUDA packages. Here masks stop them, so a row of any documents has the same shapes: Neuron compiles one graph,
+and memory does not depend on the documents. A state is kept as in transformers' own torch form: exact sums within
+chunks of 64 tokens, one matrix per head from chunk to chunk. The rule is computed again in the backward pass, since it
+would keep about twenty vectors for each token and head. On CUDA transformers' own forward pass runs if the packages are
+there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 64
+"""Tokens that are computed together; transformers' default."""
+
+
+class Documents(NamedTuple):
+    """The documents of packed rows."""
+
+    number: torch.Tensor
+    """[B, S] on the device: a number for each document of a row."""
+    bounds: torch.Tensor | None
+    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of documents in all rows, one after the other."""
+
+
+def cut_net(net: Any, tp: int) -> None:
+    """Tell a net of transformers that it has only the heads of one of `tp` ranks."""
+    net.num_k_heads, net.num_v_heads = net.num_k_heads // tp, net.num_v_heads // tp
+    net.key_dim, net.value_dim, net.conv_dim = net.key_dim // tp, net.value_dim // tp, net.conv_dim // tp
+
+
+def keep_apart(net: Any) -> None:
+    """Let the attention mask of a net of transformers be `Documents`, or None for rows of one document."""
+    whole = net.forward
+
+    def forward(hidden_states: torch.Tensor, attention_mask: Documents | None = None, **_: Any) -> torch.Tensor:
+        if hidden_states.is_cuda and has_kernels():
+            return _with_kernels(whole, hidden_states, attention_mask)
+        return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number)
+
+    net.forward = forward
+
+
+def has_kernels() -> bool:
+    """Whether the CUDA packages are installed that transformers uses for these layers."""
+    return all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))
+
+
+def _with_kernels(whole: Any, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    """transformers' forward pass; the packages know documents of one long row only."""
+    if documents is None:
+        plain: torch.Tensor = whole(hidden_states=x)
+        return plain
+    number = torch.arange(len(x), dtype=torch.int32, device=x.device)[:, None] * x.shape[1] + documents.number
+    row = whole(hidden_states=x.flatten(0, 1)[None], seq_idx=number.view(1, -1), cu_seq_lens_q=documents.bounds)
+    out: torch.Tensor = row.view(x.shape)
+    return out
+
+
+def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
+    inputs = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+    # Only these are kept for the backward pass.
+    y: torch.Tensor = checkpoint(_mixed, net, *inputs, number, use_reentrant=False, preserve_rng_state=False)
+    z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
+    out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).view(*x.shape[:2], -1))
+    return out
+
+
+def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
+    """[B, S, heads, D]: what the heads give, before their norm."""
+    convolved = F.silu(_convolved(qkv, net.conv1d.weight[:, 0], number))
+    keys, times = net.key_dim, net.num_v_heads // net.num_k_heads
+    q, k, v = torch.split(convolved, [keys, keys, net.value_dim], -1)
+
+    def heads(x: torch.Tensor, often: int, size: int) -> torch.Tensor:
+        """fp32 [B, heads, S, D]; each key head serves `often` neighbours."""
+        x = x.reshape(*x.shape[:2], -1, 1, size).expand(-1, -1, -1, often, -1).flatten(2, 3)
+        return x.transpose(1, 2).float()
+
+    q, k = (_unit(heads(x, times, net.head_k_dim)) for x in (q, k))
+    decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
+    beta = b.sigmoid().float().transpose(1, 2)
+    out = delta_rule(q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta, number)
+    return out.transpose(1, 2).to(qkv.dtype)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
+    """Sum `x` [B, S, C] and the tokens before it of its document, times `weight` [C, taps], whose last is its own."""
+    taps, length = weight.shape[1], x.shape[1]
+    out = x * weight[:, -1]
+    for back in range(1, taps):
+        before = F.pad(x, (0, 0, back, 0))[:, :length]
+        if number is not None:
+            same = F.pad(number, (back, 0), value=-1)[:, :length] == number
+            before = before * same[..., None].to(x.dtype)
+        out = out + before * weight[:, taps - 1 - back]
+    return out
+
+
+def delta_rule(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor,
+    number: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Read a state with queries while it decays and learns v for k at the rate beta; returns [B, heads, S, D].
+
+    All in fp32: q and k are [B, heads, S, K] of length 1, v is [B, heads, S, D]; `decay` (its logarithm, at most 0) and
+    `beta` are [B, heads, S]. The state is emptied when `number` [B, S] changes.
+    """
+    length = v.shape[2]
+    more = -length % CHUNK
+    q, k, v = (_chunks(F.pad(x, (0, 0, 0, more))) for x in (q * q.shape[-1] ** -0.5, k, v))
+    decay, beta = (_chunks(F.pad(x, (0, more))[..., None]) for x in (decay, beta))
+    if number is None:
+        number = torch.zeros(1, length, dtype=torch.int32, device=v.device)
+    number = _chunks(F.pad(number, (0, more), value=-1)[:, None, :, None])  # [B, 1, chunks, CHUNK, 1]
+    last = number[..., -1:, :]
+    before = F.pad(last, (0, 0, 0, 0, 1, 0), value=-2)[:, :, :-1]  # the last document of the chunk before
+    index = torch.arange(CHUNK, dtype=torch.int32, device=v.device)
+    seen = (number == number.transpose(-1, -2)) & (index[:, None] >= index)
+    total = seen.float() @ decay  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
+    between = (total - total.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
+    entering = torch.where(number == before, total, -torch.inf).exp()
+    leaving = torch.where(number == last, total[..., -1:, :] - total, -torch.inf).exp()
+    through = torch.where(last == before, total[..., -1:, :], -torch.inf).exp()
+
+    system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
+    learned, known = system @ (v * beta), system @ (k * beta * entering)
+    within, q, k = (q @ k.transpose(-1, -2)) * between, q * entering, (k * leaving).transpose(-1, -2)
+    state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
+    for i in range(v.shape[2]):
+        new = learned[:, :, i] - known[:, :, i] @ state
+        out.append(q[:, :, i] @ state + within[:, :, i] @ new)
+        state = state * through[:, :, i] + k[:, :, i] @ new
+    return torch.cat(out, 2)[:, :, :length]
+
+
+def _chunks(x: torch.Tensor) -> torch.Tensor:
+    """[B, heads, chunks, CHUNK, D] of [B, heads, S, D]."""
+    return x.reshape(*x.shape[:2], -1, CHUNK, x.shape[-1])
+
+
+def _inverse(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of 1 + what is below the diagonal of `x` [..., CHUNK, CHUNK].
+
+    By halves, as Neuron has no triangular solver: blocks of 1, 2, 4... on the diagonal are inverted, and
+    [[A, 0], [C, B]] has the inverse [[A', 0], [-B' C A', B']].
+    """
+    size = x.shape[-1]
+    inverse, width = torch.ones(*x.shape[:-2], size, 1, 1, dtype=x.dtype, device=x.device), 1
+    while width < size:
+        pairs = size // width // 2
+        blocks = x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width)
+        below = torch.diagonal(blocks[..., 1, :, :, 0, :], dim1=-4, dim2=-2).movedim(-1, -3)
+        a, b = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        top = torch.cat([a, torch.zeros_like(a)], -1)
+        inverse = torch.cat([top, torch.cat([-(b @ below @ a), b], -1)], -2)
+        width *= 2
+    return inverse.squeeze(-3)
