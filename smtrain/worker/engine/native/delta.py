@@ -27,7 +27,7 @@ class Documents(NamedTuple):
     number: torch.Tensor
     """[B, S] on the device: a number for each document of a row."""
     bounds: torch.Tensor | None
-    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of documents in all rows, one after the other."""
+    """int32 [documents + 1] on the device, if it is CUDA: the first tokens of all documents, in rows put end to end."""
 
 
 def cut_net(net: Any, tp: int) -> None:
@@ -75,7 +75,7 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None) -> torch.Te
 
 def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
     """[B, S, heads, D]: what the heads give, before their norm."""
-    convolved = F.silu(_convolved(qkv, net.conv1d.weight[:, 0], number))
+    convolved = F.silu(_convolved(qkv, net.conv1d.weight.squeeze(1), number))
     keys, times = net.key_dim, net.num_v_heads // net.num_k_heads
     q, k, v = torch.split(convolved, [keys, keys, net.value_dim], -1)
 
@@ -97,14 +97,14 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 def _convolved(x: torch.Tensor, weight: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
     """Sum `x` [B, S, C] and the tokens before it of its document, times `weight` [C, taps], whose last is its own."""
-    taps, length = weight.shape[1], x.shape[1]
-    out = x * weight[:, -1]
-    for back in range(1, taps):
-        before = F.pad(x, (0, 0, back, 0))[:, :length]
+    length, (own, *others) = x.shape[1], reversed(weight.unbind(1))
+    out = x * own
+    for back, tap in enumerate(others[: length - 1], start=1):
+        before = _padded(_first(x, length - back, 1), 1, first=back)
         if number is not None:
-            same = F.pad(number, (back, 0), value=-1)[:, :length] == number
+            same = _padded(number[:, : length - back], 1, -1, first=back) == number
             before = before * same[..., None].to(x.dtype)
-        out = out + before * weight[:, taps - 1 - back]
+        out = out + before * tap
     return out
 
 
@@ -119,30 +119,45 @@ def delta_rule(
     """
     length = v.shape[2]
     more = -length % CHUNK
-    q, k, v = (_chunks(F.pad(x, (0, 0, 0, more))) for x in (q * q.shape[-1] ** -0.5, k, v))
-    decay, beta = (_chunks(F.pad(x, (0, more))[..., None]) for x in (decay, beta))
     if number is None:
         number = torch.zeros(1, length, dtype=torch.int32, device=v.device)
-    number = _chunks(F.pad(number, (0, more), value=-1)[:, None, :, None])  # [B, 1, chunks, CHUNK, 1]
+    q, k, v, decay, beta = (
+        _chunks(_padded(x, 2, last=more)) for x in (q * q.shape[-1] ** -0.5, k, v, decay[..., None], beta[..., None])
+    )
+    number = _chunks(_padded(number[:, None, :, None], 2, -1, last=more))  # [B, 1, chunks, CHUNK, 1]
     last = number[..., -1:, :]
-    before = F.pad(last, (0, 0, 0, 0, 1, 0), value=-2)[:, :, :-1]  # the last document of the chunk before
+    before = _padded(last[:, :, :-1], 2, -2, first=1)  # the last document of the chunk before
     index = torch.arange(CHUNK, dtype=torch.int32, device=v.device)
     seen = (number == number.transpose(-1, -2)) & (index[:, None] >= index)
     total = seen.float() @ decay  # from the document's or the chunk's beginning; Neuron has no kernel for cumsum
+    end = torch.split(total, [CHUNK - 1, 1], -2)[1]
     between = (total - total.transpose(-1, -2)).masked_fill(~seen, -torch.inf).exp()
     entering = torch.where(number == before, total, -torch.inf).exp()
-    leaving = torch.where(number == last, total[..., -1:, :] - total, -torch.inf).exp()
-    through = torch.where(last == before, total[..., -1:, :], -torch.inf).exp()
+    leaving = torch.where(number == last, end - total, -torch.inf).exp()
+    through = torch.where(last == before, end, -torch.inf).exp()
 
     system = _inverse((k * beta @ k.transpose(-1, -2)) * between)
     learned, known = system @ (v * beta), system @ (k * beta * entering)
     within, q, k = (q @ k.transpose(-1, -2)) * between, q * entering, (k * leaving).transpose(-1, -2)
     state, out = v.new_zeros(*v.shape[:2], k.shape[-2], v.shape[-1]), []
-    for i in range(v.shape[2]):
-        new = learned[:, :, i] - known[:, :, i] @ state
-        out.append(q[:, :, i] @ state + within[:, :, i] @ new)
-        state = state * through[:, :, i] + k[:, :, i] @ new
-    return torch.cat(out, 2)[:, :, :length]
+    chunks = (x.unbind(2) for x in (q, k, within, learned, known, through))
+    for q_, k_, within_, learned_, known_, through_ in zip(*chunks, strict=True):
+        new = learned_ - known_ @ state
+        out.append(q_ @ state + within_ @ new)
+        state = state * through_ + k_ @ new
+    return _first(torch.cat(out, 2), length, 2)
+
+
+def _first(x: torch.Tensor, count: int, dim: int) -> torch.Tensor:
+    """The first numbers along a dimension; a slice's gradient is written into a slice, which Neuron cannot."""
+    return torch.split(x, [count, x.shape[dim] - count], dim)[0]
+
+
+def _padded(x: torch.Tensor, dim: int, value: int = 0, first: int = 0, last: int = 0) -> torch.Tensor:
+    """`x` with `value` before and behind it; F.pad writes into a slice."""
+    sizes = ((*x.shape[:dim], n, *x.shape[dim + 1 :]) for n in (first, last))
+    before, behind = (x.new_full(size, value) for size in sizes)
+    return torch.cat([before, x, behind], dim) if first or last else x
 
 
 def _chunks(x: torch.Tensor) -> torch.Tensor:
@@ -160,9 +175,10 @@ def _inverse(x: torch.Tensor) -> torch.Tensor:
     inverse, width = torch.ones(*x.shape[:-2], size, 1, 1, dtype=x.dtype, device=x.device), 1
     while width < size:
         pairs = size // width // 2
-        blocks = x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width)
-        below = torch.diagonal(blocks[..., 1, :, :, 0, :], dim1=-4, dim2=-2).movedim(-1, -3)
-        a, b = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        lower = x.reshape(*x.shape[:-2], pairs, 2, width, pairs, 2, width).unbind(-5)[1].unbind(-2)[0]
+        own = torch.eye(pairs, dtype=x.dtype, device=x.device)[:, None, :, None]
+        below = (lower * own).sum(-2)
+        a, b = inverse.reshape(*inverse.shape[:-3], pairs, 2, width, width).unbind(-3)
         top = torch.cat([a, torch.zeros_like(a)], -1)
         inverse = torch.cat([top, torch.cat([-(b @ below @ a), b], -1)], -2)
         width *= 2

@@ -92,6 +92,8 @@ FEATURES: dict[str, tuple[str, str, str]] = {
     "Granite": ("111", "train", "granite"),
     "Phi-3": ("111", "train", "phi3-partial"),
     "Ministral 3": ("111", "train", "ministral3"),
+    "Qwen3.5": ("111", "train", "qwen3_5"),
+    "Qwen3.5, packed rows": ("111", "packed", "qwen3_5"),
     "packed rows, SFT": ("111", "packed", "llama"),
     "LoRA with dropout": ("111", "lora", "llama"),
     "evaluation and the next token": ("411", "look", "llama-tied-509"),

@@ -27,6 +27,7 @@ ALL = [
     ("llama", "221 sp bf16"), ("llama-tied-509", "122 bf16 full"), ("gemma3", "221 sp"), ("olmo2", "411 sp"),
     ("granite", "122"), ("phi3", "212 sp"), ("smollm3-window", "141 m1"), ("olmo3", "122 m2"), ("ministral3", "221"),
     ("phi3-long", "221 sp"),
+    ("qwen3_5", "221 sp"),
 ]  # fmt: skip
 
 
@@ -54,7 +55,9 @@ def test_one_process_has_the_cpu_s_numbers(solo: World, neuron_solo: World, tmp_
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "text"), [("gpt2-509", "411"), ("llama", "221 sp"), ("mistral-window", "122")])
+@pytest.mark.parametrize(("name", "text"), [
+    ("gpt2-509", "411"), ("llama", "221 sp"), ("mistral-window", "122"), ("qwen3_5", "221 sp"),
+])  # fmt: skip
 def test_packed_rows_have_the_cpu_s_numbers(name: str, text: str, four: World, neuron: World) -> None:
     limits = Limits(missing=imitation.KERNELLESS)
     expected = four.run(packed.train, CONFIGS[name], mesh(text), 3)
