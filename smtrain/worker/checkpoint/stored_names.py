@@ -7,6 +7,7 @@ the numbers alone, so both are read.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -204,6 +205,13 @@ def unknown(name: str, names: Mapping[str, Slab], shape: ModelShape, location: o
         "describes it; take the config.json that was saved with these weights, or save the model without this tensor.",
         code="checkpoint.other_model",
     )
+
+
+def left_out(names: Iterable[str], shape: ModelShape) -> str:
+    """The sentence for tensors that are no part of the text model, which alone is trained and written."""
+    counts = Counter(next(start for start in shape.rules.ignored if name.startswith(start)) for name in names)
+    shown = ", ".join(f"{start}* ({count})" for start, count in sorted(counts.items()))
+    return f"ignoring tensors that are no part of {with_article(shape.family)} model: {shown}"
 
 
 def wrong_shape(name: str, slab: Slab, wanted: tuple[int, ...], shape: ModelShape, location: object) -> CheckpointError:

@@ -62,6 +62,11 @@ COMBINATIONS = [
     ("olmo2", "211 m2 bf16 sp"),
     ("granite", "111 m2 bf16"),
     ("smollm3", "211 m2"),
+    ("qwen3_5_text", "111 m2"),
+    ("qwen3_5_text", "111 m2 full bf16"),
+    ("qwen3_5_text", "221 m1 bf16 sp"),
+    ("qwen3_5_text", "122 m2"),
+    ("qwen3_5_text", "211 m1 selective"),
 ]
 
 
@@ -77,6 +82,9 @@ def model(family: str) -> dict[str, Any]:
         sizes |= {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"] * 2}
     if family in ("mistral", "gemma3_text", "gemma4_text"):
         sizes["sliding_window"] = 32
+    if family == "qwen3_5_text":
+        sizes |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+        sizes |= {"linear_key_head_dim": 24, "linear_value_head_dim": 32}
     if family == "smollm3":
         sizes["pad_token_id"] = 0
     if family in ("gemma3_text", "gemma4_text"):
@@ -97,6 +105,8 @@ ADAPTED = [
     ("gpt_neox", "111 m2 selective bf16"),
     ("gemma4_text", "111 m2 bf16"),
     ("gemma4_text", "221 m1 sp"),
+    ("qwen3_5_text", "111 m2"),
+    ("qwen3_5_text", "211 m1 bf16 sp"),
 ]
 """With LoRA on all linears."""
 

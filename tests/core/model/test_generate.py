@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -126,6 +126,20 @@ def test_a_family_without_other_forms_goes_to_a_native_checkpoint_and_back(tmp_p
     for form in (Nxd(tp=1), Megatron(tp=1)):
         with pytest.raises(CheckpointError, match=f"{name} models are not converted from or to"):
             convert(folder, tmp_path / "other", to=form)
+
+
+def test_tensors_next_to_a_text_model_are_left_out_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make(tmp_path / "model", "qwen3_5_text")
+    held = load_file(folder / "model.safetensors")
+    more = {"mtp.norm.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2, 2), "model.visual.x.weight": torch.ones(3)}
+    save_file({**held, **more}, folder / "model.safetensors", {"format": "pt"})
+    convert(folder, tmp_path / "native", to=Native())
+    assert "no part of a qwen3_5_text model: model.visual.* (1), mtp.* (2)" in caplog.text
+    convert(tmp_path / "native", tmp_path / "out", to=HuggingFace(), config=folder)
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == held.keys()
+    save_file({**held, "model.more.weight": torch.ones(2)}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds model\.more\.weight, which is no parameter"):
+        convert(folder, tmp_path / "other", to=Native())
 
 
 def test_text_depends_on_the_prompt_and_the_seed_alone(tmp_path: Path) -> None:

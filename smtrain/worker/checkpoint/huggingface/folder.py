@@ -5,6 +5,7 @@ Weights are read from safetensors, or else from torch's `pytorch_model.bin`.
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 
+log = logging.getLogger(__name__)
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 _SAMPLED = 64
@@ -111,9 +113,12 @@ class HFSource(WeightSource):
                 raise CheckpointError(
                     f"{self._place}: {spec.name} has the type {slab.dtype.code}; save the model in bf16 or fp32."
                 )
-        for name in slabs:
+        ignored = {name for name in slabs if name.startswith(self._shape.rules.ignored)}
+        for name in (name for name in slabs if name not in ignored):
             if not (self._shape.tied and name == head) and not COMPUTED.search(name):
                 raise stored_names.unknown(name, every, self._shape, self._place)
+        if ignored and os.environ.get("RANK", "0") == "0":
+            log.warning("%s: %s", self._place, stored_names.left_out(ignored, self._shape))
         self._head = slabs.get(head) if self._shape.tied else None
         if self._head is not None:
             self._refuse_untied(self._head)
