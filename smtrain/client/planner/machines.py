@@ -237,10 +237,15 @@ def layers_of(layers: int, pp: int, stage: int) -> int:
     return each + (stage >= pp - extra)
 
 
+def stage_layers(shape: ModelShape, pp: int, stage: int) -> tuple[ModelShape, ...]:
+    """A pipeline stage's part of `ModelShape.by_layer`."""
+    first = sum(layers_of(shape.layers, pp, s) for s in range(stage))
+    return shape.by_layer[first : first + layers_of(shape.layers, pp, stage)]
+
+
 def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Counter[ModelShape]:
     """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
-    first = sum(layers_of(shape.layers, pp, s) for s in range(stage)) if len(shape.kinds) > 1 else 0
-    return Counter(shape.by_layer[first : first + layers_of(shape.layers, pp, stage)])
+    return Counter(stage_layers(shape, pp, stage))
 
 
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:

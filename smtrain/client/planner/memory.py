@@ -8,10 +8,21 @@ transformers. docs/planner-formulas.md derives them and compares them with measu
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, cut, stage_kinds, stage_numbers, trained_numbers
-from smtrain.core.model.families import ModelShape
+from smtrain.client.planner.machines import (
+    GIB,
+    Machine,
+    Mesh,
+    Work,
+    cut,
+    stage_kinds,
+    stage_layers,
+    stage_numbers,
+    trained_numbers,
+)
+from smtrain.core.model.families import DeltaSizes, ModelShape
 from smtrain.core.model.lora import AdapterShape, Lora
 
 # Outside of tensors: the runtime, buffers of collectives, loaded graphs. An assumption, not yet measured on a device.
@@ -19,6 +30,7 @@ RUNTIME = 1.0 * GIB
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
+CHUNK = 64  # tokens that a gated delta net computes together (worker/engine/native/delta.py)
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     norms = len(shape.rules.block_norms) * _norm_bytes(shape, w)
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + 4 * w * i
+    if shape.delta is not None:
+        return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + 4 * w * i
     attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
@@ -140,12 +154,52 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
     if shape.rules.value_norm:  # keys that are also values are kept once, but for their copies in fp32
         attention += 0.0 if shape.values_are_keys and w == 4 else 4 * kv
+    if shape.rules.gated:
+        attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
     return norms * part + 2 * w * h + attention + 4 * w * i
 
 
 def _norm_bytes(shape: ModelShape, w: int) -> float:
     """Bytes that an RMSNorm saves for each number: its input in fp32, and its output before the weight."""
     return 8 if shape.rules.wide_norms else 4 + w
+
+
+def _saved_by_net(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
+    """Bytes per token that a gated delta net saves: q, k and v before the convolution, and the norm of its output.
+
+    The rest is computed again in the backward pass (`_net_again`).
+    """
+    w, values, heads = work.width, net.values / mesh.tp, net.value_heads / mesh.tp
+    kept = w * (2 * net.keys / mesh.tp + values + 2 * heads) + 4 * heads + (12 + w) * values
+    if work.lora is None:
+        return kept + 2 * w * values  # for the gradients of the norm's weight and of out_proj
+    targets = {*work.lora.targets}
+    entry = targets & {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"}
+    kept += w * (work.shape.hidden * bool(entry) + values * ("out_proj" in targets))
+    return kept + w * work.lora.rank * len(entry | targets & {"out_proj"})
+
+
+# fp32 numbers for each token and value head at the peak of a delta rule's backward pass, by bytes of an activation:
+# per number of q, k and v before the convolution, per number of a key, the same if key heads are repeated, per number
+# of a value, per number of a state at each chunk, and 64; for one chunk, and for many. Fitted to peaks of 11 sizes
+# (within 2 %), as the order in which autograd frees them decides.
+_NET_AGAIN = {
+    4: ((6.55, 5.29, 3.03, 4.77, 2.00, 8.38), (6.42, 8.88, 3.61, 2.31, 1.70, 9.64)),
+    2: ((3.87, 7.90, 0.86, 6.04, 1.79, 8.15), (3.89, 10.44, 1.40, 3.55, 2.00, 9.49)),
+}
+
+
+def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
+    """Bytes of a micro-batch at the peak of a gated delta net's backward pass, which `_saved_by_net` does not count."""
+    mixed, heads = 2 * net.keys + net.values, net.value_heads
+    repeated = net.key_dim * (net.value_heads > net.key_heads)
+    sizes = (mixed / heads, net.key_dim, repeated, net.value_dim, net.key_dim * net.value_dim / CHUNK, CHUNK)
+    chunks = -(-work.seq_len // CHUNK)
+    one, many = (sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width])
+    tokens = chunks * CHUNK * mesh.micro_batch
+    again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
+    # Frozen taps of the convolution do not need their inputs.
+    return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)
 
 
 def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
@@ -165,6 +219,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     kept += w * (part + i) if neox else len(shape.rules.block_norms) * 4 * part + 3 * w * i
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native saves only the input of attention
         return kept + w * h
+    if shape.delta is not None:
+        return kept + _saved_by_net(work, mesh, shape.delta)
     kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
     if mesh.recompute != "selective":
         kept += _scores(work, mesh)
@@ -214,6 +270,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
+    moments += _net_moments(work, mesh, stage, saved, kept)
     if not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
@@ -230,6 +287,32 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         moments.append((kept + ends, logits, 0.0))
         moments.append((kept + ends, w * rows, (0 if work.lora else w * held.head) + w * whole))
     return moments
+
+
+def _net_moments(
+    work: Work, mesh: Mesh, stage: int, saved: Mapping[Work, float], kept: float
+) -> Iterator[tuple[float, float, float]]:
+    """(activations, logits, temporary buffers) when the stage's last gated delta net is computed again."""
+    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
+    layers = stage_layers(shape, mesh.pp, stage)
+    last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
+    if last is None or shape.delta is None:
+        return
+    net = replace(work, shape=layers[last])
+    values, inner = shape.delta.values / mesh.tp, shape.intermediate / mesh.tp
+    part = shape.hidden / _along_sequence(mesh)
+    # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and its output's norm.
+    gone = saved[net] - tokens * (
+        w * (2 * shape.delta.keys / mesh.tp + values + shape.hidden) + _norm_bytes(shape, w) * part
+    )
+    if mesh.recompute == "full":
+        kept += saved[net] - w * part * tokens * (len(layers) - 1 - last)
+    else:
+        kept -= sum(saved[replace(work, shape=kind)] for kind in layers[last + 1 :])
+    if mesh.recompute == "selective":
+        gone = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(shape, w) * part)
+        kept += tokens * w * (2 * shape.delta.keys / mesh.tp + values)
+    yield kept - gone, 0.0, _net_again(net, mesh, shape.delta) + 2 * tokens * w * shape.hidden
 
 
 def _step_buffers(machine: Machine, width: int, shard: int) -> float:

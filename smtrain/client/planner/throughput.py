@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
+from smtrain.client.planner.memory import CHUNK
 from smtrain.core.facts import table
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
@@ -155,9 +156,17 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     again = 0.0
     if mesh.recompute == "selective" and not work.gathers_again:  # engine native repeats the module's matrices
         again = 2.0 * shape.hidden * shape.head_dim * (shape.heads / mesh.tp + held.kv_heads) / held.layer
+        if shape.delta is not None:
+            again = 2.0 * shape.hidden * (shape.delta.keys + 1.5 * shape.delta.values) / mesh.tp / held.layer
     layer = (_DENSE[mesh.recompute] + again - frozen) * 2.0 * held.layer * tokens / rate
     slow = k.fused_attention if work.fused_attention else k.unfused_attention
     scores = _SCORES[mesh.recompute] * 4.0 * shape.heads * shape.head_dim / mesh.tp * span * tokens * slow / rate
+    if shape.delta is not None:
+        # Within chunks, and with the state of the chunk before; once more, as the rule is always computed again.
+        key, value = shape.delta.key_dim, shape.delta.value_dim
+        each = 6.0 * key * value + 2.0 * CHUNK * (3 * key + 2 * value)
+        passes = _SCORES[mesh.recompute] + 1
+        scores = passes * shape.delta.value_heads / mesh.tp * each * tokens * k.unfused_attention / rate
     return layer, scores
 
 

@@ -272,6 +272,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "qwen3_5_text",
             linear="linear_attn",
+            wide_norms=True,
             full_every=4,
             qk_norm="head",
             gated=True,

@@ -6,6 +6,7 @@ Weights are read from safetensors, or else from torch's `pytorch_model.bin`.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from functools import partial
 from pathlib import Path
