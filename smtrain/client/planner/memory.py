@@ -30,7 +30,6 @@ RUNTIME = 1.0 * GIB
 # Host memory of a training process before anything is loaded: Python, torch, the graphs' host side. An assumption that
 # gives 340 to 410 GB for 70B with asynchronous saves, where NxD Training's known issues report 270 to 482 GB.
 PROCESS = 8.0 * GIB
-CHUNK = 64  # tokens that a gated delta net computes together (worker/engine/native/delta.py)
 
 
 @dataclass(frozen=True)
@@ -193,10 +192,10 @@ def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     """Bytes of a micro-batch at the peak of a gated delta net's backward pass, which `_saved_by_net` does not count."""
     mixed, heads = 2 * net.keys + net.values, net.value_heads
     repeated = net.key_dim * (net.value_heads > net.key_heads)
-    sizes = (mixed / heads, net.key_dim, repeated, net.value_dim, net.key_dim * net.value_dim / CHUNK, CHUNK)
-    chunks = -(-work.seq_len // CHUNK)
+    sizes = (mixed / heads, net.key_dim, repeated, net.value_dim, net.key_dim * net.value_dim / net.CHUNK, net.CHUNK)
+    chunks = -(-work.seq_len // net.CHUNK)
     one, many = (sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width])
-    tokens = chunks * CHUNK * mesh.micro_batch
+    tokens = chunks * net.CHUNK * mesh.micro_batch
     again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
     # Frozen taps of the convolution do not need their inputs.
     return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)

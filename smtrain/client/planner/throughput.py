@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from smtrain.client.planner.machines import Machine, Mesh, Work, cut, stage_kinds, trained_numbers
-from smtrain.client.planner.memory import CHUNK
 from smtrain.core.facts import table
 
 # Passes over a layer's matrix products and over its attention scores: forward 1, backward 2, recomputation 1.
@@ -164,7 +163,7 @@ def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: floa
     if shape.delta is not None:
         # Within chunks, and with the state of the chunk before; once more, as the rule is always computed again.
         key, value = shape.delta.key_dim, shape.delta.value_dim
-        each = 6.0 * key * value + 2.0 * CHUNK * (3 * key + 2 * value)
+        each = 6.0 * key * value + 2.0 * shape.delta.CHUNK * (3 * key + 2 * value)
         passes = _SCORES[mesh.recompute] + 1
         scores = passes * shape.delta.value_heads / mesh.tp * each * tokens * k.unfused_attention / rate
     return layer, scores

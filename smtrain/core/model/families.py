@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.blocks import Role as Role
@@ -500,6 +500,8 @@ class DeltaSizes:
     value_dim: int
     taps: int
     """Tokens that the convolution before it sees."""
+    CHUNK: ClassVar[int] = 64
+    """Tokens that are computed together."""
 
     @property
     def keys(self) -> int:
@@ -679,7 +681,7 @@ class ModelShape:
         return (*first, *layers, *last)
 
     @cached_property
-    def by_layer(self) -> tuple[Self, ...]:
+    def by_layer(self) -> tuple[ModelShape, ...]:
         """For each layer, the shape of a model that has only layers of its kind."""
         if self.linear:
             kinds = {True: replace(self, linear=()), False: replace(self, linear=(), delta=None)}
@@ -694,7 +696,7 @@ class ModelShape:
         return tuple(full if sees_all else some for sees_all in self.full or (True,) * self.layers)
 
     @cached_property
-    def kinds(self) -> Counter[Self]:
+    def kinds(self) -> Counter[ModelShape]:
         """The number of layers of each shape in `by_layer`."""
         return Counter(self.by_layer)
 

@@ -22,8 +22,15 @@ def cache_bytes(layers: int, kv_heads: int, head_dim: int, width: int = 2, token
 
 
 def cache_of_shape(shape: ModelShape, width: int = 2) -> float:
-    """`cache_bytes` of a model whose layers may differ."""
-    return sum(cache_bytes(count, kind.kv_heads, kind.head_dim, width) for kind, count in shape.kinds.items())
+    """Bytes of keys, values and states of one text."""
+
+    def layer(kind: ModelShape) -> float:
+        net = kind.delta
+        if net is None:
+            return cache_bytes(1, kind.kv_heads, kind.head_dim, width)
+        return 4.0 * net.values * net.key_dim + float(width * net.taps * (2 * net.keys + net.values))
+
+    return sum(count * layer(kind) for kind, count in shape.kinds.items())
 
 
 def cache_of(described: Mapping[str, Any]) -> float:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 64
-"""Tokens that are computed together; transformers' default."""
+from smtrain.core.model.families import DeltaSizes
+
+CHUNK = DeltaSizes.CHUNK
 
 
 class Documents(NamedTuple):
