@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from smtrain.client.backends.base import JobPlace
@@ -33,6 +34,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.public import public
 from smtrain.core.text import Say
 from smtrain.stages import stages_of
@@ -72,7 +74,8 @@ def check(
     Things that may not be read are warnings. If the config cannot be loaded, the report has all of its faults.
 
     Args:
-        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
+        source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it. For a
+            model's folder, whether smtrain trains it, and what is missing.
         stage: The only stage to check. Default: all stages of the config.
         tune: Also check what `smtrain tune` needs on AWS.
         endpoint: Also check what an endpoint of this name needs on AWS.
@@ -95,6 +98,8 @@ def check(
         >>> [finding.text for finding in report.faults]
         []
     """
+    if isinstance(source, str | Path) and (folder := Path(folder_of(str(source)))).is_dir():
+        return Report(tuple(dataset.model_folder(folder)))
     try:
         others = OtherCommands(tune, endpoint, group, pipeline)
         config = load_config(source, set_=set_, target=target, **sections)

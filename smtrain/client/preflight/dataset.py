@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,13 @@ from smtrain.core.config import textfiles
 from smtrain.core.config.checks.data import tasks_in
 from smtrain.core.config.checks.local_data import mismatches, unread_remedy
 from smtrain.core.config.checks.weights import shape_faults
-from smtrain.core.model.hf_config import remarks
+from smtrain.core.config.units import counted
+from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
 from smtrain.core.model.remedies import DEQUANTIZE, folder_misfit, missing_shards, quantization
-from smtrain.core.model.text_part import text_part
+from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.protocol.container import PREPARED_FORMAT
 from smtrain.core.protocol.uris import is_mounted, objects_at, split_uri
 from smtrain.core.text import with_article
@@ -75,6 +78,41 @@ def model(context: Context) -> Iterator[Finding]:
         yield Finding("model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model")
         for remark in remarks(described, context.config.train.seq_len):
             yield Finding("model", "ok", remark)
+
+
+def model_folder(folder: Path) -> Iterator[Finding]:
+    """Check a model's folder without a config: whether smtrain trains it, and whether its files are there."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if "config.json" not in names:
+        none = f"{folder} holds no config.json; name a config, or the folder of a model"
+        yield Finding("model", "fault", folder_misfit(names, folder) or none)
+        return
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+        shape = normalise(described).shape
+        said = remarks(described, 0) if is_multimodal(described) else []
+    except (OSError, ValueError, AttributeError) as error:
+        yield Finding("model", "fault", f"{folder}/config.json cannot be read ({first_line(error)}); copy it again")
+        return
+    except CheckpointError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding("model", "fault", f"{folder}: {what}", remedy)
+        return
+    engines = "engines native and nxd" if shape.rules.elsewhere and shape.positions is None else "engine native"
+    kind = with_article(shape.family)
+    yield Finding("model", "ok", f"{folder} is {kind} model of {counted(shape.parameters())} parameters, for {engines}")
+    yield from (Finding("model", "ok", remark) for remark in said)
+    if method := quantization(described):
+        yield Finding("model", "fault", f"{folder} is quantized ({method})", DEQUANTIZE)
+    first, (there, absent) = weights_in(names), missing_shards(names)
+    if first is None and not there and not checkpoint_in(names):
+        none = f"{folder} holds no model.safetensors or pytorch_model.bin; save the weights so"
+        yield Finding("model", "fault", folder_misfit(names, folder) or none)
+    elif absent:
+        lacking = f"{folder} lacks {len(absent)} files of weights ({', '.join(absent[:3])})"
+        yield Finding("model", "fault", lacking, "copy those files into it")
+    if not tokenizer_in(names):
+        yield Finding("model", "warning", f"{folder} holds no tokenizer, which preparing text needs")
 
 
 def data(context: Context) -> Iterator[Finding]:

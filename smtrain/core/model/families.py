@@ -18,6 +18,7 @@ from smtrain.core.model.blocks import Role as Role
 from smtrain.core.model.blocks import Spec as Spec
 from smtrain.core.model.blocks import block, norm
 from smtrain.core.model.text_part import text_part
+from smtrain.core.model.unknown import odd_attention, refusal
 from smtrain.core.text import with_article
 
 
@@ -334,35 +335,6 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
-
-
-def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a mixture of experts; dense models may have the same keys with null, 0 or 1."""
-    counts = (config.get(key) for key in _EXPERTS)
-    return any(isinstance(n, int) and not isinstance(n, bool) and n > 1 for n in counts)
-
-
-def _no_family(config: Mapping[str, Any]) -> str:
-    """The sentence for a config.json whose model_type is missing or cannot be trained."""
-    kind = config.get("model_type")
-    if kind is not None:
-        experts = " (a mixture of experts)" if is_mixture(config) else ""
-        return (
-            f"config.json has model_type {kind!r}{experts}, which smtrain cannot train: take one of "
-            f"{', '.join(FAMILIES)}"
-        )
-    named = config.get("architectures")
-    first = str(named[0]) if isinstance(named, list) and named else ""
-    own = next((f for f in FAMILIES if first.lower().startswith(f.replace("_", "") + "for")), None)
-    if own:
-        return f"config.json has no model_type: add model_type: {own}, by its architectures ({first})"
-    if "_class_name" in config or "_diffusers_version" in config:
-        return "config.json is of a model of diffusers, which makes pictures: give the folder of a language model"
-    return (
-        f"config.json has no model_type: add the one of the model (smtrain trains {', '.join(FAMILIES)}), or take the "
-        "whole config.json of the model"
-    )
 
 
 def refuse_elsewhere(shape: ModelShape, form: str) -> None:
@@ -555,7 +527,9 @@ class ModelShape:
         kind = str(config.get("model_type"))
         family = FAMILIES.get(kind)
         if family is None:
-            raise CheckpointError(_no_family(whole))
+            raise CheckpointError(refusal(whole, config, FAMILIES))
+        if fault := odd_attention(config):
+            raise CheckpointError(fault)
         named = {own: config[usual] for usual, own in family.keys.items() if usual in config}
         got = {
             **family.defaults,

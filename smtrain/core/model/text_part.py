@@ -20,7 +20,7 @@ _INSIDE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?
 
 def is_multimodal(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes a model of several parts, one of them for text."""
-    return isinstance(config.get(_KEY), Mapping)
+    return isinstance(config.get(_KEY), Mapping) and bool(config[_KEY])
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
