@@ -16,11 +16,11 @@ MORE = int(os.environ.get("SMTRAIN_EXAMPLES", "1"))
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A small config.json of any family."""
+def configs(draw: st.DrawFn, elsewhere: bool = False) -> dict[str, Any]:
+    """A small config.json of any family, or of any that has forms of other libraries."""
     kv, group = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 4]))
     head_dim = draw(st.sampled_from([2, 4]))
-    family = draw(st.sampled_from(sorted(name for name, row in FAMILIES.items() if row.elsewhere)))
+    family = draw(st.sampled_from(sorted(name for name, row in FAMILIES.items() if row.elsewhere >= elsewhere)))
     config = {
         "model_type": family,
         "num_attention_heads": kv * group,
@@ -36,4 +36,6 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         config |= {"n_inner": config.pop("intermediate_size"), "n_positions": draw(st.integers(1, 9))}
     elif family != "gpt_neox":
         config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
+    if FAMILIES[family].theta is None:
+        config["rope_theta"] = 10000.0
     return config

@@ -40,7 +40,7 @@ def legacy(folder: Path, tp: int = 0, pp: int | None = None) -> dict[str, Any]:
 
 
 @settings(max_examples=examples(40) * MORE, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), config=configs().map(lambda config: {**config, "use_parallel_residual": False}))
+@given(data=st.data(), config=configs(elsewhere=True).map(lambda config: {**config, "use_parallel_residual": False}))
 def test_a_model_comes_back_from_any_form_and_mesh(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: dict[str, Any]
 ) -> None:
