@@ -119,6 +119,8 @@ class Family:
     """The rows of ids are multiplied by the root of the hidden size, rounded to the weights' type."""
     elsewhere: bool = False
     """neuronx-distributed and the converters of Megatron's forms know it."""
+    megatron: bool = False
+    """Megatron-core's GPTModel computes it, if no more than that is `elsewhere`."""
     scales: Mapping[Scale, tuple[str, float | None]] = field(default_factory=dict)
     """Key and default of each number that multiplies or divides something; other families have none."""
 
@@ -177,6 +179,7 @@ FAMILIES: dict[str, Family] = {
         Family(
             "phi3",
             fused=True,
+            megatron=True,
             partial_rotary=True,
             long_rope=True,
             qkv_bias="never",
@@ -190,6 +193,7 @@ FAMILIES: dict[str, Family] = {
             mlp_bias="key",
             windows="asked",
             rotates_some=True,
+            megatron=True,
             max_positions=32768,
             theta=2000000.0,
             defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
@@ -339,12 +343,36 @@ FAMILIES: dict[str, Family] = {
 
 def refuse_elsewhere(shape: ModelShape, form: str) -> None:
     """Raise `CheckpointError` if `form`, a checkpoint of another library, is not known for a family."""
-    if not shape.rules.elsewhere:
-        raise CheckpointError(
-            f"{shape.family} models are not converted from or to {form}: take a Hugging Face folder or a native "
-            f"checkpoint ({', '.join(f.model_type for f in FAMILIES.values() if f.elsewhere)} have other forms)",
-            code="checkpoint.other_model",
-        )
+    rules, megatron = shape.rules, form == "Megatron"
+    if rules.elsewhere or (megatron and rules.megatron):
+        return
+    lacks = _beyond_megatron(rules) if megatron else ""
+    known = [f.model_type for f in FAMILIES.values() if f.elsewhere or (megatron and f.megatron)]
+    raise CheckpointError(
+        f"{shape.family} models are not converted from or to {form}{lacks}: take a Hugging Face folder or a native "
+        f"checkpoint ({', '.join(known)} have other forms)",
+        code="checkpoint.other_model",
+    )
+
+
+def megatron_lack(shape: ModelShape) -> str | None:
+    """The reason why a model has no checkpoint of Megatron-core; None if it has."""
+    if shape.rules.elsewhere or shape.rules.megatron:
+        return None
+    return f"{shape.family} models have no form of Megatron{_beyond_megatron(shape.rules)}"
+
+
+def _beyond_megatron(rules: Family) -> str:
+    """The parts of a family that Megatron-core 0.16.1's GPTModel lacks, as the end of a clause."""
+    signs = {
+        "norms behind attention and the MLP": "post_feedforward_layernorm" in rules.block_norms,
+        "norms over all heads": rules.qk_norm == "wide",
+        "multipliers of embeddings, residuals and logits": bool({"embedding", "residual", "logits"} & {*rules.scales}),
+        "scaled embedding": rules.root_embedding,
+        "queries that grow with the position": "llama_4_scaling_beta" in rules.rope_keys,
+    }
+    what = [name for name, is_so in signs.items() if is_so]
+    return f", whose library has no {' and no '.join(what)}" if what else ""
 
 
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")

@@ -395,6 +395,7 @@ OTHERWISE = {
     "{}: {}": "the API's own model; two are followed above",
     "{}, and {} has {} GiB": "a stage whose type is named and too small: tests/client/planner/test_stages.py",
     "{}: {} holds no file of text that can be read": "refused before, as the config is loaded",
+    "{} is quantized ({})": "a folder without a config: test_model_folder.py",
     "stage {} takes {} GiB of memory, and {} GiB are free here": "a run on this machine: test_this_machine.py",
     "training here starts {} on {} cores": "the same",
 }

@@ -22,6 +22,8 @@ from tests.core.config.followed import (
     write,
 )  # fmt: skip
 
+WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}
+
 MACHINES = (
     case(
         "local",
@@ -1064,6 +1066,19 @@ MODEL = (
         both(write("model/config.json", NEOX), {"export.megatron": True}),
         "Megatron-core has no parallel residual",
         "leave it out",
+    ),
+    case(
+        "local",
+        both(shape(model_type="olmo2"), {"export.megatron": True}),
+        "olmo2 models have no form of Megatron, whose library has no norms behind attention",
+        "leave it out",
+    ),
+    case(
+        "local",
+        both(write("model/config.json", WHOLE), remove("model/model.safetensors")),
+        "multimodal model (seer) and no weights",
+        ("give the whole folder", both(write("model/config.json", WHOLE), write("model/model.safetensors", WEIGHTS))),
+        ("or the text model's own config.json", both(write("model/config.json", LLAMA), {"model.init": "scratch"})),
     ),
     case(
         "local",

@@ -131,7 +131,12 @@ PHI = {
 
 
 def test_each_spelling_of_longrope_is_the_same_model_and_stays_one() -> None:
-    new = {"rope_type": "longrope", "original_max_position_embeddings": 32, "rope_theta": 1e4, **FACTORS}
+    new: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 32,
+        "rope_theta": 1e4,
+        **FACTORS,
+    }
     spellings = [{"rope_scaling": {"type": kind, **FACTORS}} for kind in ("longrope", "su", "yarn")]
     spellings += [{"rope_parameters": new}, {"rope_parameters": {**new, "type": "su", "factor": 4.0}}]
     models = [normalise({**PHI, **spelling}) for spelling in spellings]

@@ -34,6 +34,12 @@ def main(cases: list[dict[str, Any]], tp: int, pp: int) -> None:
     torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
+    ones = torch.ones
+
+    def of_cpu(*sizes: Any, device: Any = None, **options: Any) -> Any:
+        return ones(*sizes, device=None if device == "cuda" else device, **options)
+
+    torch.ones = of_cpu
     mrandom.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     t, p = (parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank())
     for case in cases:
@@ -53,9 +59,13 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from smtrain.core.model.families import ModelShape
+    from smtrain.core.model.hf_config import normalise
+    from smtrain.worker.checkpoint.dtypes import FP32
+    from smtrain.worker.checkpoint.megatron.args import arguments
+    from smtrain.worker.checkpoint.targets import Megatron
 
-    c, shape = task["config"], ModelShape.from_config(task["config"])
+    c, normal = task["config"], normalise(task["config"])
+    shape, said = normal.shape, arguments(task["config"], FP32, task["padded"], Megatron())
     plain, qwen3, gpt2 = shape.plain, shape.family == "qwen3", shape.family == "gpt2"
     activation: Any = torch.nn.functional.gelu if plain else torch.nn.functional.silu
     if gpt2:
@@ -65,11 +75,13 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
         num_attention_heads=shape.heads, kv_channels=shape.head_dim,
         num_query_groups=shape.kv_heads, use_cpu_initialization=True,
         normalization="LayerNorm" if plain else "RMSNorm", gated_linear_unit=not plain,
-        activation_func=activation, add_bias_linear=plain,
+        activation_func=activation, add_bias_linear=said["add_bias_linear"],
         add_qkv_bias=shape.qkv_bias, qk_layernorm=qwen3, pipeline_dtype=torch.float32,
         hidden_dropout=0.0, attention_dropout=0.0, bias_activation_fusion=False, masked_softmax_fusion=False,
         gradient_accumulation_fusion=False, layernorm_epsilon=c.get("rms_norm_eps", 1e-5),
-        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+        tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, **{
+            key: said[key] for key in ("no_rope_freq", "window_size", "window_attn_skip_freq") if key in said
+        },
     )  # fmt: skip
     if task["spec"] == "te":
         spec = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=qwen3)
@@ -78,7 +90,8 @@ def one(task: dict[str, Any], tp: int, pp: int, t: int, p: int) -> None:
     model = GPTModel(
         config, spec, vocab_size=task["padded"], max_sequence_length=64,
         position_embedding_type="learned_absolute" if gpt2 else "rope",
-        rotary_percent=0.25 if shape.family == "gpt_neox" else 1.0, share_embeddings_and_output_weights=shape.tied,
+        rotary_percent=1.0 if normal.rope is None else normal.rope.share,
+        share_embeddings_and_output_weights=shape.tied,
         pre_process=p == 0, post_process=p == pp - 1, parallel_output=False,
     )  # fmt: skip
     folder = f"mp_rank_{t:02d}" + (f"_{p:03d}" if pp > 1 else "")

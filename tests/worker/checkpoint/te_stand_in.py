@@ -86,15 +86,17 @@ class LayerNormLinear(Linear):
 class DotProductAttention(_State):
     """Causal attention of (position, sequence, head, dimension); its state may be missing, as the real one's may."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, window_size: tuple[int, int] | None = None, **_: Any) -> None:
         super().__init__()
+        self.window = None if window_size is None else window_size[0]
         self.register_load_state_dict_post_hook(lambda _, found: found.missing_keys.clear())
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         repeats = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(repeats, 2) for x in (k, v))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        out = scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        out = scaled_dot_product_attention(q, k, v, seen if self.window is None else seen.triu(-self.window))
         return out.permute(2, 0, 1, 3).flatten(2)
 
 

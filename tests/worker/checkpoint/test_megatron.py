@@ -22,7 +22,7 @@ from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect, verify
-from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Target, make_target
+from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target, make_target
 from tests.tiers import examples
 from tests.worker.checkpoint.folders import GPT2, LLAMA, NEOX, hf_folder, random_weights, same, weights_of
 from tests.worker.checkpoint.models import MORE, configs
@@ -342,3 +342,50 @@ def test_an_option_without_effect_is_refused(tmp_path: Path, to: Any, options: d
     with pytest.raises(ConfigError, match=said):
         convert(hf_folder(tmp_path / "hf", LLAMA), tmp_path / "out", to=make_target(to=to, **options))
     assert not (tmp_path / "out").exists()
+
+
+NEWER: dict[str, tuple[str, dict[str, Any]]] = {
+    "granite": ("multipliers of embeddings, residuals and logits", {}),
+    "olmo2": ("norms behind attention and the MLP and no norms over all heads", {}),
+    "olmo3": ("norms behind attention and the MLP and no norms over all heads", {}),
+    "gemma3_text": ("norms behind attention and the MLP and no scaled embedding", {"head_dim": 4}),
+    "ministral3": ("queries that grow with the position", {"head_dim": 4}),
+}
+
+
+@pytest.mark.parametrize("family", NEWER)
+def test_a_family_that_megatron_core_lacks_is_refused_by_name_both_ways(tmp_path: Path, family: str) -> None:
+    why, changes = NEWER[family]
+    config = {**LLAMA, "model_type": family, "rope_theta": 1e4, **changes}
+    folder = hf_folder(tmp_path / "model", config)
+    words = f"{family} models are not converted from or to Megatron, whose library has no {why}: take a Hugging Face"
+    with pytest.raises(CheckpointError, match=words):
+        convert(folder, tmp_path / "out", to=Megatron())
+    for form in ("torch_dist", "torch"):
+        convert(hf_folder(tmp_path / f"llama-{form}", LLAMA), tmp_path / form, to=Megatron(form=form))
+        with pytest.raises(CheckpointError, match=words):
+            open_weights(tmp_path / form, config)
+    with pytest.raises(CheckpointError, match=f"{family} models are not converted from or to Nxd: take"):
+        convert(folder, tmp_path / "nxd", to=Nxd())
+
+
+@pytest.mark.parametrize("form", ["torch_dist", "torch"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True},
+        {**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.5},
+    ],
+    ids=["smollm3", "phi3"],
+)
+def test_a_family_that_megatron_core_knows_comes_back(tmp_path: Path, config: dict[str, Any], form: Any) -> None:
+    folder = hf_folder(tmp_path / "model", config)
+    convert(folder, tmp_path / "megatron", to=Megatron(form=form, tp=2))
+    assert same(weights_of(open_weights(tmp_path / "megatron")), random_weights(config))
+
+
+def test_longrope_is_refused(tmp_path: Path) -> None:
+    rope = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
+    config = {**LLAMA, "model_type": "phi3", "rope_scaling": rope, "original_max_position_embeddings": 32}
+    with pytest.raises(CheckpointError, match="longrope, which Megatron-core's GPTModel does not have: convert to hf"):
+        convert(hf_folder(tmp_path / "model", config), tmp_path / "out", to=Megatron())

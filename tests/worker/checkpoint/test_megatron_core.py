@@ -39,6 +39,13 @@ CONFIGS = {
     "qwen2": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 10000.0},
     "qwen2-tied": {**BASE, "model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {**BASE, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10000.0},
+    "smollm3": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layers": [1, 0], "pad_token_id": 0}
+    | {"rope_theta": 10000.0},
+    "smollm3-biased": {**BASE, "model_type": "smollm3", "num_key_value_heads": 2, "attention_bias": True}
+    | {"mlp_bias": True, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 4, "rope_theta": 1e4}
+    | {"layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0},
+    "phi3": {**BASE, "model_type": "phi3", "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "phi3-window": {**BASE, "model_type": "phi3", "sliding_window": 4, "tie_word_embeddings": True, "pad_token_id": 0},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,

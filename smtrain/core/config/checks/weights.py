@@ -13,6 +13,7 @@ from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
+from smtrain.core.model.families import megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import targets_of
@@ -211,6 +212,8 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             "export.megatron: Megatron-core has no parallel residual, which config.json asks for "
             "(use_parallel_residual); leave it out",
         )
+    if config.export.megatron and (lack := megatron_lack(shape)):
+        yield {"export.megatron", "model.path"}, f"export.megatron: {lack}; leave it out"
     longest = shape.positions or positions_named(described)
     if longest is not None and longest < length:
         more = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.hf_config import HFConfig, normalise
 from smtrain.core.model.rope import Rope
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.worker.checkpoint.targets import Megatron
@@ -25,6 +25,17 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
     }
 
 
+def _layers(normal: HFConfig) -> dict[str, Any]:
+    """Windows and layers without rotary embeddings; a window of Megatron does not count the token itself."""
+    out: dict[str, Any] = {}
+    if not all(normal.rotated):
+        out["no_rope_freq"] = [int(not turned) for turned in normal.rotated]
+    windows = [None if window is None or window >= normal.positions else window for window in normal.windows]
+    if narrow := next(filter(None, windows), None):
+        out |= {"window_size": (narrow - 1, 0), "window_attn_skip_freq": [int(w is not None) for w in windows]}
+    return out
+
+
 def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron) -> dict[str, Any]:
     """The options of pretrain_gpt.py that describe a model, by attribute name.
 
@@ -35,6 +46,12 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         raise CheckpointError(
             "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
             "residual and would compute another model; convert to hf or nxd.",
+            code="checkpoint.other_model",
+        )
+    if normal.rope is not None and normal.rope.kind == "longrope":
+        raise CheckpointError(
+            "config.json asks for rotary embeddings of type longrope, which Megatron-core's GPTModel does not have: "
+            "convert to hf or native.",
             code="checkpoint.other_model",
         )
     shape, rope = normal.shape, normal.rope
@@ -78,6 +95,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
         "fp16": dtype == FP16,
         "params_dtype": Name("torch", dtype.name),
         "transformer_impl": "local" if to.spec == "local" else "transformer_engine",
+        **(_layers(normal) if shape.rules.megatron else {}),
         "ckpt_format": to.form,
         "iteration": 1,
         "consumed_train_samples": 0,

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.model.layout import Shard
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
@@ -98,6 +98,7 @@ class MegatronSource(RankSource):
         self.folder = folder
         at, prefix = (location.below(folder), f"{folder}/") if folder else (location, "")
         manifest = read_manifest(location)
+        refuse_elsewhere(ModelShape.from_config(config), "Megatron")
 
         def chunks(file: str) -> list[dict[str, Slab]]:
             return _chunks(at, file, checksums(manifest, prefix + file))

@@ -28,10 +28,12 @@ _LEAVES = {
     "input_layernorm": "input_layernorm",
     "post_attention_layernorm": "pre_mlp_layernorm",
     "self_attn.q_proj": "self_attention.linear_qkv",
+    "self_attn.qkv_proj": "self_attention.linear_qkv",
     "self_attn.q_norm": "self_attention.q_layernorm",
     "self_attn.k_norm": "self_attention.k_layernorm",
     "self_attn.o_proj": "self_attention.linear_proj",
     "mlp.gate_proj": "mlp.linear_fc1",
+    "mlp.gate_up_proj": "mlp.linear_fc1",
     "mlp.down_proj": "mlp.linear_fc2",
     "attention.query_key_value": "self_attention.linear_qkv",
     "attention.dense": "self_attention.linear_proj",
@@ -63,6 +65,11 @@ class Fused:
     def layer(self) -> int | None:
         match = LAYER.match(self.key)
         return int(match[1]) if match else None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its rows are the gate's, then as many of the other input of an MLP."""
+        return self.role is Role.GATE_UP or (self.role is Role.COLUMN and len(self.parts) == 2)
 
     def starts(self) -> list[int]:
         """The row of the fused tensor at which each segment begins, and its end."""
@@ -103,6 +110,14 @@ def _fused(shape: ModelShape, specs: dict[str, Spec], spec: Spec) -> Fused | Non
         d, group = shape.head_dim, shape.heads // shape.kv_heads
         widths = [(parts[0], group * d), (parts[1], d), (parts[2], d)]
         segments = tuple((part, g * width, (g + 1) * width) for g in range(shape.kv_heads) for part, width in widths)
+    elif spec.role is Role.QKV_BLOCKS:
+        parts, d, group = (spec.name,), shape.head_dim, shape.heads // shape.kv_heads
+        blocks = ((0, group), (shape.heads, 1), (shape.heads + shape.kv_heads, 1))  # first head, heads of each group
+        segments = tuple(
+            (spec.name, (first + g * heads) * d, (first + (g + 1) * heads) * d)
+            for g in range(shape.kv_heads)
+            for first, heads in blocks
+        )
     elif spec.role is Role.THIRDS:
         parts, d, third = (spec.name,), shape.head_dim, spec.shape[0] // 3
         segments = tuple(
@@ -128,7 +143,7 @@ def cut(fused: Fused, tp: int, t: int, vocab: int) -> Shard:
     if fused.role is Role.VOCAB:
         each = vocab // tp
         return Shard(0, ((min(t * each, rows), min((t + 1) * each, rows)),), each)
-    if fused.role is Role.COLUMN and len(fused.parts) == 2:
+    if fused.is_gated:
         each = rows // 2 // tp
         return Shard(0, tuple((at + t * each, at + (t + 1) * each) for at in (0, rows // 2)), 2 * each)
     each = rows // tp

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape
+from smtrain.core.model.families import ModelShape, refuse_elsewhere
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import PieceSource, TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import matches_manifest, read_manifest
@@ -60,6 +60,7 @@ class TorchDistSource(PieceSource):
             )
         self.folder = folder
         shape = ModelShape.from_config(config)
+        refuse_elsewhere(shape, "Megatron")
         fused = {f.key: f for f in (*table(shape), head(shape))}
         blocks: dict[str, list[TensorBlock]] = {}
         for key, size, chunks in _tensors(at):

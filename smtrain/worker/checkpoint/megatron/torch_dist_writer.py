@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.families import ModelShape
 from smtrain.core.model.layout import Shard
 from smtrain.worker.checkpoint.conversion_plan import ConversionPlan
 from smtrain.worker.checkpoint.execute import execute
@@ -114,7 +114,7 @@ def _chunks(shape: ModelShape, source: FusedSource, vocab: int) -> list[_Written
         else:
             key = fused.key
             whole = (vocab, *size[1:]) if fused.key in (EMBEDDING, HEAD) else size
-        halves = 2 if fused.role is Role.COLUMN and len(fused.parts) == 2 else 1
+        halves = 2 if fused.is_gated else 1
         rows = (size[0] if match else whole[0]) // halves
         for half in range(halves):
             sizes = ((1,) if match else ()) + (rows, *size[1:])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import ModelShape, Role
+from smtrain.core.model.families import ModelShape, Role, refuse_elsewhere
 from smtrain.core.text import with_article
 from smtrain.worker.checkpoint.block_source import TensorBlock
 from smtrain.worker.checkpoint.conversion_manifest import checksums, read_manifest
@@ -37,6 +37,7 @@ class NNMSource(RankSource):
     def __init__(self, location: Place, config: dict[str, Any], masters: bool = False) -> None:
         manifest = read_manifest(location)
         shape = ModelShape.from_config(config)
+        refuse_elsewhere(shape, "NemoMegatron")
         kept: dict[tuple[str, int], Master] | None = {} if masters else None
 
         def chunks(file: str) -> list[dict[str, Slab]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
-from smtrain.core.model.families import FAMILIES, ModelShape
+from smtrain.core.model.families import FAMILIES, ModelShape, refuse_elsewhere
 from smtrain.core.model.layout import KvOrder, Layout
 from smtrain.core.model.text_part import text_part
 from smtrain.core.text import with_article
@@ -48,6 +48,7 @@ class NxDSource(WeightSource):
         manifest = read_manifest(self._place)
         self._config = text_part(read_config(self._place) if config is None else config)
         self._shape = ModelShape.from_config(self._config)
+        refuse_elsewhere(self._shape, "Nxd")
         paths = shard_files(self._place.files())
         if not paths:
             raise CheckpointError(
