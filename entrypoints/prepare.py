@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
-from smtrain.core.errors import ConfigError
 from smtrain.core.protocol.container import Container
 from smtrain.worker.train.entry import main
 
@@ -107,10 +106,9 @@ def stage(config: JobConfig, container: Container) -> None:
         max_bad=data.max_bad,
         workers=data.workers,
         shard_bytes=round(data.shard_size * 1e9),
+        objective="dpo" if config.train.objective == "dpo" else "sft",
     )
-    if config.train.objective == "dpo":
-        raise ConfigError("train.objective: dpo is not trained yet; set pretrain or sft", code="config.combination")
-    sft = config.train.objective == "sft"
+    sft = config.train.objective != "pretrain"
     tokenizer, together = container.channel("model"), machines(container)
     if together and container.host_rank:
         done = (assist_sft if sft else assist)(sources, tokenizer, options, together)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smtrain.core.config import JobConfig
-from smtrain.core.protocol.log_lines import MACHINE_NUMBERS
+from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS
 from smtrain.core.tracking.settings import VARIABLE, variable
 from smtrain.stages.base import (
     CHECKPOINT_PATH,
@@ -87,7 +87,11 @@ class TrainStage(JobStage):
 
     def metrics(self, config: JobConfig) -> tuple[str, ...]:
         names: tuple[str, ...] = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu")
-        if config.train.validation:
+        pairs = config.train.objective == "dpo"
+        names += PAIR_NUMBERS if pairs else ()
+        if config.train.validation and pairs:
+            names += ("val_loss", "val_accuracy", "val_margins")
+        elif config.train.validation:
             names += ("val_loss", "val_ppl", *(("val_accuracy",) if config.train.objective == "sft" else ()))
         return names + (MACHINE_NUMBERS if config.track.machines else ())
 

@@ -19,15 +19,19 @@ _STEP = re.compile(r"^step=(\d{1,15}) ")
 _FORMATS = {
     "loss": ".6f", "grad_norm": ".4f", "lr": ".4e", "tokens_per_s": ".1f", "mfu": ".4f", "data_wait": ".4f",
     "loss_scale": ".0f", "skipped": ".0f",
-    "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f",
+    "val_loss": ".6f", "val_ppl": ".4f", "val_accuracy": ".4f", "val_margins": ".6f",
+    "rewards/chosen": ".6f", "rewards/rejected": ".6f", "rewards/margins": ".6f", "rewards/accuracies": ".4f",
+    "logps/chosen": ".4f", "logps/rejected": ".4f",
 }  # fmt: skip
+PAIR_NUMBERS = tuple(name for name in _FORMATS if "/" in name)
+"""Numbers of a step on pairs of answers, under TRL's names."""
 _MACHINE_FORMATS = {
     "cpu": ".4f", "memory": ".4f", "disk": ".4f", "net_in": ".0f", "net_out": ".0f", "disk_read": ".0f",
     "disk_write": ".0f", "device": ".4f", "device_memory": ".4f",
 }  # fmt: skip
 MACHINE_NUMBERS = tuple(_MACHINE_FORMATS)
 """Numbers of a host's machine: shares of 1, and bytes per second (`net_*`, `disk_read`, `disk_write`)."""
-_PAIR = re.compile(r"(\w+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
+_PAIR = re.compile(r"([\w/]+)=([-+]?(?:[0-9.]+(?:[eE][-+]?\d+)?|nan|inf))\b")
 
 
 @dataclass(frozen=True)

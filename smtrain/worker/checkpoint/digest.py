@@ -12,11 +12,11 @@ from smtrain.worker.checkpoint.sources import WeightSource
 _COLUMNS = 4096  # sampled of a row
 
 
-def weights_digest(source: WeightSource) -> str:
+def weights_digest(source: WeightSource, *, every_layer: bool = False) -> str:
     """sha256 over Hugging Face names, shapes, types and sampled numbers.
 
-    It samples two rows of the first and the last parameter of each kind, which costs a few dozen reads. Raises
-    `CheckpointError` as the source does.
+    It samples two rows of the first and the last parameter of each kind, which costs a few dozen reads, or of every
+    parameter. Raises `CheckpointError` as the source does.
     """
 
     def sample(name: str) -> bytes:
@@ -27,7 +27,8 @@ def weights_digest(source: WeightSource) -> str:
 
     digest = hashlib.sha256()
     with ThreadPoolExecutor(8) as pool:  # channels that stream from S3 have a high latency
-        for part in pool.map(sample, _sampled(source.names())):
+        names = sorted(source.names()) if every_layer else _sampled(source.names())
+        for part in pool.map(sample, names):
             digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 

@@ -55,6 +55,41 @@ class OptimizerOptions:
     """The largest gradient norm of the whole model; 0 does not clip."""
 
 
+@dataclass(frozen=True)
+class PreferenceOptions:
+    """The loss of pairs of a chosen and a rejected answer; see `train.dpo` in the config."""
+
+    loss: Literal["sigmoid", "robust", "ipo", "hinge", "sigmoid_norm"] = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    sft_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class PairMetrics:
+    """Means over the pairs of a batch. A reward is beta times what a log-probability has gained on the reference's."""
+
+    chosen_reward: float
+    rejected_reward: float
+    accuracy: float
+    """Share of pairs whose chosen answer has the larger reward."""
+    chosen_logp: float
+    """Sum of the answer's tokens' log-probabilities."""
+    rejected_logp: float
+
+    @property
+    def margin(self) -> float:
+        return self.chosen_reward - self.rejected_reward
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers under the names that TRL gives them."""
+        return {
+            "rewards/chosen": self.chosen_reward, "rewards/rejected": self.rejected_reward,
+            "rewards/margins": self.margin, "rewards/accuracies": self.accuracy,
+            "logps/chosen": self.chosen_logp, "logps/rejected": self.rejected_logp,
+        }  # fmt: skip
+
+
 class Scaling(NamedTuple):
     """The loss scale of an fp16 step, and what became of it."""
 
@@ -71,11 +106,13 @@ class StepResult:
     """One optimizer step, the same numbers on every rank."""
 
     loss: float
-    """Mean over all tokens of the global batch whose label is not -100."""
+    """Mean over all tokens of the global batch whose label is not -100, or over its pairs."""
     grad_norm: float
     """Norm of the whole model's gradient before clipping."""
     scaling: Scaling | None = None
     """None if the loss is not scaled."""
+    pairs: PairMetrics | None = None
+    """None unless the step learned from pairs."""
 
     @property
     def skipped(self) -> bool:
@@ -88,11 +125,13 @@ class Evaluation:
     """Loss and accuracy of a batch without a step, the same numbers on every rank."""
 
     loss: float
-    """Mean over the tokens of the global batch whose label is not -100; 0 if no label counts."""
+    """Mean over the tokens of the global batch whose label is not -100, or over its pairs; 0 if there are none."""
     tokens: int
-    """The number of those tokens."""
+    """The number of those tokens or pairs."""
     correct: int
-    """Labels that the model finds likeliest."""
+    """Labels that the model finds likeliest, or pairs whose chosen answer has the larger reward."""
+    pairs: PairMetrics | None = None
+    """None unless the batch holds pairs."""
 
 
 class Engine(Protocol):
@@ -115,19 +154,25 @@ class Engine(Protocol):
     """Steps to begin before an earlier step's numbers are read, so that the device never waits for the host."""
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> StepResult:
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> StepResult:  # fmt: skip
         """Forward, backward, clip and update.
 
         `input_ids` and `labels` are int64 [global batch / dp, sequence]; labels are shifted by the loader already
         (position i holds the token after position i), -100 is ignored. `segments`, of the same shape, numbers the
         samples packed into a row: a run of equal numbers attends to itself only, and its positions count from 0.
+
+        `references`, fp32 [global batch / dp, most pairs of a row, 2], makes it a step on pairs: segments 2i and 2i + 1
+        of a row are the chosen and the rejected answer of its pair i, each with its prompt, and these are the
+        reference's log-probabilities of the two; NaN if the row has no pair i.
         """
         ...
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> Callable[[], StepResult]:
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Callable[[], StepResult]:  # fmt: skip
         """`step` that returns once the device has its work; the function that it returns waits for the numbers.
 
         That function is collective too.
@@ -135,8 +180,9 @@ class Engine(Protocol):
         ...
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
-    ) -> Evaluation:
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Evaluation:  # fmt: skip
         """Evaluate a global batch, shaped as for `step`, without a gradient; weights and state do not change."""
         ...
 

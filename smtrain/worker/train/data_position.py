@@ -29,6 +29,7 @@ _FIXED = {
     "weights": "data.sources",
     "objective": "train.objective",
     "document_mask": "data.document_mask",
+    "packing": "train.dpo.packing",
 }
 # Keys that change no step, or that each version of transformers writes in its own way.
 _FREE = {
@@ -49,12 +50,15 @@ class Position:
     step: int = 0
     before: Mapping[str, Any] = field(default_factory=dict)
     abandoned: Sequence[str] = ()
+    reference: str | None = None
+    """Objective dpo: a digest of the reference's weights."""
 
     def at(self, step: int, samples: int, losses: Sequence[float], proven: bool = True) -> dict[str, Any]:
         """The state after `step` steps and `samples` samples; `proven` if a step has been done from these weights."""
         return {
             "samples": samples,
             **self.fixed(),
+            **({"reference": self.reference} if self.reference else {}),
             "model": dict(self.model),
             "spans": self._spans(step),
             "settings": settings(self.config),
@@ -66,8 +70,9 @@ class Position:
 
     def fixed(self) -> dict[str, Any]:
         """The values that the position in the data and the meaning of a loss depend on."""
-        config = self.config
+        config, preference = self.config, self.config.train.preference
         return {
+            **({"packing": preference.packing} if preference else {}),
             "seq_len": config.train.seq_len,
             "seed": config.train.seed,
             "data": digest(self.data.content),
@@ -89,6 +94,12 @@ class Position:
             raise CheckpointError(
                 f"model.path: {name} of this run was trained from another model ({other}); name that model, or give "
                 "the run another name to train this one",
+                code="checkpoint.other_model",
+            )
+        if state.get("reference") != self.reference:
+            raise CheckpointError(
+                f"train.dpo.reference: {name} of this run was trained against another reference; name that one with "
+                "the weights that it had, or give the run another name to train against this one",
                 code="checkpoint.other_model",
             )
 
@@ -119,8 +130,13 @@ def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
 def settings(config: JobConfig) -> dict[str, Any]:
     """The settings that a resume may change, each with a line in the log."""
     train = config.train.model_dump(mode="json")
-    parallel = config.parallel
-    return {**{key: train[key] for key in SETTINGS}, "mesh": f"tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}"}
+    parallel, preference = config.parallel, config.train.preference
+    pairs = preference.model_dump(exclude={"reference", "packing"}) if preference else {}
+    return {
+        **{key: train[key] for key in SETTINGS},
+        **pairs,
+        "mesh": f"tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}",
+    }
 
 
 def changes(state: Mapping[str, Any], step: int, config: JobConfig) -> list[str]:

@@ -13,7 +13,7 @@ from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions
+from smtrain.worker.engine.base import Engine, OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.initial import RandomWeights
 
 Gather = Callable[[Any], list[Any]]
@@ -122,4 +122,6 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         return NxdEngine(described, mesh, adamw, weights, options.seed, each, saving, lora_of(config, described))
     from smtrain.worker.engine.native import NativeEngine
 
-    return NativeEngine(described, mesh, adamw, weights, options.seed, lora_of(config, described))
+    dpo = options.preference
+    preference = PreferenceOptions(dpo.loss, dpo.beta, dpo.label_smoothing, dpo.sft_weight) if dpo else None
+    return NativeEngine(described, mesh, adamw, weights, options.seed, lora_of(config, described), preference)

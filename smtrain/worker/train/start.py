@@ -6,14 +6,14 @@ import json
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import counted
-from smtrain.core.errors import CheckpointError
+from smtrain.core.errors import CheckpointError, SmtrainError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import Container
@@ -26,6 +26,7 @@ from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
+from smtrain.worker.data.load.rows import PairRows
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.engine.initial import Zeros
@@ -41,9 +42,13 @@ from smtrain.worker.train.metrics import MetricsLog, close_trackers, peak_flops,
 from smtrain.worker.train.operators import StepReport
 from smtrain.worker.train.profile import FOLDER as PROFILE
 from smtrain.worker.train.profile import StepProfiler
+from smtrain.worker.train.references import References
 from smtrain.worker.train.resume import Resume, ResumeChoice, Saved, check_engine, choose, line_of
 from smtrain.worker.train.stop import StopRequest
 from smtrain.worker.train.validation import SampleAnswers, Validator
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.native import NativeEngine
 
 
 def start(config: JobConfig, container: Container) -> None:
@@ -60,13 +65,20 @@ def start(config: JobConfig, container: Container) -> None:
     destination = Destination(container, line, log_line) if dist.get_rank() == 0 else None
     choice = _choose(config, line, records, gather)
     resume = Resume(choice, records, gather, config)
-    engine, model = _build_engine(config, container, described, manifest, choice, gather)
+    references = _references(config, container, described, manifest, choice, gather)
+    engine, model = _build_engine(config, container, described, manifest, choice, gather, references)
     loader = _loader(config, data, engine, shape.vocab)
     if tracing():
         trace(config, engine, loader, stall)
         engine.close()
         stall.close()
         return
+    held_out = _held_out(config, data, engine)
+    if references:
+        packed = [loader.rows if isinstance(loader, PackedLoader) else None, held_out.packed if held_out else None]
+        parts = [part for part in packed if isinstance(part, PairRows)]
+        start_weights = None if references.known else _weights(config, container, described, needed=True)
+        references.fill(cast("NativeEngine", engine), parts, start_weights, stall.beat, lambda: stop.agreed(engine))
     good = resume.load(engine)
     state = good.state if good else {}
     trackers = trackers_of(config, container) if engine.rank == 0 else []
@@ -75,15 +87,19 @@ def start(config: JobConfig, container: Container) -> None:
         destination.line, engine.allowed = line, destination.allowed
         line.record()
     log = _log(config, container, engine, shape, good, trackers) if engine.rank == 0 else None
-    validator = _validator(config, container, manifest, engine, state.get("validation"))
+    validator = _validator(config, container, manifest, engine, held_out, state.get("validation"))
     profiler = _profiler(config, container, engine, gather)
     machine = None
     if engine.rank % config.processes_per_instance == 0:
         machine = MachineWatch(container.output_data_dir, container.host, MachineCounters(container.checkpoint_dir))
     trainer = Trainer(
         config, engine, loader, line,
-        Position(config, manifest, model, good.step if good else 0, state, [s.digest for s in choice.abandoned]),
-        stop, stall, LossWatch(shape.vocab, state.get("losses", ()), good.name if good else None),
+        Position(
+            config, manifest, model, good.step if good else 0, state, [s.digest for s in choice.abandoned],
+            references.weights if references else None,
+        ),
+        # A loss of pairs has nothing to do with the vocabulary.
+        stop, stall, LossWatch(0 if references else shape.vocab, state.get("losses", ()), good.name if good else None),
         resumed=good.step if good else None, samples=state.get("samples", 0), log=log,
         distrusted={s.name for s in choice.abandoned} | set(resume.passed_over), doubtful=resume.doubtful,
         destination=destination, validator=validator, profiler=profiler, report=_report(config, container, engine),
@@ -115,21 +131,49 @@ def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Ga
 
 def _build_engine(
     config: JobConfig, container: Container, described: dict[str, Any], manifest: DatasetManifest, choice: ResumeChoice,
-    gather: Gather,
+    gather: Gather, references: References | None,
 ) -> tuple[Engine, dict[str, Any]]:  # fmt: skip
     """The engine with the base weights, and the model's identity; refuses checkpoints of another model or data."""
-    adapted = config.train.adapter is not None
-    weights = _weights(config, container, described, needed=adapted or not choice.saved)
+    # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base weights, and a pass
+    # of the reference needs those of the start.
+    based = config.train.adapter is not None or (references is not None and not references.known)
+    replaced = bool(choice.saved) and not based
+    weights = _weights(config, container, described, needed=not replaced)
     model = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
-        Position(config, manifest, model).refuse_another(saved.name, saved.state)
-    # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base weights.
-    replaced = bool(choice.saved) and not adapted
+        position = Position(config, manifest, model, reference=references.weights if references else None)
+        position.refuse_another(saved.name, saved.state)
     watched = BaseWeights(None if replaced else weights, config, gather, container.checkpoint_dir)
     zeros = Zeros(described, ModelShape.from_config(described), config.train.seed)
     engine = build(config, described, zeros if replaced else weights)
     watched.refuse_damaged()
     return engine, model
+
+
+def _references(
+    config: JobConfig, container: Container, described: dict[str, Any], manifest: DatasetManifest, choice: ResumeChoice,
+    gather: Gather,
+) -> References | None:  # fmt: skip
+    """The reference of objective dpo."""
+    preference = config.train.preference
+    if preference is None:
+        return None
+    if preference.folder is None:
+        source = _weights(config, container, described, needed=not choice.saved)
+    else:
+        source = _reference_source(container, described, needed=not choice.saved)
+    before = choice.saved[0].state.get("reference") if choice.saved else None
+    return References(config, manifest, source, gather, container.checkpoint_dir, before)
+
+
+def _reference_source(container: Container, described: dict[str, Any], needed: bool) -> WeightSource | None:
+    """The weights of `train.dpo.reference`; None if they are gone and not needed."""
+    try:
+        return open_weights(container.channel("reference"), described)
+    except SmtrainError:
+        if needed:
+            raise
+        return None
 
 
 def _log(
@@ -189,30 +233,39 @@ def _loader(config: JobConfig, data: Path, engine: Engine, vocab_size: int) -> L
         "seq_len": options.seq_len, "global_batch_size": options.global_batch_size, "dp_rank": engine.dp_rank,
         "dp_size": engine.dp_size, "seed": options.seed, "vocab_size": vocab_size,
     }  # fmt: skip
-    if options.objective == "sft":
-        return PackedLoader(data, **common)
+    if options.objective != "pretrain":
+        packing = options.preference.packing if options.preference else True
+        return PackedLoader(data, **common, packing=packing)
     loader = TokenLoader(data, **common, weights=config.data.weights)
     return WithinDocuments(loader, data) if config.data.document_mask else loader
 
 
-def _validator(
-    config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, before: dict[str, Any] | None
-) -> Validator | None:
+def _held_out(config: JobConfig, data: Path, engine: Engine) -> HeldOut | None:
     options, wanted = config.train, config.train.validation
     if wanted is None:
         return None
-    held_out = HeldOut(
-        container.channel("data"), seq_len=options.seq_len, global_batch_size=options.global_batch_size,
-        dp_rank=engine.dp_rank, dp_size=engine.dp_size, count=wanted.batches, document_mask=config.data.document_mask,
+    return HeldOut(
+        data, seq_len=options.seq_len, global_batch_size=options.global_batch_size, dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size, count=wanted.batches, document_mask=config.data.document_mask,
+        packing=options.preference.packing if options.preference else True,
     )  # fmt: skip
+
+
+def _validator(
+    config: JobConfig, container: Container, manifest: DatasetManifest, engine: Engine, held_out: HeldOut | None,
+    before: dict[str, Any] | None,
+) -> Validator | None:  # fmt: skip
+    options, wanted = config.train, config.train.validation
+    if wanted is None or held_out is None:
+        return None
     answers = None
-    if wanted.samples and held_out.samples is not None:
+    if wanted.samples and held_out.packed is not None:
         answers = SampleAnswers(
-            engine, held_out.samples, container.channel("model"), count=wanted.samples, longest=wanted.sample_tokens,
-            seq_len=options.seq_len, eos_id=manifest.eos_id,
+            engine, held_out.packed.samples, container.channel("model"), count=wanted.samples,
+            longest=wanted.sample_tokens, seq_len=options.seq_len, eos_id=manifest.eos_id,
         )  # fmt: skip
-    sft = options.objective == "sft"
-    return Validator(engine, held_out, wanted, options.steps, accuracy=sft, before=before, answers=answers)
+    shown = options.objective != "pretrain"
+    return Validator(engine, held_out, wanted, options.steps, accuracy=shown, before=before, answers=answers)
 
 
 def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> None:

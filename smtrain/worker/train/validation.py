@@ -15,7 +15,7 @@ import torch
 
 from smtrain.core.config.training import Validation
 from smtrain.worker.data.load.heldout import HeldOut
-from smtrain.worker.data.load.packed import Samples
+from smtrain.worker.data.load.rows import Samples
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.engine.base import Engine
 from smtrain.worker.train.entry import log_line
@@ -28,11 +28,15 @@ class ValidationResult:
     """Loss and accuracy on the held-out text, the same numbers on every rank."""
 
     loss: float
-    """Mean over the held-out tokens (sft: the tokens of answers)."""
+    """Mean over the held-out tokens (sft: the tokens of answers; dpo: the pairs)."""
     tokens: int
+    """The number of those tokens or pairs."""
     accuracy: float | None
-    """Share of these tokens that the model finds likeliest; None in pre-training."""
+    """Share of these tokens that the model finds likeliest, or of the pairs whose chosen answer has the larger reward;
+    None in pre-training."""
     seconds: float
+    margin: float | None = None
+    """dpo: mean of the chosen answers' rewards minus those of the rejected ones."""
 
     @property
     def perplexity(self) -> float:
@@ -41,6 +45,8 @@ class ValidationResult:
 
     def numbers(self) -> dict[str, float]:
         """The numbers under their names in a step's line."""
+        if self.margin is not None and self.accuracy is not None:  # the loss of a pair is no loss of a token
+            return {"val_loss": self.loss, "val_accuracy": self.accuracy, "val_margins": self.margin}
         losses = {"val_loss": self.loss, "val_ppl": self.perplexity}
         return losses if self.accuracy is None else {**losses, "val_accuracy": self.accuracy}
 
@@ -74,11 +80,14 @@ class Validator:
     def judge(self, step: int, beat: Callable[[str], None], stopped: Callable[[], bool]) -> ValidationResult | None:
         """Validate after `step`; None if it was `stopped` before the end."""
         began, total, tokens, correct = time.perf_counter(), 0.0, 0, 0
+        margins: list[float] = []
         for number in range(self._held_out.batches):
             if stopped():
                 return None
             batch = self._engine.evaluate(*self._held_out.batch(number))
             total, tokens, correct = total + batch.loss * batch.tokens, tokens + batch.tokens, correct + batch.correct
+            if batch.pairs is not None:
+                margins.append(batch.pairs.margin * batch.tokens)
             beat(f"validation at step {step}")
         if self._answers is not None and not stopped():
             self._answers(step)
@@ -86,7 +95,8 @@ class Validator:
         loss = total / max(1, tokens)
         self._at = step, loss
         share = correct / max(1, tokens) if self._accuracy else None
-        return ValidationResult(loss, tokens, share, time.perf_counter() - began)
+        margin = sum(margins) / max(1, tokens) if margins else None
+        return ValidationResult(loss, tokens, share, time.perf_counter() - began, margin)
 
     def kept(self, step: int, name: str) -> dict[str, Any] | None:
         """The state of validation that the checkpoint `name` of a step keeps; notes it if it is the best."""

@@ -12,23 +12,22 @@ from numpy.typing import NDArray
 from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.load.order import epoch_order
-from smtrain.worker.data.load.packed import Samples
+from smtrain.worker.data.load.rows import Rows, rows_of
 from smtrain.worker.data.load.verify_on_read import StoredTokens, VerifiedFiles
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
-from smtrain.worker.data.pack.packing import Packing
 
 
 class HeldOut:
     """The held-out rows of one data-parallel rank, in global batches; `count` of them at most.
 
-    A row is a window of text, or whole samples of instruction data; `count` takes them from all over the text. With
-    `document_mask` a row's documents are kept apart. Rows that fill up the last batch have no labels. Raises DataError
-    if the folder has no held-out part, or is damaged.
+    A row is a window of text, or whole samples or pairs (without `packing` one pair); `count` takes them from all over
+    the text. With `document_mask` a row's documents are kept apart. Rows that fill up the last batch have no labels.
+    Raises DataError if the folder has no held-out part, or is damaged.
     """
 
     def __init__(
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int,
-        count: int | None = None, document_mask: bool = False,
+        count: int | None = None, document_mask: bool = False, packing: bool = True,
     ) -> None:  # fmt: skip
         manifest = DatasetManifest.load(folder)
         if not manifest.validation:
@@ -36,15 +35,15 @@ class HeldOut:
                 f"train.validation: {folder} was prepared without a held-out part; prepare the text again with "
                 "train.validation.fraction or train.validation.path."
             )
-        row, self._seq_len, self._batch = manifest.validation, seq_len, global_batch_size
+        row, self._batch = manifest.validation, global_batch_size
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self.samples: Samples | None = None
+        self.packed: Rows | None = None
+        """The held-out samples or pairs; None for text."""
         self._windows: _Windows | None = None
-        if manifest.objective == "sft":
-            self.samples = Samples(folder, manifest, row)
-            self._packing = Packing(0, self.samples.lengths - 1, seq_len)
-            self._rows = self._packing.rows(0)
+        if manifest.objective != "pretrain":
+            self.packed = rows_of(folder, manifest, seq_len, 0, packing=packing, held_out=True)
+            self._rows = self.packed.packing.rows(0)
         else:
             self._windows = _Windows(folder, manifest, row, seq_len, document_mask)
             self._rows = row["samples"]
@@ -56,14 +55,14 @@ class HeldOut:
         """This rank's part of batch `number`, in the form of a training batch."""
         first = number * self._batch + self._first
         wanted = [i if i < self._rows else None for i in range(first, first + self._share)]
-        if self.samples is not None:
-            return self.samples.rows([[] if i is None else self._packing.row(i) for i in wanted], self._seq_len)
+        if self.packed is not None:
+            return self.packed.rows([[] if i is None else self.packed.packing.row(i) for i in wanted])
         assert self._windows is not None
         return self._windows.rows([None if i is None else int(self._order[i]) for i in wanted])
 
     def close(self) -> None:
-        if self.samples is not None:
-            self.samples.close()
+        if self.packed is not None:
+            self.packed.close()
         if self._windows is not None:
             self._windows.close()
 

@@ -1,7 +1,7 @@
 """Batches of samples that must not attend to each other: packed instruction data, and text with a document mask.
 
 Both loaders return (input_ids, labels, segments): a run of equal segment numbers is one sample with its own attention
-and positions, whose last token predicts nothing.
+and positions, whose last token predicts nothing. Pairs of preferences have a fourth tensor (`PairRows.rows`).
 """
 
 from __future__ import annotations
@@ -9,34 +9,30 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from smtrain.core.errors import DataError
 from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.data.checksums import sums_of_pair
 from smtrain.worker.data.load.loader import TokenLoader, check_fits
-from smtrain.worker.data.load.verify_on_read import StoredTokens, VerifiedFiles
+from smtrain.worker.data.load.rows import Batch, rows_of
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.indexed import joined_index, read_index
-from smtrain.worker.data.pack.packing import Packing
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class PackedLoader:
-    """Rows of whole samples for one data-parallel rank, from the folder that `prepare_sft` wrote.
+    """Rows of whole samples or pairs for one data-parallel rank, from the folder that `prepare_sft` wrote.
 
     Global batches and the position of a checkpoint count rows, not samples. A sample of n tokens takes n - 1 positions
-    of a row: its last token is only predicted. Raises DataError like `TokenLoader`.
+    of a row: its last token is only predicted. Without `packing` a pair has a row of its own. Raises DataError like
+    `TokenLoader`.
     """
 
     def __init__(
         self, folder: Path, *, seq_len: int, global_batch_size: int, dp_rank: int, dp_size: int, seed: int,
-        vocab_size: int,
+        vocab_size: int, packing: bool = True,
     ) -> None:  # fmt: skip
         if global_batch_size % dp_size or not 0 <= dp_rank < dp_size:
             raise ValueError(f"rank {dp_rank} of {dp_size} cannot share a global batch of {global_batch_size}")
@@ -46,12 +42,11 @@ class PackedLoader:
         self.waited = 0.0
         self._share = global_batch_size // dp_size
         self._first = dp_rank * self._share
-        self._samples = Samples(folder, self.manifest, self.manifest.parts[0])
-        self._packing = Packing(seed, self._samples.lengths - 1, seq_len)
+        self.rows = rows_of(folder, self.manifest, seq_len, seed, packing=packing)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._ahead: tuple[int, Future[Batch]] | None = None
+        self._ahead: tuple[int, Future[tuple[torch.Tensor, ...]]] | None = None
 
-    def batch(self, samples_consumed: int) -> Batch:
+    def batch(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         """This rank's part of the global batch that follows `samples_consumed` rows; reads the next in the background.
 
         Returns (input_ids, labels, segments), int64, each [global_batch_size / dp_size, seq_len]. Labels outside of
@@ -68,62 +63,11 @@ class PackedLoader:
 
     def close(self) -> None:
         self._reader.shutdown(cancel_futures=True)
-        self._samples.close()
+        self.rows.close()
 
-    def _read(self, samples_consumed: int) -> Batch:
+    def _read(self, samples_consumed: int) -> tuple[torch.Tensor, ...]:
         first = samples_consumed + self._first
-        return self._samples.rows([self._packing.row(i) for i in range(first, first + self._share)], self.seq_len)
-
-
-class Samples:
-    """The samples of a row of the manifest that `prepare_sft` wrote: tokens, and the mask of tokens to learn.
-
-    `lengths` are their numbers of tokens. Raises DataError if the files do not match the manifest.
-    """
-
-    def __init__(self, folder: Path, manifest: DatasetManifest, row: dict[str, Any]) -> None:
-        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._padding = manifest.eos_id or 0
-        stored = [StoredTokens.of(shards_of(row), self._dtype.itemsize, mask=mask) for mask in (False, True)]
-        self.checks = VerifiedFiles(folder, stored)
-        index = self.checks.index(0)
-        self.lengths, self._starts = index.lengths, index.offsets // self._dtype.itemsize
-        if len(self.lengths) != row["samples"] or (self.lengths < 2).any():
-            raise DataError(f"{folder} has an index that is not its manifest's; prepare the data again.")
-        for part in stored:
-            part.check_sizes(folder)
-        self._files = self.checks.open()[0]
-
-    def rows(self, samples: list[list[int]], seq_len: int) -> Batch:
-        """Rows of these samples, one after another, as `PackedLoader.batch` gives them."""
-        shape = (len(samples), seq_len)
-        ids, labels = np.full(shape, self._padding, np.int64), np.full(shape, IGNORED, np.int64)
-        segments = np.zeros(shape, np.int64)
-        for row, within in enumerate(samples):
-            at = 0
-            for number, sample in enumerate(within):
-                tokens, learned = self.sample(sample)
-                end = at + len(tokens) - 1
-                ids[row, at:end] = tokens[:-1]
-                labels[row, at:end] = np.where(learned[1:], tokens[1:], IGNORED)
-                segments[row, at:end] = number
-                segments[row, end:] = number + 1
-                at = end
-        return torch.from_numpy(ids), torch.from_numpy(labels), torch.from_numpy(segments)
-
-    def sample(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """A sample's tokens, and a mask of those to learn."""
-        start, length = int(self._starts[sample]), int(self.lengths[sample])
-        # widen first: -100 would wrap in uint16
-        tokens = self._array(0, start, length, self._dtype).astype(np.int64)
-        return tokens, self._array(1, start, length, np.dtype("u1"))
-
-    def close(self) -> None:
-        self._files.close()
-
-    def _array(self, file: int, start: int, length: int, dtype: np.dtype) -> NDArray[Any]:
-        raw = self.checks.read(file, self._files, start * dtype.itemsize, length * dtype.itemsize)
-        return np.frombuffer(raw, dtype)
+        return self.rows.rows([self.rows.packing.row(i) for i in range(first, first + self._share)])
 
 
 class WithinDocuments:

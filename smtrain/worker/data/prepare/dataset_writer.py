@@ -341,11 +341,14 @@ class TokenTally:
 
 
 class SampleTally:
-    """Tokens and mask of all samples, in the order of the records; the last `others` of `files` are held out whole."""
+    """Tokens and mask of all samples, in the order of the records; the last `others` of `files` are held out whole.
+
+    A sample is `sequences` documents in a row.
+    """
 
     def __init__(
         self, folder: Path, files: list[SourceFile], dtype: np.dtype, shards: Sequence[TextShard],
-        holdout: HoldOut | None = None, others: int = 0,
+        holdout: HoldOut | None = None, others: int = 0, sequences: int = 1,
     ) -> None:  # fmt: skip
         pairs = [(PREFIX, MASK), *([(VALIDATION, VALIDATION_MASK)] if holdout else [])]
         kinds, names = (np.dtype(dtype), np.dtype(np.uint8)), [shard.name for shard in shards]
@@ -354,7 +357,7 @@ class SampleTally:
             for pair in pairs
             for prefix, kind in zip(pair, kinds, strict=True)
         }
-        self.shards = shards
+        self.shards, self._sequences = shards, sequences
         self._held_out_files = set(files[len(files) - others :]) if others else set()
         self._files, self._number = files, {file: number for number, file in enumerate(files)}
         self.shard = self.blocks = self.done_bytes = 0
@@ -366,7 +369,7 @@ class SampleTally:
 
     @property
     def samples(self) -> int:
-        return self._parts[PREFIX].documents
+        return self._parts[PREFIX].documents // self._sequences
 
     @property
     def tokens(self) -> int:
@@ -379,6 +382,12 @@ class SampleTally:
     @property
     def held_out(self) -> TallySet | None:
         return self._parts.get(VALIDATION)
+
+    def held_out_row(self) -> dict[str, Any] | None:
+        """The manifest's row of the held-out samples; None if none are held out."""
+        part = self.held_out
+        count = part.documents // self._sequences if part else 0
+        return part.row(count) | {"documents": count} if part else None
 
     def begin(self) -> None:
         """Begin without files; `open_shard` creates them."""
@@ -398,7 +407,7 @@ class SampleTally:
             self._lines[number] = 0
         self.bad.add(piece.bad, self._lines[number], max_bad)
         self._lines[number] += piece.lines
-        self._samples[number] += len(piece.lengths)
+        self._samples[number] += len(piece.lengths) // self._sequences
         sides = piece.sides
         if sides is None:
             held = piece.block.file in self._held_out_files

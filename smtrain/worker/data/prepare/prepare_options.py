@@ -22,8 +22,9 @@ class PrepareOptions:
 
     `format` is a format of files; for instruction data also how a record spells a conversation (alpaca, messages).
     `text_column`, `separator`, `cleaning` and `append_eod` are for text; `overlong` and `columns` {ours: theirs} for
-    instruction data. `workers` defaults to one per core. `holdout` selects the documents for validation. At most
-    `max_bad` bad records are skipped. Text of more than `shard_bytes` becomes several pairs of files.
+    instruction data. `workers` defaults to one per core. `objective` decides what `prepare_sft` makes of records:
+    samples or pairs of them. `holdout` selects the documents for validation. At most `max_bad` bad records are skipped.
+    Text of more than `shard_bytes` becomes several pairs of files.
     """
 
     seq_len: int
@@ -39,6 +40,7 @@ class PrepareOptions:
     max_bad: int = 0
     workers: int | None = None
     shard_bytes: int = SHARD_BYTES
+    objective: Literal["sft", "dpo"] = "sft"
     overwrite: bool = True
 
     @property

@@ -1,8 +1,8 @@
-"""Instruction data to samples: tokens in Megatron's format, and a mask of the tokens to learn.
+"""Instruction and preference data to samples: tokens in Megatron's format, and a mask of the tokens to learn.
 
 `tokens.bin/.idx` hold one sample per document, `tokens_mask.bin/.idx` the same documents in uint8, 1 if a token belongs
-to an answer. Blocks of records go to worker processes and come back in the order of the text, so the bytes written
-depend on the input and the settings only.
+to an answer. A pair of preferences is two documents in a row, chosen and rejected. Blocks of records go to worker
+processes and come back in the order of the text, so the bytes written depend on the input and the settings only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
-from smtrain.worker.data.tokenize.samples import LONG, NO_ANSWER, UNLEARNED, SampleMaker, SamplePiece
+from smtrain.worker.data.tokenize.pairs import PairMaker
+from smtrain.worker.data.tokenize.samples import SampleMaker, SamplePiece
 
 
 def prepare_sft(
@@ -56,10 +57,11 @@ def prepare_sft(
     parts: PartUploads | None = None,
     machines: MeetingPoint | None = None,
 ) -> DatasetManifest:
-    """Write conversations as samples into `output`, which appears with its manifest or stays as it was.
+    """Write conversations, or pairs of answers, as samples into `output`.
 
-    The arguments are those of `prepare`; inputs are jsonl, JSON, Parquet or Arrow, and the tokenizer's chat template is
-    used. Call it from under `if __name__ == "__main__"`: the workers are spawned.
+    The folder appears with its manifest or stays as it was. The arguments are those of `prepare`; inputs are jsonl,
+    JSON, Parquet or Arrow, and conversations take the tokenizer's chat template. Call it from under `if __name__ ==
+    "__main__"`: the workers are spawned.
 
     Raises:
         DataError: If the input cannot be used: no records, more bad records than allowed, no sample on either side of
@@ -71,7 +73,7 @@ def prepare_sft(
     with open_coordinator(machines, sources, say) as (coordinator, commits):
         run = _resolve(sources, tokenizer, options, output, commits, say)
         files, make = run.inputs.flat, run.make
-        say(f"prepare: {make.template.about}")
+        say(f"prepare: {make.about}")
         if not options.overwrite:
             refuse_others(*files_of(output))
         key = run.digest(parts is not None)
@@ -83,7 +85,9 @@ def prepare_sft(
         with unfinished(output, parts) as journal:
 
             def empty() -> SampleTally:
-                return SampleTally(journal.folder, files, run.inputs.facts.dtype, shards, options.holdout, run.others)
+                return SampleTally(
+                    journal.folder, files, run.inputs.facts.dtype, shards, options.holdout, run.others, make.sequences
+                )
 
             tally = restored(empty, key, journal, parts)
             try:
@@ -139,7 +143,7 @@ class _Resolved:
     """The inputs, and what makes samples of them."""
 
     inputs: ResolvedInputs
-    make: SampleMaker
+    make: SampleMaker | PairMaker
     options: PrepareOptions
 
     @property
@@ -154,8 +158,7 @@ class _Resolved:
             [
                 [file.identity(elsewhere=elsewhere) for file in self.inputs.flat],
                 self.inputs.facts.sha256,
-                make.template.source,
-                [o.seq_len, make.shape, o.overlong],
+                *make.decides,
                 BLOCK_BYTES,
                 *([str(make.holdout)] if make.holdout else [self.others] if self.others else []),
                 *([dict(o.columns)] if o.columns else []),
@@ -171,10 +174,15 @@ def _resolve(
     inputs = resolve(sources, tokenizer, options, kind, output, commits, say)
     if other := next((file for file in inputs.flat if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
         raise DataError(
-            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: sft "
-            "learns from records (jsonl, json, parquet, arrow); remove it, or set train.objective: pretrain."
+            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: "
+            f"{options.objective} learns from records (jsonl, json, parquet, arrow); remove it, or set "
+            "train.objective: pretrain."
         )
-    return _Resolved(inputs, SampleMaker(tokenizer, options), options)
+    return _Resolved(inputs, _maker_of(tokenizer, options), options)
+
+
+def _maker_of(tokenizer: Path, options: PrepareOptions) -> SampleMaker | PairMaker:
+    return (PairMaker if options.objective == "dpo" else SampleMaker)(tokenizer, options)
 
 
 def _on_machines(
@@ -236,13 +244,13 @@ def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
         files=tally.finish(),
         bad_line_count=tally.bad.count,
         bad_lines=tally.bad.kept,
-        parts=[tally.trained.row(count)],
-        dropped={reason: tally.counts[reason] for reason in (LONG, NO_ANSWER, UNLEARNED) if tally.counts[reason]},
-        objective="sft",
+        parts=[tally.trained.row(count) | {"documents": count}],
+        dropped={reason: tally.counts[reason] for reason in run.make.reasons if tally.counts[reason]},
+        objective=run.options.objective,
         tokenized_by="tokenizers",
         left_out=run.inputs.left_out,
         unread=dict(tally.unread),
-        validation=tally.held_out.row(tally.held_out.documents) if tally.held_out else None,
+        validation=tally.held_out_row(),
     )
 
 
@@ -250,7 +258,7 @@ def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
 
 
 @contextmanager
-def share_work(files: list[SourceFile], make: SampleMaker, count: int) -> Iterator[ShareWork]:
+def share_work(files: list[SourceFile], make: SampleMaker | PairMaker, count: int) -> Iterator[ShareWork]:
     """Turn shares into samples with `count` worker processes."""
 
     def cut(share: Share) -> Iterator[Block]:
@@ -274,7 +282,7 @@ def _listed(piece: Callable[[Block], SamplePiece], block: Block) -> list[SampleP
 
 
 def sample_pieces(
-    files: list[SourceFile], shard: TextShard, done: int, make: SampleMaker, count: int
+    files: list[SourceFile], shard: TextShard, done: int, make: SampleMaker | PairMaker, count: int
 ) -> Iterator[SamplePiece]:
     """The samples of every block of a shard but the first `done`, in the order of the text."""
     every = (block for number, s in shard.spans for block in record_blocks(files[number], make.columns, s))
@@ -303,14 +311,14 @@ def _broken(count: int) -> DataError:
     )
 
 
-_maker: SampleMaker
+_maker: SampleMaker | PairMaker
 
 
 def _start_worker(folder: Path, options: PrepareOptions) -> None:
     global _maker
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _maker = SampleMaker(folder, options)
+    _maker = _maker_of(folder, options)
 
 
 def _work(block: Block) -> SamplePiece:

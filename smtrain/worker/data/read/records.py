@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +18,6 @@ from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
-from smtrain.worker.data.tokenize.chat import COLUMNS, NAMED, refuse_pairs
 
 _ROWS = 1024
 
@@ -32,10 +31,18 @@ class Records:
     lines: int = 0
 
 
-def record_blocks(file: SourceFile, columns: tuple[str, ...], stretch: Stretch | None = None) -> Iterator[Block]:
+class RecordColumns(NamedTuple):
+    """The columns that are read of a table."""
+
+    names: tuple[str, ...]
+    fault: Callable[[list[str]], str | None]
+    """The reason why a table with these columns cannot be learned from, to follow its path; None if it can."""
+
+
+def record_blocks(file: SourceFile, columns: RecordColumns, stretch: Stretch | None = None) -> Iterator[Block]:
     """The file, or a `stretch` of it, in blocks that can be sent to another process; tables with only these `columns`.
 
-    Raises DataError if it cannot be read, or has none of `columns`.
+    Raises DataError if it cannot be read, or does not have the `columns`.
     """
     if file.kind == "json":
         yield from _lines_of_array(file)
@@ -69,7 +76,7 @@ def _lines_of_array(file: SourceFile) -> Iterator[Block]:
 
 
 def _batches(
-    file: SourceFile, raw: Any, columns: tuple[str, ...], stretch: Stretch | None
+    file: SourceFile, raw: Any, columns: RecordColumns, stretch: Stretch | None
 ) -> Iterator[tuple[Any, float, UnreadText]]:
     """Record batches, each with its share of the file and counts of text in other columns."""
     if file.kind == "parquet":
@@ -91,19 +98,10 @@ def _batches(
             yield part.select(kept), share, unread_columns(part, kept)
 
 
-def _kept(file: SourceFile, names: list[str], columns: tuple[str, ...]) -> list[str]:
-    try:
-        refuse_pairs(names, {name: name for name in columns})
-    except DataError as error:
-        raise DataError(f"{file.path}: {error}") from None
-    kept = [name for name in names if name in columns]
-    spoken = [*NAMED, *columns[len(COLUMNS) :]]
-    if not any(name in spoken for name in kept):
-        raise DataError(
-            f"{file.path} has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column of "
-            "the conversations in data.columns as messages, or those of the instructions as instruction and output."
-        )
-    return kept
+def _kept(file: SourceFile, names: list[str], columns: RecordColumns) -> list[str]:
+    if fault := columns.fault(names):
+        raise DataError(f"{file.path}{fault}")
+    return [name for name in names if name in columns.names]
 
 
 def read_records(block: Block) -> Records:

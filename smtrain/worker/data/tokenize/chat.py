@@ -27,8 +27,8 @@ COLUMNS = tuple(
     if not any(name in pair for pair in PAIRS)  # a table with both columns is refused
 )
 """Every column of a table that is read, refused or counted."""
-NAMED: tuple[Column, ...] = get_args(Column)
-"""The columns that `data.columns` may name."""
+NAMED: tuple[str, ...] = tuple(name for name in get_args(Column) if name in COLUMNS)
+"""The columns of a conversation that `data.columns` may name."""
 _COUNTED = record_fields("counted")
 GREETING = "answers before the first question (not learned)"
 _LISTS = ("messages", "conversations")
@@ -39,8 +39,9 @@ _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 class Dialogue:
     """Messages {role, content} that end in an answer, and the tools that a template may list.
 
-    `skipped` are indices of answers that are not learned. `read` names the fields of the record that are used, `column`
-    the field of the turns; `unread` counts text of the turns that is not used.
+    `options` are further values for the template. `skipped` are indices of answers that are not learned. `read` names
+    the fields of the record that are used, `column` the field of the turns; `unread` counts text of the turns that is
+    not used.
     """
 
     messages: list[dict[str, Any]]
@@ -49,6 +50,7 @@ class Dialogue:
     read: frozenset[str] = field(default=frozenset(), compare=False)
     column: str = field(default="messages", compare=False)
     unread: UnreadText = field(default_factory=UnreadText, compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def refuse_pairs(names: Collection[str], columns: Mapping[str, str]) -> None:
     for pair in PAIRS:
         if all(name in names for name in pair) and not any(name in columns.values() for name in pair):
             raise DataError(
-                f"its records are pairs of preferences ({', '.join(pair)}), which no training here learns from as "
-                f"pairs; to learn the {pair[0]} answers, name them in data.columns: {{messages: {pair[0]}}} if they "
-                f"are lists of messages, {{instruction: prompt, output: {pair[0]}}} if they are text."
+                f"its records are pairs of preferences ({', '.join(pair)}), which train.objective: dpo learns from; to "
+                f"learn only the {pair[0]} answers, name them in data.columns: {{messages: {pair[0]}}} if they are "
+                f"lists of messages, {{instruction: prompt, output: {pair[0]}}} if they are text."
             )
 
 
@@ -176,8 +178,8 @@ class ChatTemplate:
             raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
         if template is None:
             raise DataError(
-                f"the tokenizer of model.path ({folder}) has no chat template, which train.objective: sft needs for "
-                "conversations; put a chat_template.jinja next to its tokenizer.json (docs/sft.md has one)."
+                f"the tokenizer of model.path ({folder}) has no chat template, which conversations need; "
+                "put a chat_template.jinja next to its tokenizer.json (docs/sft.md has one)."
             )
         self.source: str = template
         self.tokens = self._written_tokens()
@@ -206,6 +208,13 @@ class ChatTemplate:
         except _refusals() as error:
             raise RecordFault(f"the chat template refuses it ({first_line(error)})") from None
         return [rendered for rendered in texts if rendered.answers]
+
+    def text(self, conversation: Dialogue, turns: int, **options: bool) -> str:
+        """The text of the first `turns`, with options of `apply_chat_template`. Raises RecordFault."""
+        try:
+            return self._text(self._known_roles(conversation), turns, **options)
+        except _refusals() as error:
+            raise RecordFault(f"the chat template refuses it ({first_line(error)})") from None
 
     def unread(self, conversation: Dialogue, rendered: list[Rendered]) -> list[str]:
         """The fields of a conversation that the template did not write into `rendered`.
@@ -300,7 +309,9 @@ class ChatTemplate:
         return next((i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text))
 
     def _text(self, c: Dialogue, turns: int, **options: bool) -> str:
-        text: str = self._tokenizer.apply_chat_template(c.messages[:turns], tools=c.tools, tokenize=False, **options)
+        text: str = self._tokenizer.apply_chat_template(
+            c.messages[:turns], tools=c.tools, tokenize=False, **c.options, **options
+        )
         return text
 
     def _ended(self, text: str, start: int) -> Rendered:

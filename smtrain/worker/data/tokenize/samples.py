@@ -17,10 +17,11 @@ from smtrain.worker.data.clean.holdout import conversation_hash
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
-from smtrain.worker.data.read.records import read_records
+from smtrain.worker.data.read.records import RecordColumns, read_records
 from smtrain.worker.data.read.unread import UnreadText
 from smtrain.worker.data.tokenize.chat import (
     COLUMNS,
+    NAMED,
     ChatTemplate,
     Dialogue,
     RecordFault,
@@ -28,6 +29,7 @@ from smtrain.worker.data.tokenize.chat import (
     Shape,
     conversation,
     named,
+    refuse_pairs,
     unread_of,
 )
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
@@ -44,7 +46,8 @@ _GROUP_CHARACTERS = 1 << 20
 class SamplePiece:
     """The samples of one block: tokens and mask end to end, a length per sample, faults, and counts by reason.
 
-    `sides` is None unless some samples are held out. `unread` counts text of the records that no sample has.
+    A pair of answers is two samples in a row, chosen and rejected. `sides` is None unless some samples are held out.
+    `unread` counts text of the records that no sample has.
     """
 
     block: Block
@@ -66,13 +69,42 @@ class SampleMaker:
         self.shape: Shape = options.format if options.format in ("alpaca", "messages") else "auto"  # type: ignore[assignment]
         self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
         self.template, self._tokenizer = ChatTemplate(folder), load_tokenizer(folder, lambda _: None)
-        _refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
+        refuse_other_tokens(folder, self.template.tokens, self._tokenizer)
         self._limit = options.seq_len + 1
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Every column that may be read of a table."""
-        return (*COLUMNS, *self.options.columns.values())
+    def columns(self) -> RecordColumns:
+        """The columns that may be read of a table."""
+        return RecordColumns((*COLUMNS, *self.options.columns.values()), self._columns_fault)
+
+    sequences = 1
+    """Sequences of a sample."""
+    reasons = (LONG, NO_ANSWER, UNLEARNED)
+    """The counts of what is left out."""
+
+    @property
+    def about(self) -> str:
+        """A sentence on how answers are found."""
+        return self.template.about
+
+    @property
+    def decides(self) -> list[Any]:
+        """The values, next to the inputs and the tokenizer, that decide which bytes the samples become."""
+        return [self.template.source, [self.options.seq_len, self.shape, self.options.overlong]]
+
+    def _columns_fault(self, names: list[str]) -> str | None:
+        theirs = self.options.columns.values()
+        try:
+            refuse_pairs(names, {name: name for name in (*COLUMNS, *theirs)})
+        except DataError as error:
+            return f": {error}"
+        spoken = [*NAMED, *theirs]
+        if any(name in spoken for name in names):
+            return None
+        return (
+            f" has the columns {', '.join(names)} and none of {', '.join(spoken)}; name the column of the "
+            "conversations in data.columns as messages, or those of the instructions as instruction and output."
+        )
 
     def piece(self, block: Block) -> SamplePiece:
         try:
@@ -136,7 +168,7 @@ class SampleMaker:
                 ids = np.array(next(encodings).ids, np.int32)
                 at = {0: 0, len(r.text): len(ids)}
                 for place in _inner(r):
-                    at[place] = _common(ids, np.array(next(encodings).ids, np.int32))
+                    at[place] = common_tokens(ids, np.array(next(encodings).ids, np.int32))
                 mask = np.zeros(len(ids), np.uint8)
                 for start, end in r.answers:
                     mask[at[start] : at[end]] = 1
@@ -157,7 +189,7 @@ class SampleMaker:
         return ids, mask
 
 
-def _refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
+def refuse_other_tokens(folder: Path, written: Mapping[str, int], tokenizer: Tokenizer) -> None:
     """Refuse a token that only tokenizer_config.json knows: it would be learned in pieces."""
     for token, number in written.items():
         if tokenizer.token_to_id(token) != number:
@@ -185,7 +217,7 @@ def _inner(rendered: Rendered) -> list[int]:
     return sorted({at for answer in rendered.answers for at in answer} - {0, len(rendered.text)})
 
 
-def _common(ids: NDArray[Any], prefix: NDArray[Any]) -> int:
+def common_tokens(ids: NDArray[Any], prefix: NDArray[Any]) -> int:
     """The number of tokens with which both begin."""
     count = min(len(ids), len(prefix))
     differing = np.flatnonzero(ids[:count] != prefix[:count])

@@ -46,7 +46,7 @@ def read_turns(turns: Any, column: str) -> Turns:
     messages: list[dict[str, Any]] = []
     idle: set[str] = set()  # switches that are on in turns that are no answers
     for number, turn in enumerate(turns, start=1):
-        message = _message(turn, number, column)
+        message = read_message(turn, number, column)
         switches = _switches(turn, number)
         if message["role"] != "assistant":
             idle |= {f"{column}[].{name}" for name, on in switches.items() if on}
@@ -63,7 +63,8 @@ def read_turns(turns: Any, column: str) -> Turns:
     return Turns(messages[: last + 1], frozenset(skipped), unread)
 
 
-def _message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
+def read_message(turn: dict[str, Any], number: int, column: str) -> dict[str, Any]:
+    """Turn `number` of `column` (messages or conversations), in the form of templates. Raises RecordFault."""
     role_key, content_key = (next((k for k in keys if turn.get(k) is not None), keys[0]) for keys in _KEYS[column])
     name = turn.get(role_key)
     role = ROLES.get(name.lower()) if isinstance(name, str) else None

@@ -257,7 +257,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         kept = labels != IGNORED
         ctx.save_for_backward(x.div_(total[:, None]), index, here, kept)
         ctx.dtype = logits.dtype
-        return torch.where(kept, total.log() - target, 0.0).sum()
+        return torch.where(kept, total.log() - target, 0.0)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
@@ -275,9 +275,18 @@ def cross_entropy_sum(
     """
     if group is None:
         return F.cross_entropy(logits.float(), labels, reduction="sum", ignore_index=IGNORED)
+    return cross_entropy(logits, labels, start, valid, group).sum()
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """The token losses that `cross_entropy_sum` sums, fp32 [N]; 0 without a label."""
+    if group is None:
+        return F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=IGNORED)
     apply: Any = _VocabCrossEntropy.apply
-    total: torch.Tensor = apply(logits, labels, start, valid, group)
-    return total
+    losses: torch.Tensor = apply(logits, labels, start, valid, group)
+    return losses
 
 
 def likeliest(logits: torch.Tensor, start: int, valid: int, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,20 @@ from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.native.pruning import Arrived, RankGroup, prune
 from smtrain.worker.checkpoint.sources import WeightSource
-from smtrain.worker.engine.base import Evaluation, OptimizerOptions, ParallelOptions, Scaling, StepResult
+from smtrain.worker.engine.base import (
+    Evaluation,
+    OptimizerOptions,
+    ParallelOptions,
+    PreferenceOptions,
+    Scaling,
+    StepResult,
+)
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights
 from smtrain.worker.engine.native import comm, persist
 from smtrain.worker.engine.native.attention import packed
 from smtrain.worker.engine.native.comm import Numbers, ProcessMesh, to_device
 from smtrain.worker.engine.native.pipeline import MicroBatch, Pipeline
+from smtrain.worker.engine.native.preference import PairBatch, PreferenceLoss, pair_counts
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.native.zero1 import Zero1AdamW
 from smtrain.worker.engine.parts import part
@@ -38,7 +46,8 @@ class NativeEngine:
 
     `config` is the model's config.json, `weights` the source of its values, None a random start from `seed` that is the
     same on every mesh. With `lora` the model is frozen and only adapters are trained, initialised from `seed`;
-    checkpoints hold only the adapters. Raises `ConfigError` if the mesh does not fit the job or the model,
+    checkpoints hold only the adapters. `preference` makes steps and
+    evaluations those on pairs. Raises `ConfigError` if the mesh does not fit the job or the model,
     `CheckpointError` on every rank if the weights do not fit.
     """
 
@@ -50,6 +59,7 @@ class NativeEngine:
         weights: WeightSource | RandomWeights | None,
         seed: int,
         lora: Lora | None = None,
+        preference: PreferenceOptions | None = None,
     ) -> None:
         self.device = comm.current_device()
         self.steps_ahead = 0 if self.device.type == "cpu" else 1
@@ -67,34 +77,34 @@ class NativeEngine:
         self.trained = self.parameters if lora is None else AdapterShape.of(self.shape, lora).parameters()
         self.stage = Stage(config, self.layout, self.mesh, options, lora, seed)
         self.optimizer = Zero1AdamW(self.stage, self.mesh, optimizer)
-        fault = None
-        try:
-            keep = self.optimizer.take if lora is None else _keep_nothing
-            self.stage.load(weights or RandomWeights(config, self.shape, seed), keep)
-            if lora is not None:
-                self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
-        except CheckpointError as error:
-            fault = str(error)
-        self.mesh.agree(fault, "the weights cannot be loaded")
-        self.pipeline = Pipeline(self.stage, self.mesh)
+        self.begin_from(weights or RandomWeights(config, self.shape, seed))
+        if lora is not None:
+            self.stage.load_adapters(RandomFactors(AdapterShape.of(self.shape, lora), seed))
+        self._preference = None if preference is None else PreferenceLoss(preference)
+        self.pipeline = Pipeline(self.stage, self.mesh, self._preference)
         self._to_compile = options.compile
         self._wide = torch.float64 if self.device.type in ("cpu", "cuda") else torch.float32
         self._saver = Saver(self.mesh, persist.StageContents(self), lambda: self.allowed())
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> StepResult:
-        return self.begin_step(input_ids, labels, lr, segments)()
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> StepResult:  # fmt: skip
+        return self.begin_step(input_ids, labels, lr, segments, references)()
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> Callable[[], StepResult]:
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Callable[[], StepResult]:  # fmt: skip
         began = time.perf_counter()
+        preference = self._preference
         with part("forward and backward"):
-            micro_batches = self._micro_batches(input_ids, labels, segments)
-            counted = comm.count_sum(_counted(labels), self.mesh.dp_group, self.device)
+            micro_batches = self._micro_batches(input_ids, labels, segments, references)
+            counts = [_counted(labels)] if preference is None else pair_counts(labels, segments, references)
+            counted = [comm.count_sum(count, self.mesh.dp_group, self.device) for count in counts]
             # At least 1, so that a batch without labels has loss 0.
-            scale = comm.count_of(counted, self._wide).clamp(min=1).reciprocal().float()
+            shares = [comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted]
+            scale = shares[0] if preference is None else preference.scale(*shares)
             scaling = self.optimizer.loss_scale
             before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
@@ -104,16 +114,21 @@ class NativeEngine:
         with part("data parallel"):
             for group in (self.mesh.dp_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
-        made = Numbers([total, counted, norm, *before, *([] if scaling is None else [scaling.scale])])
+        made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale])])
         if self._to_compile and self.rank == 0:
             took = time.perf_counter() - began
             print(f"train.compile: the first step took {took:.0f} s, in which the layers were compiled", flush=True)
         self._to_compile = False
 
         def numbers() -> StepResult:
-            loss, *words, grad_norm = (read := made.read())[:4]
-            tokens = max(1.0, comm.count_of(torch.tensor(words, dtype=torch.float64), torch.float64).item())
-            result, scales = StepResult(loss / tokens, grad_norm), read[4:]
+            read = made.read()
+            sums, read = read[: total.numel()], read[total.numel() :]
+            words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
+            sizes = [_size(words[at : at + 2]) for at in range(0, len(words), 2)]
+            if preference is None:
+                result = StepResult(sums[0] / sizes[0], grad_norm)
+            else:
+                result = StepResult(preference.loss(sums, *sizes), grad_norm, pairs=preference.metrics(sums, sizes[0]))
             if not scales:
                 return result
             used, following = scales
@@ -122,13 +137,53 @@ class NativeEngine:
         return numbers
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
-    ) -> Evaluation:
-        sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments))
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Evaluation:  # fmt: skip
+        sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments, references))
         dist.all_reduce(sums, group=self.mesh.dp_group)
         dist.all_reduce(sums, group=self.mesh.pp_group)
-        total, correct, tokens = sums.tolist()
-        return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
+        if self._preference is None:
+            total, correct, tokens = sums.tolist()
+            return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
+        counts = pair_counts(labels, segments, references)
+        counted = [comm.count_sum(count, self.mesh.dp_group, self.device).tolist() for count in counts]
+        sizes, numbers = [_size(words) for words in counted], sums.tolist()
+        metrics = self._preference.metrics(numbers, sizes[0])
+        pairs = round(sizes[0]) if any(counted[0]) else 0
+        return Evaluation(
+            self._preference.loss(numbers, *sizes), pairs, round(metrics.accuracy * sizes[0]) if pairs else 0, metrics
+        )
+
+    def log_probabilities(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor, pairs: int
+    ) -> torch.Tensor:
+        """The log-probabilities of the answers in a batch as for `step`, fp32 [batch / dp, pairs, 2] on the host.
+
+        `pairs` is the most of a row; what has no labels gets 0. Collective; the same on the ranks of one `dp_rank`.
+        """
+        nothing = torch.zeros(len(input_ids), pairs, 2)
+        made = self.pipeline.log_probabilities(self._micro_batches(input_ids, labels, segments, nothing))
+        dist.all_reduce(made, group=self.mesh.pp_group)
+        return made.cpu()
+
+    def joined(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of the values of all data-parallel ranks, on the host. Collective."""
+        summed = to_device(values, self.device)
+        dist.all_reduce(summed, group=self.mesh.dp_group)
+        return summed.cpu()
+
+    def begin_from(self, weights: WeightSource | RandomWeights) -> None:
+        """Fill in the weights, which no step may have changed yet.
+
+        Raises `CheckpointError` on every rank if they do not fit.
+        """
+        fault = None
+        try:
+            self.stage.load(weights, self.optimizer.take if self.lora is None else _keep_nothing)
+        except CheckpointError as error:
+            fault = str(error)
+        self.mesh.agree(fault, "the weights cannot be loaded")
 
     @torch.no_grad()
     def next_token(self, input_ids: torch.Tensor) -> int:
@@ -185,15 +240,21 @@ class NativeEngine:
             dist.destroy_process_group()
 
     def _micro_batches(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None
-    ) -> list[MicroBatch]:
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None,
+        references: torch.Tensor | None = None,
+    ) -> list[MicroBatch]:  # fmt: skip
         self._check_length(input_ids)
         size = self.options.micro_batch_size
         inputs, targets = (torch.split(to_device(b, self.device), size) for b in (input_ids, labels))
         within = [None] * len(inputs) if segments is None else [packed(s) for s in torch.split(segments, size)]
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
-        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, strict=True)]
+        pairs: list[PairBatch | None] = [None] * len(inputs)
+        if references is not None:
+            assert segments is not None
+            parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
+            pairs = [PairBatch.of(*both, self.device) for both in parts]
+        return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, pairs, strict=True)]
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
@@ -214,6 +275,11 @@ class NativeEngine:
 
 def _keep_nothing(name: str, values: torch.Tensor) -> None:
     """A frozen parameter needs no fp32 copy."""
+
+
+def _size(words: Sequence[float]) -> float:
+    """The count of two words of `comm.count_sum`, at least 1."""
+    return max(1.0, comm.count_of(torch.tensor(words, dtype=torch.float64), torch.float64).item())
 
 
 def _counted(labels: torch.Tensor) -> int:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.preference import SUMS, PairBatch, PreferenceLoss
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
 
@@ -33,13 +34,16 @@ class MicroBatch(NamedTuple):
     segments: torch.Tensor | None
     at: tuple[int, int] | None = None
     """The optimizer step, and the first sample's place in the global batch; dropout depends on them."""
+    pairs: PairBatch | None = None
+    """The pairs among the segments, if the loss is theirs."""
 
 
 class Pipeline:
     """Runs micro-batches through the stages; with one stage this is gradient accumulation."""
 
-    def __init__(self, stage: Stage, mesh: ProcessMesh) -> None:
-        self.stage, self.mesh = stage, mesh
+    def __init__(self, stage: Stage, mesh: ProcessMesh, preference: PreferenceLoss | None = None) -> None:
+        """`preference` is the loss of pairs; None: batches have no pairs."""
+        self.stage, self.mesh, self._preference = stage, mesh, preference
         ranks = dist.get_process_group_ranks(mesh.pp_group)
         p = mesh.pp_rank
         self._before = ranks[p - 1] if p > 0 else None
@@ -52,23 +56,28 @@ class Pipeline:
     def train(
         self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
     ) -> torch.Tensor:
-        """Run forward and backward of every micro-batch, with losses times the number `scale`.
+        """Run forward and backward of every micro-batch, with losses times `scale`, a number or `PreferenceLoss.scale`.
 
-        Returns the unscaled sum of losses, 0 except on the last stage. Calls `before_last` before the last backward
-        pass. A stage holds the activations of at most (stages - its rank) micro-batches.
+        Returns the unscaled sum of losses, or of `PreferenceLoss.sums`; 0 except on the last stage. Calls `before_last`
+        before the last backward pass. A stage holds the activations of at most (stages - its rank) micro-batches.
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
         in_flight: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        losses = torch.zeros((), device=self.mesh.device)
+        preference = self._preference
+        losses = torch.zeros(() if preference is None else (SUMS,), device=self.mesh.device)
         left = n
 
         def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
             x = batches[i].ids if h is None else h.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
-            out = stage(x, batches[i].labels if stage.last else None, batches[i].segments)
-            if stage.last:
+            out = stage(x, batches[i].labels if stage.last and preference is None else None, batches[i].segments)
+            if stage.last and preference is not None:
+                out = self._sums(preference, out, batches[i])
+                losses.add_(out.detach())
+                out = preference.scaled(out, scale)
+            elif stage.last:
                 losses.add_(out.detach())
                 out = out * scale
             in_flight.append((x, out))
@@ -99,18 +108,47 @@ class Pipeline:
             self._exchange(to_before=backward(gradient))
         return losses
 
-    @torch.no_grad()
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """[3]: sum of token losses, labels that are the likeliest token, labels; 0 except on the last stage."""
-        sums = torch.zeros(3, device=self.mesh.device)
+        """The sums of a batch, 0 except on the last stage: those of `PreferenceLoss.sums`, or [3]: the sum of token
+        losses, labels that are the likeliest token, labels."""
+        preference = self._preference
+        sums = torch.zeros(3 if preference is None else SUMS, device=self.mesh.device)
+
+        def add(h: torch.Tensor, batch: MicroBatch) -> None:
+            made = self.stage.evaluated(h, batch.labels) if preference is None else self._sums(preference, h, batch)
+            sums.add_(made)
+
+        self._each(batches, add)
+        return sums
+
+    def log_probabilities(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """The log-probabilities of the answers of every pair, fp32 [B, pairs of a row, 2]; 0 except on the last
+        stage."""
+        shapes = [batch.pairs.references.shape for batch in batches if batch.pairs is not None]
+        made = [torch.zeros(shape, device=self.mesh.device) for shape in shapes]
+
+        def fill(h: torch.Tensor, batch: MicroBatch) -> None:
+            assert batch.pairs is not None
+            number = next(i for i, known in enumerate(batches) if known is batch)
+            made[number] = batch.pairs.sums(-self.stage.token_losses(h, batch.labels))
+
+        self._each(batches, fill)
+        return torch.cat(made)
+
+    def _sums(self, preference: PreferenceLoss, h: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        assert batch.pairs is not None
+        return preference.sums(self.stage.token_losses(h, batch.labels), batch.labels, batch.pairs)
+
+    @torch.no_grad()
+    def _each(self, batches: Sequence[MicroBatch], last: Callable[[torch.Tensor, MicroBatch], None]) -> None:
+        """Run the batches forward, and call `last` with the final hidden states of each on the last stage."""
         self._drop_nothing()
-        for ids, labels, segments, _ in batches:
-            h = self.stage.hidden(self._arrive(ids), segments)
+        for batch in batches:
+            h = self.stage.hidden(self._arrive(batch.ids), batch.segments)
             if self.stage.last:
-                sums.add_(self.stage.evaluated(h, labels))
+                last(h, batch)
             else:
                 self._exchange(to_after=h)
-        return sums
 
     @torch.no_grad()
     def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:

@@ -289,13 +289,20 @@ class Stage(nn.Module):
     def forward(
         self, x: torch.Tensor, labels: torch.Tensor | None = None, segments: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """From token ids (first stage) or hidden states to hidden states or, on the last stage, the sum of losses."""
+        """From token ids (first stage) or hidden states to hidden states or, on the last stage, the sum of losses.
+
+        The sum is over all tokens; without labels the last stage returns hidden states too.
+        """
         h = self.hidden(x, segments)
-        if not self.last:
+        if not self.last or labels is None:
             return h
-        assert labels is not None
         logits = self.local_logits(h).flatten(0, 1)
         return comm.cross_entropy_sum(logits, labels.flatten(), *self._columns(logits))
+
+    def token_losses(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of each token of final hidden states, fp32 [B, S]; 0 without a label."""
+        logits = self.local_logits(h).flatten(0, 1)
+        return comm.cross_entropy(logits, labels.flatten(), *self._columns(logits)).view(labels.shape)
 
     def evaluated(self, h: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """[3]: sum of losses, labels that are the likeliest token, and labels; without a gradient."""

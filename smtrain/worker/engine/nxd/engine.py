@@ -136,14 +136,16 @@ class NxdEngine:
         return own
 
     def step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> StepResult:
-        return self.begin_step(input_ids, labels, lr, segments)()
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> StepResult:  # fmt: skip
+        return self.begin_step(input_ids, labels, lr, segments, references)()
 
     def begin_step(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None
-    ) -> Callable[[], StepResult]:
-        self._check(input_ids, segments)
+        self, input_ids: torch.Tensor, labels: torch.Tensor, lr: float, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Callable[[], StepResult]:  # fmt: skip
+        self._check(input_ids, segments, references)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         batch = self._batch(input_ids, labels, segments)
@@ -160,9 +162,10 @@ class NxdEngine:
         return lambda: StepResult(self._means([float(loss) if self.last else 0.0])[0], float(norm))
 
     def evaluate(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None
-    ) -> Evaluation:
-        self._check(input_ids, segments)
+        self, input_ids: torch.Tensor, labels: torch.Tensor, segments: torch.Tensor | None = None,
+        references: torch.Tensor | None = None,
+    ) -> Evaluation:  # fmt: skip
+        self._check(input_ids, segments, references)
         tokens = self._tokens(labels)
         batch = self._batch(input_ids, labels, segments)
         if self.options.pp > 1:
@@ -248,8 +251,13 @@ class NxdEngine:
 
     # Batches
 
-    def _check(self, input_ids: torch.Tensor, segments: torch.Tensor | None) -> None:
+    def _check(self, input_ids: torch.Tensor, segments: torch.Tensor | None, references: torch.Tensor | None) -> None:
         rows, length = input_ids.shape
+        if references is not None:
+            raise ConfigError(
+                "train.objective: dpo is trained by engine native only; set train.engine: native",
+                code="config.combination",
+            )
         if (segments is not None) != self.options.apart:
             raise ValueError("an engine takes batches with segments if it was built with options.apart, and only then")
         if rows != self.micro_batches * self.options.micro_batch_size:

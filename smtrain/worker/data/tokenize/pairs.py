@@ -1,0 +1,323 @@
+"""Pairs of preferences to samples: the prompt with the chosen answer, then with the rejected one.
+
+Tokens are those of TRL 1.16's DPOTrainer, except that each record says by itself which form it has, where TRL looks at
+the first one. Text is tokenized with the tokenizer's own special tokens, and gets the end of text if it does not end
+with it; conversations take the chat template, whose end counts. The prompt ends where its own tokens and those of
+either whole differ. A whole longer than half a row is cut at its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError, first_line
+from smtrain.core.model import hf_tokenizer
+from smtrain.worker.data.clean.holdout import conversation_hash
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.reading import BadLine
+from smtrain.worker.data.read.record_fields import PAIRS, SEEN
+from smtrain.worker.data.read.records import RecordColumns, read_records
+from smtrain.worker.data.read.unread import UnreadText, unread_fields
+from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered
+from smtrain.worker.data.tokenize.samples import SamplePiece, common_tokens, refuse_other_tokens
+from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
+from smtrain.worker.data.tokenize.turns import clean, read_message, read_tools
+
+Turns = list[dict[str, Any]]
+PROMPTS = ("prompt", "instruction", "messages", "conversations", "input")
+"""Fields of the prompt, in the order in which they are looked for; `input` is OpenAI's, or a part of an instruction."""
+COLUMNS = (*PROMPTS, "system", "tools", "functions", "chat_template_kwargs", *PAIRS[0], *PAIRS[1], *SEEN)
+"""Every column of a table that is read or refused."""
+_CUT = "pairs with an answer cut to {} tokens"
+_LONG = "pairs with an answer longer than {} tokens"
+_FULL = "pairs whose prompt leaves no room for an answer in {} tokens"
+_EMPTY = "pairs with an answer of no tokens"
+_EQUAL = "pairs of two equal answers, from which nothing is learned"
+_TURNED = "prompts whose last tokens differ when an answer follows; the answer begins at the difference"
+_RECORDS = 256
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A prompt with a better and a worse answer: three texts, or three lists of messages."""
+
+    prompt: str | Turns
+    chosen: str | Turns
+    rejected: str | Turns
+    tools: list[Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values for the chat template."""
+    read: frozenset[str] = frozenset()
+    """The fields of the record that are used."""
+
+
+def preference(row: dict[str, Any]) -> Preference:
+    """The pair of a record. Raises RecordFault."""
+    for name in SEEN:
+        if row.get(name):
+            raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
+    names = next((pair for pair in PAIRS if all(row.get(name) is not None for name in pair)), None)
+    if names is None:
+        raise RecordFault(f"no columns chosen and rejected, only {', '.join(map(repr, row)) or 'nothing'}")
+    chosen, rejected = (_answer(row[name], name) for name in names)
+    prompt, read = _prompt(row)
+    if isinstance(prompt, str) and isinstance(chosen, list):  # the text of a conversation's first question
+        prompt = [{"role": "user", "content": prompt}] if chosen[0]["role"] == "assistant" else None
+    elif isinstance(prompt, list) and prompt and chosen[: len(prompt)] == prompt:  # the answers repeat the prompt
+        prompt = None
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise RecordFault(f"{names[0]!r} and {names[1]!r} are not both text or both messages")
+    if isinstance(prompt, list) and isinstance(chosen, str) and isinstance(rejected, str):
+        chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
+    if prompt is None:
+        prompt, chosen, rejected = _parted(chosen, rejected)
+    if isinstance(prompt, str):
+        return Preference(prompt, chosen, rejected, read=frozenset({*names, *read}))
+    return _conversation(row, prompt, chosen, rejected, {*names, *read})
+
+
+def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any, read: set[str]) -> Preference:
+    """A pair of messages, with what the record has for the template."""
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not any(turn["role"] == "assistant" for turn in answer):
+            raise RecordFault(f"{name!r} has no answer of the assistant")
+    system = row.get("system")
+    if isinstance(system, str) and system and (not prompt or prompt[0]["role"] not in ("system", "developer")):
+        prompt = [{"role": "system", "content": clean(system)}, *prompt]
+        read.add("system")
+    if not prompt:
+        raise RecordFault("the two conversations have no common beginning, which would be the prompt")
+    tools, options = None, row.get("chat_template_kwargs") or {}
+    if name := next((n for n in ("tools", "functions") if row.get(n)), ""):
+        tools = read_tools(row[name], name)
+        read.add(name)
+    elif isinstance(row.get("input"), dict) and row["input"].get("tools"):
+        tools = read_tools(row["input"]["tools"], "input.tools")
+    if not isinstance(options, dict) or {"tokenize", "add_generation_prompt", "return_dict"} & options.keys():
+        raise RecordFault("'chat_template_kwargs' is no object of values for the chat template")
+    return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, "chat_template_kwargs"}))
+
+
+def _answer(value: Any, name: str) -> str | Turns:
+    if isinstance(value, str):
+        return clean(value)
+    turns = _turns([value] if isinstance(value, dict) else value, name)
+    if not turns:
+        raise RecordFault(f"{name!r} is an empty list")
+    return turns
+
+
+def _turns(value: Any, name: str) -> Turns:
+    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
+        raise RecordFault(f"{name!r} is {type(value).__name__}, not text or a list of messages")
+    try:
+        return [read_message(turn, number, "messages") for number, turn in enumerate(value, start=1)]
+    except RecordFault as fault:
+        raise RecordFault(f"{name!r}: {fault}") from None
+
+
+def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
+    """The prompt and its fields; None if the answers contain it."""
+    value = row.get("prompt")
+    if isinstance(value, str):
+        return clean(value), {"prompt"}
+    if value is not None:
+        return _turns(value, "prompt"), {"prompt"}
+    if isinstance(row.get("instruction"), str):
+        more = row.get("input")
+        parts = [row["instruction"], more if isinstance(more, str) else ""]
+        return [{"role": "user", "content": clean("\n\n".join(filter(None, parts)))}], {"instruction", "input"}
+    if isinstance(row.get("input"), dict) and row["input"].get("messages"):
+        return _turns(row["input"]["messages"], "input.messages"), {"input"}
+    for name in ("conversations", "messages"):
+        if row.get(name) and not isinstance(row.get("chosen"), list):
+            return _turns(row[name], name), {name}
+        if row.get(name):  # UltraFeedback has the chosen conversation a second time
+            turns = _turns(row[name], name)
+            return (None, set()) if turns[-1]["role"] == "assistant" else (turns, {name})
+    return None, set()
+
+
+def _parted(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """The common beginning of two texts or lists of messages, and what follows it in each, as TRL parts them.
+
+    If one begins with the other, the last common part still belongs to the answers; so does a space before the first
+    difference.
+    """
+    shorter = min(len(chosen), len(rejected))
+    at = next((i for i in range(shorter) if chosen[i] != rejected[i]), max(0, shorter - 1))
+    if at and chosen[at] != rejected[at] and chosen[at - 1] == " ":
+        at -= 1
+    return chosen[:at], chosen[at:], rejected[at:]
+
+
+class PairMaker:
+    """Turns blocks of records into pairs of samples; every worker process has one."""
+
+    sequences = 2
+    """Sequences of a sample."""
+
+    def __init__(self, folder: Path, options: PrepareOptions) -> None:
+        self.folder, self.options = folder, options
+        self.holdout = options.holdout if options.holdout and options.holdout.from_sources else None
+        self.limit = options.seq_len // 2 + 1
+        """The most tokens of a prompt with its answer: a row has room for two of them, without their last tokens."""
+        try:
+            self._tokenizer: Any = hf_tokenizer.load(folder, lambda _: None)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder} holds no tokenizer that transformers loads ({first_line(error)}).") from None
+        self.reasons = tuple(reason.format(self.limit) for reason in (_FULL, _LONG, _EMPTY))
+        """The counts of what is left out."""
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template, which only conversations need. Raises DataError if there is none."""
+        template = ChatTemplate(self.folder)
+        refuse_other_tokens(self.folder, template.tokens, load_tokenizer(self.folder, lambda _: None))
+        return template
+
+    @property
+    def columns(self) -> RecordColumns:
+        """The columns that may be read of a table."""
+        return RecordColumns((*COLUMNS, *self.options.columns.values()), self._columns_fault)
+
+    @property
+    def about(self) -> str:
+        """A sentence on what becomes of the records."""
+        return f"pairs of a chosen and a rejected answer, each with its prompt in at most {self.limit} tokens"
+
+    @property
+    def decides(self) -> list[Any]:
+        """The values, next to the inputs and the tokenizer, that decide which bytes the pairs become."""
+        source = str(self._tokenizer.chat_template)
+        return [source, ["dpo", self.options.seq_len, self._tokenizer.eos_token, self.options.overlong]]
+
+    def piece(self, block: Block) -> SamplePiece:
+        try:
+            return self._piece(block)
+        except DataError as error:
+            raise DataError(f"{block.file.name}: {error}") from None
+
+    def _columns_fault(self, names: list[str]) -> str | None:
+        ours = {name: self.options.columns.get(name, name) for name in COLUMNS}
+        if any(all(ours[name] in names for name in pair) for pair in PAIRS):
+            return None
+        return (
+            f" has the columns {', '.join(names)}, and not {' and '.join(PAIRS[0])}; name the columns of the better "
+            "and the worse answer in data.columns as chosen and rejected."
+        )
+
+    def _piece(self, block: Block) -> SamplePiece:
+        records = read_records(block)
+        pairs: list[tuple[Preference, list[str]]] = []
+        unread = UnreadText(block.unread)
+        for line, row in records.rows:
+            try:
+                pair = preference(self._named(row))
+                texts = self._texts(pair)
+                unread_here = self._unread(row, pair, texts)
+            except RecordFault as fault:
+                records.bad.append(BadLine(block.file.name, line, str(fault)))
+                continue
+            pairs.append((pair, texts))
+            unread.count(unread_here)
+        counts: Counter[str] = Counter()
+        fitted = [self._fitted(ids, counts) for ids in self._encoded(pairs)]
+        samples = [sample for pair in fitted for sample in pair]
+        kept = np.array([bool(pair) for pair in fitted], bool)
+        sides = None
+        if self.holdout:
+            hashes = [conversation_hash([{"prompt": pair.prompt}]) for pair, _ in pairs]
+            sides = self.holdout.by_hash(np.array(hashes, np.uint64))
+        return SamplePiece(
+            block.without_payload(),
+            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
+            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
+            np.array([len(ids) for ids, _ in samples], np.int32),
+            sorted(records.bad, key=lambda bad: bad.line),
+            records.lines,
+            +counts,
+            None if sides is None else np.repeat(sides[kept], self.sequences),
+            unread,
+        )
+
+    def _named(self, row: dict[str, Any]) -> dict[str, Any]:
+        columns = self.options.columns
+        if not columns:
+            return row
+        taken = {ours: row.get(theirs) for ours, theirs in columns.items()}
+        return {name: value for name, value in row.items() if name not in columns.values()} | taken
+
+    def _texts(self, pair: Preference) -> list[str]:
+        """Prompt, prompt with the chosen answer, and prompt with the rejected one."""
+        if isinstance(pair.prompt, str):
+            end = self._tokenizer.eos_token
+            if not end:
+                raise DataError(
+                    "its pairs are text, whose end the model learns, and the tokenizer has no eos_token; name one in "
+                    "tokenizer_config.json."
+                )
+            answers = (str(text) for text in (pair.chosen, pair.rejected))
+            ended = [text if text.endswith(end) else text + end for text in answers]
+            return [pair.prompt, *(pair.prompt + text for text in ended)]
+        prompt = self._dialogue(pair, [])
+        texts = [self.template.text(prompt, len(prompt.messages), add_generation_prompt=True)]
+        for answer in (pair.chosen, pair.rejected):
+            whole = self._dialogue(pair, answer)
+            texts.append(self.template.text(whole, len(whole.messages)))
+        return texts
+
+    def _dialogue(self, pair: Preference, answer: Any) -> Dialogue:
+        return Dialogue([*pair.prompt, *answer], pair.tools, options=pair.options)  # type: ignore[list-item]
+
+    def _unread(self, row: dict[str, Any], pair: Preference, texts: list[str]) -> list[str]:
+        """The text of a record that its pair does not have."""
+        read = {self.options.columns.get(name, name) for name in pair.read}
+        names = unread_fields(row, read)
+        if isinstance(pair.prompt, list):
+            chosen = self._dialogue(pair, pair.chosen)
+            if any(turn["role"] in ("user", "assistant") for turn in chosen.messages):
+                names += self.template.unread(chosen, [Rendered(text, []) for text in texts])
+        return names
+
+    def _encoded(self, pairs: list[tuple[Preference, list[str]]]) -> Iterator[list[list[int]]]:
+        """The ids of the texts of each pair."""
+        for first in range(0, len(pairs), _RECORDS):
+            group = pairs[first : first + _RECORDS]
+            wholes: list[list[list[int]]] = [[] for _ in group]
+            for plain in (True, False):
+                of = [i for i, (pair, _) in enumerate(group) if isinstance(pair.prompt, str) is plain]
+                texts = [text for i in of for text in group[i][1]]
+                ids = self._tokenizer(texts, add_special_tokens=plain, verbose=False)["input_ids"] if texts else []
+                for number, i in enumerate(of):
+                    wholes[i] = ids[3 * number : 3 * number + 3]
+            yield from wholes
+
+    def _fitted(self, ids: list[list[int]], counts: Counter[str]) -> list[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+        """The two samples of a pair, each its ids and the mask of its answer; none if the pair is left out."""
+        prompt, *wholes = (np.array(tokens, np.int32) for tokens in ids)
+        start = min(common_tokens(prompt, whole) for whole in wholes)
+        counts[_TURNED] += start < len(prompt)
+        counts[_EQUAL] += np.array_equal(wholes[0], wholes[1])
+        if start >= self.limit:
+            counts[_FULL.format(self.limit)] += 1
+            return []
+        if any(len(whole) > self.limit for whole in wholes):
+            drop = self.options.overlong == "drop"
+            counts[(_LONG if drop else _CUT).format(self.limit)] += 1
+            if drop:
+                return []
+        if any(len(whole) < max(start + 1, 2) for whole in wholes):  # the first token is predicted from nothing
+            counts[_EMPTY] += 1
+            return []
+        cut = [whole[: self.limit] for whole in wholes]
+        return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]

@@ -1,0 +1,115 @@
+"""Losses of pairs of a chosen and a rejected answer: direct preference optimization and its kin, as TRL 1.16 has them.
+
+Both answers of a pair are segments of one row. The log-probability of an answer is the sum over its labels, so a loss
+of a pair is a function of two sums; its gradient reaches every token of the two. All shapes depend on the batch's shape
+only, and all arithmetic is fp32.
+
+sigmoid: Rafailov et al. 2023; robust: Chowdhury et al. 2024; ipo: Azar et al. 2023, with log-probabilities per token as
+its authors ran it; hinge: Zhao et al. 2023 (SLiC); sft_weight: Pang et al. 2024 (RPO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from smtrain.core.model.footprint import IGNORED
+from smtrain.worker.engine.base import PairMetrics, PreferenceOptions
+from smtrain.worker.engine.native.comm import to_device
+
+SUMS = 7
+"""Numbers of `PreferenceLoss.sums`."""
+
+
+class PairBatch(NamedTuple):
+    """The pairs of a micro-batch of B rows, at most P in a row, on the device."""
+
+    places: torch.Tensor
+    """int64 [B * S]: the answer that each position belongs to, counted over the rows: (row * P + pair) * 2, + 1 if it
+    is the rejected one."""
+    references: torch.Tensor
+    """fp32 [B, P, 2]: the reference's log-probabilities; 0 if a row has no such pair."""
+
+    @classmethod
+    def of(cls, segments: torch.Tensor, references: torch.Tensor, device: torch.device) -> PairBatch:
+        """From segments [B, S] and references [B, P, 2] of the host. Padding counts for the last answer: it has no
+        labels."""
+        answers = 2 * references.shape[1]
+        first = torch.arange(len(segments), device="cpu")[:, None] * answers
+        places = (segments.clamp(max=answers - 1) + first).flatten()
+        return cls(to_device(places, device), to_device(references.nan_to_num(0.0), device))
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of a value of each position [B, S] over each answer, [B, P, 2]."""
+        total = values.new_zeros(self.references.numel())
+        return total.index_add(0, self.places, values.flatten()).view(self.references.shape)
+
+
+class PreferenceLoss:
+    """A loss of pairs: its value, the weights of its sums, and the metrics of a batch."""
+
+    def __init__(self, options: PreferenceOptions) -> None:
+        self._options = options
+
+    def sums(self, losses: torch.Tensor, labels: torch.Tensor, pairs: PairBatch) -> torch.Tensor:
+        """Sums over the pairs of token losses [B, S], fp32 [SUMS].
+
+        The pairs' losses, the losses of the chosen answers' tokens, and without a gradient the rewards of chosen and
+        rejected answers, the pairs whose chosen answer has the larger one, and the log-probabilities of both.
+        """
+        logps = pairs.sums(-losses)
+        lengths = pairs.sums((labels != IGNORED).to(logps.dtype))
+        real = lengths.amin(-1) > 0
+        gains = logps - pairs.references
+        chosen, rejected = logps.detach().unbind(-1)
+        better, worse = (self._options.beta * gains.detach()).unbind(-1)
+        numbers = (
+            self._of_pairs(gains, lengths), -logps[..., 0],
+            better, worse, (better > worse).to(logps.dtype), chosen, rejected,
+        )  # fmt: skip
+        return torch.stack([torch.where(real, x, 0.0).sum() for x in numbers])
+
+    def scale(self, pair: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """The factors [2] of the first two sums, from 1 / pairs and 1 / tokens of chosen answers in the step."""
+        return torch.stack([pair, token * self._options.sft_weight])
+
+    def scaled(self, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The part of the step's loss that has these sums."""
+        return (sums[:2] * scale).sum()
+
+    def loss(self, sums: Sequence[float], pairs: float, tokens: float) -> float:
+        """The loss of a batch of so many pairs, and tokens of chosen answers."""
+        return sums[0] / pairs + self._options.sft_weight * sums[1] / tokens
+
+    def metrics(self, sums: Sequence[float], pairs: float) -> PairMetrics:
+        """The means of a batch of so many pairs."""
+        return PairMetrics(*(number / pairs for number in sums[2:]))
+
+    def _of_pairs(self, gains: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The loss of each pair [B, P], from what its answers have gained on the reference, and their tokens."""
+        o = self._options
+        if o.loss in ("ipo", "sigmoid_norm"):
+            gains = gains / lengths.clamp(min=1)
+        difference = gains[..., 0] - gains[..., 1]
+        if o.loss == "ipo":
+            return (difference - 1 / (2 * o.beta)).square()
+        if o.loss == "hinge":
+            return torch.relu(1 - o.beta * difference)
+        right = -F.logsigmoid(o.beta * difference)
+        if o.loss == "robust":
+            wrong = -F.logsigmoid(-o.beta * difference)
+            return ((1 - o.label_smoothing) * right - o.label_smoothing * wrong) / (1 - 2 * o.label_smoothing)
+        return right
+
+
+def pair_counts(
+    labels: torch.Tensor, segments: torch.Tensor | None, references: torch.Tensor | None
+) -> tuple[int, int]:
+    """The pairs of a batch on the host, and the labels of their chosen answers."""
+    assert segments is not None
+    assert references is not None
+    chosen = (labels != IGNORED) & (segments % 2 == 0)
+    return int(references[..., 0].isfinite().sum()), int(chosen.sum())

@@ -1,0 +1,189 @@
+"""The reference's log-probabilities of all pairs of a run, computed once and kept with its checkpoints.
+
+The reference is the model that the run starts from, or another folder, never weights that were trained here. A pass
+over all pairs before the first step, on the engine and mesh of the training, gives two numbers a pair. They are kept in
+a file named after the reference's weights, the data and the row's length; each later attempt verifies and reads it.
+With LoRA the adapters are new in that pass and add exactly 0, so the reference is the base model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from smtrain.core.config import JobConfig
+from smtrain.core.config.schema import digest
+from smtrain.core.errors import CheckpointError
+from smtrain.core.files import write_atomically
+from smtrain.worker.checkpoint.digest import weights_digest
+from smtrain.worker.checkpoint.sources import WeightSource
+from smtrain.worker.data.load.rows import PairRows
+from smtrain.worker.data.manifest import DatasetManifest
+from smtrain.worker.train.engines import Gather
+from smtrain.worker.train.entry import log_line
+
+if TYPE_CHECKING:
+    from smtrain.worker.engine.native import NativeEngine
+
+KEPT = "reference-logps"
+"""The folder below a run's checkpoints."""
+FORMAT = 1
+Stopped = Callable[[], bool]
+
+
+class References:
+    """The reference of a run, and its log-probabilities if an attempt before has kept them. Collective."""
+
+    def __init__(
+        self, config: JobConfig, manifest: DatasetManifest, source: WeightSource | None, gather: Gather,
+        checkpoints: Path, resumed: str | None,
+    ) -> None:  # fmt: skip
+        """`source` has the reference's weights; None: they are gone, and `resumed` is their digest in a checkpoint.
+
+        Raises `CheckpointError` on every rank if the file with the numbers is damaged, or of another reference.
+        """
+        self._config, self._source = config, source
+        self._none = config.train.dpo is not None and config.train.dpo.reference == "none"
+        found: tuple[str | None, NDArray[np.float32] | None, str | None] = (None, None, None)
+        if dist.get_rank() == 0:
+            weights = "none" if self._none else resumed if source is None else weights_digest(source, every_layer=True)
+            found = (weights, None, None)
+        self.weights = gather(found)[0][0]
+        """A digest of the reference's weights, or `none`."""
+        content = {name: about for name, about in manifest.files.items() if name in manifest.content}
+        held_out = {name: about for name, about in manifest.files.items() if name.startswith("validation")}
+        self._key = digest([FORMAT, self.weights, content, held_out, config.train.seq_len])
+        self.path = checkpoints / KEPT / f"{self._key[:16]}.f32"
+        self._numbers: NDArray[np.float32] | None = None
+        fault = None
+        if dist.get_rank() == 0 and self.path.is_file():
+            try:
+                self._numbers = _read(self.path, self._key)
+            except CheckpointError as error:
+                fault = str(error)
+        fault, self._numbers = gather((fault, self._numbers))[0]
+        if fault is not None:
+            raise CheckpointError(fault, code="checkpoint.damaged")
+
+    @property
+    def known(self) -> bool:
+        """Whether no pass is needed."""
+        return self._none or self._numbers is not None
+
+    def fill(
+        self, engine: NativeEngine, parts: Sequence[PairRows], start: WeightSource | None, beat: Callable[[str], None],
+        stopped: Stopped,
+    ) -> None:  # fmt: skip
+        """Give the pairs of all `parts` their numbers, by a pass over them if there are none. Collective.
+
+        The engine has the weights of the run's start, which `start` can fill in again. If it is `stopped`, the pairs
+        stay without numbers, and no step may follow.
+        """
+        if self._none:
+            return
+        if self._numbers is None:
+            began = time.monotonic()
+            numbers = self._computed(engine, parts, start, beat, stopped)
+            if numbers is None:
+                return
+            self._numbers = numbers
+            fault = None
+            if engine.rank == 0:
+                fault = self._write(numbers)
+                log_line(
+                    f"reference: log-probabilities of {len(numbers)} pairs computed in {time.monotonic() - began:.1f} s"
+                )
+            if fault := engine.mesh.gather(fault)[0]:
+                raise CheckpointError(fault, code="disk.unwritable")
+        elif engine.rank == 0:
+            log_line(f"reference: log-probabilities of {len(self._numbers)} pairs read from {KEPT}/{self.path.name}")
+        at = 0
+        for part in parts:
+            part.references[:] = self._numbers[at : at + len(part.references)]
+            at += len(part.references)
+
+    def _computed(
+        self, engine: NativeEngine, parts: Sequence[PairRows], start: WeightSource | None, beat: Callable[[str], None],
+        stopped: Stopped,
+    ) -> NDArray[np.float32] | None:  # fmt: skip
+        other = self._config.train.dpo is not None and self._config.train.dpo.folder is not None
+        if other:
+            assert self._source is not None
+            engine.begin_from(self._source)
+        made = [self._pass(engine, part, beat, stopped) for part in parts]
+        if other:
+            assert start is not None
+            engine.begin_from(start)
+        if any(one is None for one in made):
+            return None
+        numbers = np.concatenate([one for one in made if one is not None])
+        if not np.isfinite(numbers).all():
+            pair = int(np.flatnonzero(~np.isfinite(numbers).all(-1))[0])
+            raise CheckpointError(
+                f"the reference gives pair {pair} a log-probability that is not a finite number: its weights are "
+                "damaged, or beyond what train.precision holds; compare them with their hashes, or set bf16 or fp32",
+                code="checkpoint.damaged",
+            )
+        return numbers
+
+    def _pass(
+        self, engine: NativeEngine, part: PairRows, beat: Callable[[str], None], stopped: Stopped
+    ) -> NDArray[np.float32] | None:
+        """The numbers of one part, [pairs, 2], from the rows of its first epoch; None if it is stopped.
+
+        The training's first epoch has the same rows, so that on the same mesh its first numbers are the same bits.
+        """
+        batch, rows = self._config.train.global_batch_size, part.packing.rows(0)
+        share = batch // engine.dp_size
+        out = torch.zeros(part.references.shape)
+        for first in range(engine.dp_rank * share, rows + engine.dp_rank * share, batch):
+            if stopped():
+                return None
+            pairs = [part.packing.row(i) if i < rows else [] for i in range(first, first + share)]
+            input_ids, labels, segments, _ = part.rows(pairs)
+            logps = engine.log_probabilities(input_ids, labels, segments, part.most)
+            for row, within in enumerate(pairs):
+                out[within] = logps[row, : len(within)]
+            beat("the reference's log-probabilities")
+        return engine.joined(out).numpy()
+
+    def _write(self, numbers: NDArray[np.float32]) -> str | None:
+        """Keep the numbers; returns a sentence if the disk refuses."""
+        raw = np.ascontiguousarray(numbers, "<f4").tobytes()
+        head = {"key": self._key, "pairs": len(numbers), "sha256": hashlib.sha256(raw).hexdigest()}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(head).encode() + b"\n" + raw)
+        except OSError as error:
+            return f"{self.path} cannot be written ({error.strerror}); check the disk"
+        return None
+
+
+def _read(path: Path, key: str) -> NDArray[np.float32]:
+    """The numbers of a file, [pairs, 2]. Raises `CheckpointError` if it is damaged or has another key."""
+    remedy = "delete it, and the next attempt computes it again from the reference's weights"
+    try:
+        line, _, raw = path.read_bytes().partition(b"\n")
+        head: dict[str, Any] = json.loads(line)
+        known, pairs, checksum = head["key"], head["pairs"], head["sha256"]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); check the disk") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path} is damaged: it has no header; {remedy}") from None
+    if known != key:
+        raise CheckpointError(
+            f"{path} holds the log-probabilities of another reference, of other pairs or for another train.seq_len; "
+            f"{remedy}"
+        )
+    if len(raw) != 8 * pairs or hashlib.sha256(raw).hexdigest() != checksum:
+        raise CheckpointError(f"{path} is damaged: its bytes are not those that were written; {remedy}")
+    return np.frombuffer(raw, "<f4").reshape(-1, 2).astype(np.float32)
