@@ -132,7 +132,8 @@ class Progress:
         numbers.append(("step", f"{last['step']:.0f}" + (f" of {last['of']:.0f}" if "of" in last else "")))
         for key, name, form in (
             ("loss", "loss", "{:.4f}"), ("grad_norm", "grad norm", "{:.3f}"), ("tokens_per_s", "tokens/s", "{:,.0f}"),
-            ("mfu", "MFU", "{:.1%}"),
+            ("mfu", "MFU", "{:.1%}"), ("rewards/margins", "margin", "{:.4f}"),
+            ("rewards/accuracies", "accuracy", "{:.0%}"),
         ):  # fmt: skip
             if key in last:
                 numbers.append((name, form.format(last[key])))

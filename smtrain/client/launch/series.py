@@ -128,6 +128,10 @@ def overview(links: Sequence[Link]) -> str:
 
 
 def _planned(config: JobConfig) -> Plan | None:
+    """The plan of a run; None if it cannot be planned, or is a trial of instances on this machine, which costs nothing
+    and takes another time."""
+    if config.target == "local" and not is_here(config):
+        return None
     try:
         return plan_here(config, measure=False) if is_here(config) else plan(config)
     except ConfigError:  # a model or machine that the planner does not know

@@ -9,6 +9,7 @@ from math import exp, inf
 from pathlib import Path
 from typing import Any, Literal
 
+from smtrain.client.planner import reference_pass
 from smtrain.client.planner.calibration import Correction, best_published, correction, nearest, width_of
 from smtrain.client.planner.cost import HOUR, Cost, Prices, Saving, cost, own_prices, saving, stage_seconds
 from smtrain.client.planner.custom_machines import machine_of, machines_known, own_price_rows
@@ -217,6 +218,7 @@ def _plan(
         warnings += doubts(work, machine, mesh, fastest)
         warnings += run_warnings(config, work, machine, step.total, spent, lost)
         warnings += memory_warnings(work, machine, mesh)
+        warnings += reference_pass.warnings(config, work, mesh, step.total)
     warnings += image_warnings(config) + about_model(config) + corrected.said(machine)
     warnings += preparing_warnings(config, _preparing(config), text_bytes(config), prices.assumptions)
     if not calibrated:
@@ -316,7 +318,8 @@ def _cost(config: JobConfig, work: Work, machine: Machine, steps: int, step_s: f
         work, machine, steps, step_s, lost, spot=config.compute.spot, keep_alive_s=config.compute.keep_alive,
         stages=stages, cpu_types=cpu_types, region=config.compute.region, prices=prices, attempt_s=_attempt_s(config),
         together={"prepare": config.data.machines},
-        first_step_s=_first_step_s(config, machine, prices),
+        first_step_s=_first_step_s(config, machine, prices)
+        + reference_pass.seconds(config, work, Mesh.of_config(config), step_s),
     )  # fmt: skip
 
 

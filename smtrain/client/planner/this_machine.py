@@ -10,6 +10,7 @@ import shutil
 from dataclasses import asdict
 from math import exp
 
+from smtrain.client.planner import reference_pass
 from smtrain.client.planner.calibration import UNCALIBRATED
 from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory
@@ -117,6 +118,10 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
             warnings.append(f"{speed.reason}, so the time is not known")
         else:
             rate, wide = work.global_batch / step.total, UNCALIBRATED
+    before = 0.0
+    if rate:
+        before = reference_pass.seconds(config, work, mesh, work.global_batch / rate)
+        warnings += reference_pass.warnings(config, work, mesh, work.global_batch / rate)
     warnings.append("on AWS it would run on other machines: `smtrain plan --target aws` plans those")
     parts = {**asdict(core), "total": core.total, "available": (memory or 0) / config.world_size}
     return Plan(
@@ -126,7 +131,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
         host_memory_gib={}, step_s={**asdict(step), "total": step.total} if step else None,
         sequences_per_s={"value": rate, "low": rate * exp(-wide), "high": rate * exp(wide)} if rate else None,
         tokens_per_s=rate * work.seq_len if rate else None, mfu=None, calibrated=False, nearest=None,
-        hours=steps * work.global_batch / rate / 3600 if rate else None, attempts=None, dollars=None,
+        hours=(before + steps * work.global_batch / rate) / 3600 if rate else None, attempts=None, dollars=None,
         dollars_by_item={}, dollars_per_million_tokens=None, tokens_per_dollar=None, prices=(), save=None,
         save_interval_steps=None, checkpoint_gib=checkpoint_bytes(work) / GIB, choices=(),
         disk_gib={"needed": needed / GIB, "free": room / GIB}, here=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,12 @@ def positions_of(config: JobConfig) -> int | None:
 def text_bytes(config: JobConfig) -> float | None:
     """Bytes of text on this machine; None if any of it is elsewhere."""
     paths = [source.path for source in config.data.all_sources]
-    if config.data.prepared or not paths or any("://" in path for path in paths):
+    return None if config.data.prepared or not paths else files_bytes(paths)
+
+
+def files_bytes(paths: Sequence[str]) -> float | None:
+    """Bytes of the files below local paths or globs; None if any is elsewhere."""
+    if any("://" in path for path in paths):
         return None
     roots = [Path(p) for path in paths for p in (glob.glob(path, recursive=True) if glob.has_magic(path) else [path])]
     files = [f for root in roots for f in (root.rglob("*") if root.is_dir() else [root])]

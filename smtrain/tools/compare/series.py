@@ -19,6 +19,10 @@ NAMES = {
         "grad_norm", "grad norm", "gradient_norm", "grad-norm", "train/grad_norm", "gradient norm", "global_grad_norm",
     ),
     "lr": ("lr", "learning rate", "learning_rate", "learning-rate", "train/lr", "train/learning_rate"),
+    **{
+        f"rewards/{name}": (f"rewards/{name}", f"train/rewards/{name}")
+        for name in ("chosen", "rejected", "margins", "accuracies")
+    },
     "tokens_per_s": ("tokens_per_s", "tokens/s", "tokens_per_second", "train/tokens_per_s"),
     "samples": ("consumed samples", "consumed_samples"),
     "step_s": (

@@ -111,7 +111,7 @@ def _properties(account: RunAccount) -> dict[str, str]:
         "smtrain:lr": train.get("lr"), "smtrain:seq_len": train.get("seq_len"),
         "smtrain:objective": train.get("objective", "pretrain"),
     }  # fmt: skip
-    for name in ("loss", "val_loss"):
+    for name in ("loss", "val_loss", *(("val_accuracy",) if train.get("objective") == "dpo" else ())):
         if series := [record[name] for record in records if name in record]:
             values[f"smtrain:{name}"] = f"{series[-1]:.6g}"
     for task, row in main_rows(account.evaluation).items() if account.evaluation else ():

@@ -143,6 +143,9 @@ def _facts(run: RunAccount, records: Sequence[dict[str, float]]) -> list[tuple[s
     if judged:
         lowest, best = min(judged)
         facts.append(("lowest validation loss", f"{lowest:.4f}", f" at step {best:.0f}"))
+    if rewarded := [record for record in records if "rewards/margins" in record]:
+        margin, accuracy = rewarded[-1]["rewards/margins"], rewarded[-1]["rewards/accuracies"]
+        facts.append(("reward margin", f"{margin:.4f}", f" (accuracy {accuracy:.0%})"))
     total, cost = _total(run.jobs), run.jobs[-1].cost
     if total is not None or not cost.owned:
         facts.append(("cost", _dollars(total), "" if cost.billed else " if on AWS"))
@@ -163,8 +166,18 @@ def _charts(records: Sequence[dict[str, float]], marks: Sequence[tuple[float, st
     def of(key: str) -> list[tuple[float, float]]:
         return [(record["step"], record[key]) for record in records if key in record]
 
-    drawn = [
-        chart("loss, nats per token", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks),
+    pairs = bool(of("rewards/chosen"))
+    unit = "per pair" if pairs else "nats per token"
+    drawn = [chart(f"loss, {unit}", of("loss"), of("val_loss"), dots_are="on held-out text", marks=marks)]
+    if pairs:
+        better, held_out = "share of pairs whose chosen answer has the larger reward", "on held-out pairs"
+        rewards = of("rewards/chosen"), of("rewards/rejected")
+        drawn += [
+            chart("rewards of chosen answers", *rewards, dots_are="of rejected answers", marks=marks),
+            chart("reward margin", of("rewards/margins"), of("val_margins"), dots_are=held_out, marks=marks),
+            chart(better, of("rewards/accuracies"), of("val_accuracy"), dots_are=held_out, marks=marks),
+        ]
+    drawn += [
         chart("gradient norm", of("grad_norm"), log=True, marks=marks),
         chart("learning rate", of("lr"), marks=marks),
         chart("tokens per second", of("tokens_per_s"), marks=marks),

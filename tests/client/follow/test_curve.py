@@ -32,6 +32,15 @@ def test_a_row_per_step() -> None:
     assert frame([]).empty
 
 
+def test_rewards_of_pairs_have_axes_of_their_own() -> None:
+    pairs = {"rewards/chosen": 0.1, "rewards/rejected": -0.1, "rewards/margins": 0.2, "rewards/accuracies": 0.75}
+    records = [{"step": 1.0, "loss": 0.69}, {"step": 2.0, "loss": 0.6, **pairs}, {"step": 3.0, "loss": 0.5, **pairs}]
+    loss, rewards, norm = draw(records, "x").axes
+    assert [axis.get_ylabel() for axis in (loss, rewards, norm)] == ["loss (per pair)", "rewards", "grad norm"]
+    assert [line.get_label() for line in rewards.get_lines()] == ["chosen", "rejected", "margins"]
+    assert len(draw(RECORDS, "x").axes) == 2
+
+
 def test_an_svg_leaves_out_what_is_no_number() -> None:
     root = ElementTree.fromstring(curve([(record["step"], record["loss"]) for record in RECORDS]))
     points = next(part for part in root if part.tag.endswith("polyline")).attrib["points"].split()

@@ -77,6 +77,13 @@ def test_a_job_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 40 for line in narrow.splitlines())
 
 
+def test_a_training_on_pairs_shows_margin_and_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = training()
+    progress.note({"step": 41, "loss": 0.6, "rewards/margins": 0.21, "rewards/accuracies": 0.75, "of": 100})
+    text = drawn(progress, BEGAN + 5 * MINUTE, monkeypatch)
+    assert "margin 0.2100  accuracy 75%" in text
+
+
 def test_what_machines_use_is_a_line_of_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = training()
     for number, busy in enumerate((0.97, 0.35, 0.95, 0.97), 1):

@@ -113,6 +113,9 @@ def _rows(manifest: Manifest) -> list[tuple[str, str]]:
         rows += [("sequences", f"{samples:,} of {length:,} tokens"), ("tokens", f"{samples * length:,}")]
     if state.get("objective"):
         rows.append(("objective", str(state["objective"])))
+    if (beta := settings.get("beta")) is not None:
+        reference = "its own" if state.get("reference") is None else str(state["reference"])[:16]
+        rows += [("preference loss", str(settings.get("loss"))), ("beta", f"{beta:g}"), ("reference", reference)]
     names = ("global_batch_size", "lr", "schedule", "warmup_steps", "weight_decay", "grad_clip", "precision", "mesh")
     rows += [(name.replace("_", " "), str(settings[name])) for name in names if name in settings]
     if manifest.lora is not None:
