@@ -137,7 +137,7 @@ def test_a_secret_that_was_typed_for_an_option_is_not_repeated(folder: Path) -> 
 NEAREST: dict[str, tuple[Callable[[], object], str]] = {
     "an argument": (lambda: smtrain.launch("run.yaml", targte="aws"), "did you mean target?"),  # type: ignore[arg-type]
     "a stage": (lambda: smtrain.launch("run.yaml", stage="trian"), "did you mean train?"),  # type: ignore[arg-type]
-    "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[arg-type]
+    "a target": (lambda: smtrain.run("run.yaml", target="lokal"), "did you mean local?"),  # type: ignore[call-overload]
     "a stage of request": (lambda: smtrain.request("run.yaml", stage="exprt"), "did you mean export?"),  # type: ignore[arg-type]
     "a format": (lambda: make_target("nxdd"), "did you mean nxd?"),
     "a target of convert": (lambda: smtrain.convert("model", "to", to="nxd"), "takes a HuggingFace, an Nxd,"),  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ API: dict[str, Callable[[], object]] = {
     "launch no such stage": lambda: smtrain.launch("run.yaml", stage="nap"),  # type: ignore[arg-type]
     "launch no such target": lambda: smtrain.launch("run.yaml", target="moon"),  # type: ignore[arg-type]
     "launch binary text": lambda: smtrain.launch("run.yaml", stage="prepare", data={"path": "pictures"}),
-    "run no such target": lambda: smtrain.run("run.yaml", target="moon"),  # type: ignore[arg-type]
+    "run no such target": lambda: smtrain.run("run.yaml", target="moon"),  # type: ignore[call-overload]
     "run empty text": lambda: smtrain.run("run.yaml", data={"path": "empty.jsonl"}),
     "run text that nothing reads": lambda: smtrain.run("run.yaml", data={"path": "mixed"}),
     "run without credentials": lambda: smtrain.run("run.yaml", target="aws", compute={"region": "us-east-1"}),
@@ -240,7 +240,7 @@ API: dict[str, Callable[[], object]] = {
     "check a number": lambda: smtrain.check(3),  # type: ignore[arg-type]
     "launch a number": lambda: smtrain.launch(3),  # type: ignore[arg-type]
     "launch with a word for no": lambda: smtrain.launch("run.yaml", wait="no"),  # type: ignore[arg-type]
-    "run a number": lambda: smtrain.run(3),  # type: ignore[arg-type]
+    "run a number": lambda: smtrain.run(3),  # type: ignore[call-overload]
     "a job that is None": lambda: smtrain.Job(None),  # type: ignore[arg-type]
     "a job that is a number": lambda: smtrain.Job(3),  # type: ignore[arg-type]
     "its download to nothing": lambda: smtrain.Job("no-such-job").download(None),  # type: ignore[arg-type]

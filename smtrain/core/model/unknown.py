@@ -142,7 +142,7 @@ def _keys(family: Family) -> set[str]:
     keys |= {"mlp_bias"} if family.mlp_bias == "key" else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotates_some else set()
     keys |= {"partial_rotary_factor", "original_max_position_embeddings"} if family.partial_rotary else set()
-    keys |= {family.local_theta[0]} if family.local_theta else set()
+    keys |= {family.local_theta[0]} if family.local_theta and family.local_theta[0] else set()
     keys |= {"use_parallel_residual", "rotary_pct", "rotary_emb_base"} if family.form == "gpt_neox" else set()
     return keys - _EVERYWHERE
 

@@ -125,7 +125,7 @@ class Evaluation:
     """Loss and accuracy of a batch without a step, the same numbers on every rank."""
 
     loss: float
-    """Mean over the tokens of the global batch whose label is not -100, or over its pairs; 0 if there are none."""
+    """Mean over the tokens of the global batch whose label is not -100, or over its pairs; 0 without any."""
     tokens: int
     """The number of those tokens or pairs."""
     correct: int

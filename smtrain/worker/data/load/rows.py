@@ -126,7 +126,7 @@ class PairRows:
         self.most = max(1, seq_len // int(positions.min())) if packing else 1
         """The most pairs of a row."""
         self.references: NDArray[np.float32] = np.zeros((len(positions), 2), np.float32)
-        """Of each pair: the reference's log-probability of the chosen answer, and of the rejected one."""
+        """[pairs, 2]: the reference's log-probability of the chosen and of the rejected answer of each pair."""
 
     def rows(self, numbers: list[list[int]]) -> tuple[torch.Tensor, ...]:
         """Rows of these pairs: (input_ids, labels, segments, references), as `Engine.step` takes them."""

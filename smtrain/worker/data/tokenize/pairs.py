@@ -1,9 +1,9 @@
 """Pairs of preferences to samples: the prompt with the chosen answer, then with the rejected one.
 
-Tokens are those of TRL 1.16's DPOTrainer, except that each record says by itself which form it has, where TRL looks at
-the first one. Text is tokenized with the tokenizer's own special tokens, and gets the end of text if it does not end
-with it; conversations take the chat template, whose end counts. The prompt ends where its own tokens and those of
-either whole differ. A whole longer than half a row is cut at its end.
+Tokens are those of TRL 1.16's DPOTrainer, except that each record says by itself which form it has. TRL looks at the
+first record only. Text is tokenized with the tokenizer's own special tokens, and gets the end of text if it lacks
+one. Conversations take the chat template and its end. The prompt ends at the first token in which it differs from
+one of the wholes. A whole longer than half a row is cut at its end.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class PairMaker:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template, which only conversations need. Raises DataError if there is none."""
+        """The chat template, which only conversations need. Raises DataError without one."""
         template = ChatTemplate(self.folder)
         refuse_other_tokens(self.folder, template.tokens, load_tokenizer(self.folder, lambda _: None))
         return template
