@@ -28,7 +28,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "layers that pass a state from token to token",
-        ("attention_hidden_size", "lru_width", "linear_num_key_heads", "linear_conv_kernel_dim", "conv_L_cache"),
+        ("attention_hidden_size", "lru_width", "conv_L_cache"),
     ),
     ("texts read in both directions", ("type_vocab_size", "relative_attention_num_buckets")),
     ("attention in both directions", ("use_bidirectional_attention",)),
@@ -138,6 +138,7 @@ def _common(one: str, other: str) -> int:
 def _keys(family: Family) -> set[str]:
     """The keys of a family's config.json that tell it from others."""
     keys = {family.eps[0], family.activation[0], *family.only, *family.keys.values(), *family.rope_keys}
+    keys |= {*family.defaults, *family.refused}
     keys |= {key for key, _ in family.scales.values()}
     keys |= {"mlp_bias"} if family.mlp_bias == "key" else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotates_some else set()

@@ -36,6 +36,7 @@ def configs(draw: st.DrawFn, elsewhere: bool = False) -> dict[str, Any]:
         config |= {"n_inner": config.pop("intermediate_size"), "n_positions": draw(st.integers(1, 9))}
     elif family != "gpt_neox":
         config |= {"num_key_value_heads": kv, "head_dim": draw(st.sampled_from([2, 4]))}
+    config |= dict.fromkeys(FAMILIES[family].refused, 0)
     if FAMILIES[family].theta is None:
         config["rope_theta"] = 10000.0
     return config
