@@ -10,14 +10,18 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.engine.base import StepResult
+from smtrain.worker.engine.base import PairMetrics, StepResult
 from smtrain.worker.train.entry import PATIENCE as SAY_SECONDS
 from smtrain.worker.train.entry import say, unwaiting_stderr
 
 HISTORY = 32  # steps whose mean is the usual loss; half of them must be known
+STILL = 16  # steps in a row without any change after which a training on pairs is ended
+AT_ONCE = 8  # steps in a row from the second on in which all pairs are right
+NOTHING = 1e-3  # nats times beta: the margin of a training on pairs that learns nothing
+FALLEN = 0.5  # reward that both answers of a pair have lost
 RECENT = 16  # steps after a resume in which a fault is the checkpoint's rather than the run's
 PATIENCE = 3  # steps in a row above the bound: a single one can be due to its batch
 FIRST_STEP = 8  # times as long for the first step of a process, in which graphs are compiled
@@ -117,6 +121,76 @@ class LossWatch:
                 "earlier checkpoint (`--from-step N`, checkpoint.step)"
             )
         return "compare the weights that the run began from with their hashes (`smtrain checkpoint verify`)"
+
+
+class PairWatch:
+    """Notices a training on pairs (objective dpo) that learns nothing, or something else than it should.
+
+    A run whose model does not change at all is ended; anything else is a sentence for the log, each kind once.
+    """
+
+    def __init__(self, precision: str, *, referred: bool = True, fresh: bool = True) -> None:
+        """Without a reference (`referred`) rewards do not begin at 0, so only their difference says anything; a run
+        that resumes is not `fresh`."""
+        self._precision, self._referred, self._at_once = precision, referred, fresh
+        self._steps: deque[PairMetrics] = deque(maxlen=HISTORY)
+        self._checked = self._still = self._right = 0
+        self._told: set[str] = set()
+
+    def check(self, step: int, pairs: PairMetrics) -> list[str]:
+        """Sentences about the steps so far, most often none. Raises `SmtrainError` if the model does not change."""
+        self._checked += 1
+        self._steps.append(pairs)
+        self._still = self._still + 1 if pairs.chosen_reward == pairs.rejected_reward == 0 else 0
+        if self._referred and self._still == STILL:
+            raise SmtrainError(
+                f"train.lr: the rewards of all pairs are still exactly 0 after {STILL} steps, at step {step}, so the "
+                f"loss stands where it began (ln 2 = 0.6931 for sigmoid): steps of this size change nothing in "
+                f"{self._precision}; raise the learning rate, or look whether chosen and rejected are the same text"
+            )
+        if self._checked > 1:  # the first step's model is the reference
+            self._right += pairs.accuracy == 1
+            self._at_once = self._at_once and pairs.accuracy == 1
+        found = {kind: f"warning: at step {step} {text}" for kind, text in self._kinds() if kind not in self._told}
+        self._told |= found.keys()
+        return list(found.values())
+
+    def _kinds(self) -> Iterator[tuple[str, str]]:
+        if self._at_once and self._right == AT_ONCE:
+            yield (
+                "leak",
+                f"every pair has been ranked rightly in the {AT_ONCE} steps from the second on: the answers may differ "
+                "by something simple, such as their length, language or a mark, that the model learns in place of what "
+                "is meant; compare some pairs, and the accuracy on held-out ones (train.validation)",
+            )
+        if len(self._steps) < HISTORY:
+            return
+        margins = [one.margin for one in self._steps]
+        mean = sum(margins) / HISTORY
+        error = (sum((margin - mean) ** 2 for margin in margins) / (HISTORY - 1) / HISTORY) ** 0.5
+        if mean < -2 * error:
+            yield (
+                "swapped",
+                f"the rejected answers have gained on the chosen ones for {HISTORY} steps (margin {mean:.4g}); look "
+                "whether the two columns are swapped (data.columns), or lower train.lr",
+            )
+        if not self._referred:
+            return
+        if self._checked >= 2 * HISTORY and all(abs(margin) < NOTHING for margin in margins):
+            yield (
+                "stuck",
+                f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stands where it began (ln 2 "
+                "for sigmoid): nothing is learned; raise train.lr",
+            )
+        chosen = sum(one.chosen_reward for one in self._steps) / HISTORY
+        rejected = sum(one.rejected_reward for one in self._steps) / HISTORY
+        if chosen < -FALLEN and rejected < -FALLEN:
+            yield (
+                "falling",
+                f"both answers have become less likely than the reference finds them (rewards {chosen:.3g} and "
+                f"{rejected:.3g}), so the model moves to texts that are in no pair; lower train.lr, raise "
+                "train.dpo.beta, or set train.dpo.sft_weight: 1",
+            )
 
 
 def _standing(heading: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Iterable
 
 import pytest
 
 from smtrain.core.errors import SmtrainError
-from smtrain.worker.engine.base import Scaling, StepResult
-from smtrain.worker.train.health import HISTORY, PATIENCE, LossWatch, StallWatch
+from smtrain.worker.engine.base import PairMetrics, Scaling, StepResult
+from smtrain.worker.train.health import AT_ONCE, HISTORY, PATIENCE, STILL, LossWatch, PairWatch, StallWatch
 
 
 def step(loss: float, grad_norm: float = 1.0, scaling: Scaling | None = None) -> StepResult:
@@ -123,3 +125,45 @@ def test_0_minutes_never_end_it() -> None:
     watch = StallWatch(0, lambda message: pytest.fail(message))
     watch.beat("step 1")
     watch.close()
+
+
+def pairs(chosen: float, rejected: float, accuracy: float = 0.5) -> PairMetrics:
+    return PairMetrics(chosen, rejected, accuracy, -10.0, -12.0)
+
+
+def heard(watch: PairWatch, steps: Iterable[PairMetrics]) -> list[str]:
+    return [text for number, one in enumerate(steps, 1) for text in watch.check(number, one)]
+
+
+def test_a_model_that_does_not_change_ends_the_run() -> None:
+    watch = PairWatch("bf16")
+    heard(watch, [pairs(0.0, 0.0)] * (STILL - 1))
+    with pytest.raises(
+        SmtrainError, match=r"still exactly 0 after 16 steps, at step 16.*ln 2 = 0\.6931.*in bf16; raise"
+    ):
+        watch.check(STILL, pairs(0.0, 0.0))
+    young = PairWatch("bf16")
+    assert heard(young, [*[pairs(0.0, 0.0)] * (STILL - 1), pairs(1e-9, 0.0), *[pairs(0.0, 0.0)] * (STILL - 1)]) == []
+    assert heard(PairWatch("bf16", referred=False), [pairs(0.0, 0.0)] * 2 * STILL) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([pairs(1e-4, -1e-4)] * 2 * HISTORY, "at step 64 the margin has been below 0.001 for 32 steps"),
+        ([pairs(-0.6, -0.9)] * HISTORY, r"both answers have become less likely .*sft_weight: 1"),
+        ([pairs(-0.01 * (n % 3), 0.02) for n in range(HISTORY)], r"the two columns are swapped \(data.columns\)"),
+        ([pairs(0.0, 0.0, 0.0), *[pairs(0.1, -0.1, 1.0)] * AT_ONCE], r"at step 9 every pair has been ranked rightly"),
+    ],
+)
+def test_a_training_on_pairs_that_goes_wrong_is_told_once(steps: list[PairMetrics], said: str) -> None:
+    [sentence] = heard(PairWatch("bf16"), [*steps, *steps[-3:]])
+    assert re.match(rf"warning: .*{said}", sentence)
+
+
+def test_a_training_on_pairs_that_learns_is_not_talked_about() -> None:
+    learning = [pairs(0.02 * n, -0.03 * n, min(0.95, 0.5 + 0.01 * n)) for n in range(200)]
+    assert heard(PairWatch("bf16"), learning) == []
+    late = [pairs(0.0, 0.0, 0.0), pairs(0.1, 0.0, 0.75), *[pairs(0.1, 0.0, 1.0)] * 40]
+    assert heard(PairWatch("bf16"), late) == [], "an accuracy of 1 that was reached by learning"
+    assert heard(PairWatch("bf16", fresh=False), late[2:]) == []
