@@ -20,7 +20,7 @@ import torch
 
 from smtrain.core.facts.trainium2 import flash_lack
 from smtrain.worker.engine.native.comm import to_device
-from smtrain.worker.engine.native.delta import Documents
+from smtrain.worker.engine.native.delta import RowDocuments
 from smtrain.worker.engine.saving import local_rank
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class AttentionContext:
     ) -> tuple[torch.Tensor, list[Any], list[Any]]:
         """Positions [B or 1, S], and each layer's rotary embeddings and mask (None: causal over the whole row).
 
-        The mask of a layer with a state is `Documents`.
+        The mask of a layer with a state is `RowDocuments`.
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
         row; None makes every row one sample.
@@ -91,7 +91,7 @@ class AttentionContext:
         back = self._back(length)
         within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
         masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
-        documents = Documents(number, self._bounds(positions)) if any(self._states) else None
+        documents = RowDocuments(number, self._bounds(positions)) if any(self._states) else None
         each = zip(self._states, self._windows, strict=True)
         return *self._places(batch, positions), [documents if state else masks[window] for state, window in each]
 

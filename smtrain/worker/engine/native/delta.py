@@ -22,7 +22,7 @@ from smtrain.core.model.families import DeltaSizes
 CHUNK = DeltaSizes.CHUNK
 
 
-class Documents(NamedTuple):
+class RowDocuments(NamedTuple):
     """The documents of packed rows."""
 
     number: torch.Tensor
@@ -38,10 +38,10 @@ def cut_net(net: Any, tp: int) -> None:
 
 
 def keep_apart(net: Any) -> None:
-    """Let the attention mask of a net of transformers be `Documents`, or None for rows of one document."""
+    """Let the attention mask of a net of transformers be `RowDocuments`, or None for rows of one document."""
     whole = net.forward
 
-    def forward(hidden_states: torch.Tensor, attention_mask: Documents | None = None, **_: Any) -> torch.Tensor:
+    def forward(hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any) -> torch.Tensor:
         if hidden_states.is_cuda and has_kernels():
             return _with_kernels(whole, hidden_states, attention_mask)
         return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number)
@@ -54,7 +54,7 @@ def has_kernels() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("fla", "causal_conv1d"))
 
 
-def _with_kernels(whole: Any, x: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -> torch.Tensor:
     """transformers' forward pass; the packages know documents of one long row only."""
     if documents is None:
         plain: torch.Tensor = whole(hidden_states=x)
