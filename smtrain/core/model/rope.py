@@ -147,7 +147,8 @@ def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, position
     new, old = (_mapping(config, key, _ALSO_LONG if long else ()) for key in ("rope_parameters", "rope_scaling"))
     named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
     kind = str(named.get("rope_type") or "default")
-    if kind not in (known := ["default", "longrope"] if long else [one for one in _KINDS if one != "longrope"]):
+    of_others = {"longrope", "proportional"} - {family.rope_default.get("rope_type")}
+    if kind not in (known := ["default", "longrope"] if long else [one for one in _KINDS if one not in of_others]):
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know for "
             f"{with_article(model_type)} model: it knows {', '.join(known)}"

@@ -126,13 +126,14 @@ def _nearest(config: Mapping[str, Any], families: Mapping[str, Family]) -> tuple
 def _alike(kind: str, families: Mapping[str, Family]) -> str | None:
     """The family that begins with the same letters, or else has a similar name."""
     begun = {name: _common(kind, name) for name in families}
-    first = max(begun, key=lambda name: begun[name])
+    first = max(begun, key=lambda name: (begun[name], -len(name)))
     return first if begun[first] >= _LETTERS else nearest(kind, families)
 
 
 def _common(one: str, other: str) -> int:
-    """Number of equal letters at the beginning of two words."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """Number of equal letters at the beginning of two words, without the underscore after them."""
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return len(one[:equal].rstrip("_"))
 
 
 def _keys(family: Family) -> set[str]:
