@@ -151,11 +151,14 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
     attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
     if shape.qk_norm:
         attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
-    if shape.rules.value_norm:  # keys that are also values are kept once, but for their copies in fp32
-        attention += 0.0 if shape.values_are_keys and w == 4 else 4 * kv
     if shape.rules.gated:
         attention += 2 * w * q  # the gate's sigmoid, and what it leaves of the output
-    return norms * part + 2 * w * h + attention + 4 * w * i
+    return norms * part + 2 * w * h + attention + _kept_values(shape, w, kv) + 4 * w * i
+
+
+def _kept_values(shape: ModelShape, w: int, kv: float) -> float:
+    """Bytes that a norm of values saves; keys that are also values are kept once, but for their copies in fp32."""
+    return 4 * kv if shape.rules.value_norm and not (shape.values_are_keys and w == 4) else 0.0
 
 
 def _norm_bytes(shape: ModelShape, w: int) -> float:
@@ -226,7 +229,8 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
     if neox:
         return kept + w * 6 * q
     kept += w * (4 * q if work.masked else 2 * q + 2 * kv)
-    return kept + ((4 + w) * (q + kv) if shape.qk_norm else 0.0)
+    kept += 4 * (q + kv) if shape.qk_norm else 0.0
+    return kept + _kept_values(shape, w, kv)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
@@ -252,6 +256,9 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     saved = {kind: tokens * saved_per_token(kind, mesh) for kind in kinds}
     full = mesh.recompute == "full"
     each = layers * w * part if full else sum(n * saved[kind] for kind, n in kinds.items())
+    if work.lora and not full:
+        each += w * numbers if w == 2 else 0.0  # the factors in half precision
+        each -= (w if shape.plain else 4) * part if stage == 0 else 0.0  # nothing trained before the first norm
     # A stage keeps what it sent, and what it received unless a norm saved that tensor (in fp32).
     each += w * part * ((stage > 0 and w == 2) + (not last))
     kept = in_flight * each
@@ -263,7 +270,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     largest = max((cut(one.shape, mesh.tp).largest for one in kinds), default=0)
     biggest: float = w * (largest if largest != held.embed else 0)
     if work.lora:
-        biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden) + w * inner
+        biggest = 4.0 * work.lora.rank * max(shape.intermediate, shape.hidden)
     gradients = biggest or w * shape.intermediate / mesh.tp * shape.hidden
     moments = [
         # Backward pass of a layer's MLP: gradients of its output and of two inner vectors.
