@@ -73,6 +73,7 @@ class Family:
     o_bias: Bias = "key"
     mlp_bias: Bias = "never"
     """`key`: as attention_bias or mlp_bias says."""
+    o_bias_key: str = "attention_bias"
     fused: bool = False
     """q, k and v are one linear, gate and up another: blocks of rows, one below the other (Phi-3)."""
     partial_rotary: bool = False
@@ -132,6 +133,8 @@ logits: divides them; cap: bounds them by its tanh."""
 
 _QWEN: Any = {"windows": "asked", "max_positions": 32768, "elsewhere": True}
 
+_NEVER = 1 << 30
+"""`full_every` of a family whose layers all have the window: more layers than any model has."""
 _FOUR_NORMS = (
     "input_layernorm",
     "post_attention_layernorm",
@@ -175,6 +178,22 @@ FAMILIES: dict[str, Family] = {
             eps=("rms_norm_eps", 1e-5),
             rope_keys=("llama_4_scaling_beta", "max_position_embeddings"),
             defaults={"num_key_value_heads": 8, "head_dim": 128},
+        ),
+        Family(
+            "ministral",
+            qkv_bias="never",
+            o_bias="never",
+            windows="kinds",
+            full_every=_NEVER,
+            max_positions=131072,
+            defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        ),
+        Family(
+            "seed_oss",
+            mlp_bias="key",
+            o_bias_key="attention_out_bias",
+            max_positions=524288,
+            defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         ),
         Family(
             "phi3",
@@ -642,7 +661,7 @@ class ModelShape:
             vocab=size("vocab_size"),
             tied=bool(got.get("tie_word_embeddings", False)),
             qkv_bias=biased(family.qkv_bias, "attention_bias"),
-            o_bias=biased(family.o_bias, "attention_bias"),
+            o_bias=biased(family.o_bias, family.o_bias_key),
             mlp_bias=biased(family.mlp_bias, "mlp_bias"),
             sliding_window=window,
             full=full,

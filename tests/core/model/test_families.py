@@ -56,6 +56,9 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_5_text", {"num_hidden_layers": 5, "attention_bias": True}),
     ("qwen3_5_text", {"layer_types": ["linear_attention"] * 2, "linear_num_key_heads": 2, "linear_value_head_dim": 8}),
     ("qwen3_5_text", {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True, "head_dim": 16}),
+    ("ministral", {"num_key_value_heads": 2, "head_dim": 16}),
+    ("seed_oss", {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True}),
+    ("seed_oss", {"num_key_value_heads": 4, "attention_bias": False, "attention_out_bias": True}),
     ("phi3", {"num_key_value_heads": 2}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
@@ -83,6 +86,7 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
         "mistral": ["sliding_window", "head_dim"],
         "gpt_neox": [],
         "ministral3": [],
+        "ministral": ["sliding_window", "head_dim"],
         "gemma3_text": ["final_logit_softcapping"],
         "gemma4_text": ["final_logit_softcapping", "num_global_key_value_heads"],
         "qwen3_5_text": ["layer_types"],
@@ -98,6 +102,7 @@ def test_names_are_those_that_transformers_writes(family: str, tmp_path: Any) ->
     from safetensors import safe_open
 
     heads = {} if family == "gpt_neox" else {"num_key_value_heads": 2}
+    heads |= {"head_dim": 16} if family == "ministral" else {}  # it takes none for a given one
     config = AutoConfig.for_model(family, **SIZES, **heads, **PLAIN.get(family, {}))
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:

@@ -75,6 +75,7 @@ def longrope(original: int) -> dict[str, Any]:
     }
 
 
+NO_DROPOUT_OF_SEED = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
 _ALL: dict[str, dict[str, Any]] = {
@@ -100,6 +101,12 @@ _ALL: dict[str, dict[str, Any]] = {
         partial_rotary_factor=0.5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ),
+    "ministral": config(
+        "ministral",
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+    ),
+    "seed_oss": config("seed_oss", mlp_bias=True, attention_out_bias=True, **NO_DROPOUT_OF_SEED),
     "phi3-long": longrope(original=16),
     "phi3-short": longrope(original=64),
     "granite": config(

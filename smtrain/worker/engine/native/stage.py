@@ -46,6 +46,8 @@ from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel,
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
 
 log = logging.getLogger(__name__)
+_DROPOUT = ("attention_dropout", "residual_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop")
+"""Keys of config.json with the share of numbers that a training drops."""
 
 
 class Stage(nn.Module):
@@ -68,7 +70,7 @@ class Stage(nn.Module):
         if layout.shape.rules.root_embedding:  # rounded, as the published weights were trained with it
             self._embedding_scale = float(torch.tensor(layout.shape.hidden**0.5, dtype=self.dtype))
         self.config = transformers_config(config)
-        for key in ("attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"):
+        for key in _DROPOUT:
             if getattr(self.config, key, 0):
                 value = getattr(self.config, key)
                 log.warning("config.json has %s = %s: the native engine trains without dropout", key, value)
