@@ -30,12 +30,13 @@ def stage(config: JobConfig, container: Container) -> None:
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
         seed=config.train.seed,
-        chat=config.train.objective == "sft",
+        # Pairs of answers may be plain text, of a model without a template.
+        chat={"sft": True, "dpo": None}.get(config.train.objective, False),
     )
     pairs = [{"prompt": prompt, "completion": text} for prompt, text in zip(options.prompts, texts, strict=True)]
     container.model_dir.mkdir(parents=True, exist_ok=True)
     (container.model_dir / "generation.json").write_text(json.dumps(pairs, indent=2) + "\n", "utf-8")
-    between = "\n" if config.train.objective == "sft" else ""
+    between = "\n" if config.train.objective != "pretrain" else ""
     for pair in pairs:
         print(f"> {pair['prompt']}{between}{pair['completion']}", flush=True)
 

@@ -88,8 +88,8 @@ def prepare(
     max_bad: Annotated[int, typer.Option(min=0, help="Unreadable records to skip before giving up.")] = 0,
     workers: Annotated[Optional[int], typer.Option(min=1, help="Threads; default: one per core.")] = None,  # noqa: UP045
     shard_size: Annotated[float, typer.Option(help="GB of text per pair of files; more becomes a set.")] = 8.0,
-    objective: Annotated[str, typer.Option(help="pretrain, or sft for instruction data.")] = "pretrain",
-    overlong: Annotated[str, typer.Option(help="sft: truncate or drop longer samples.")] = "truncate",
+    objective: Annotated[str, typer.Option(help="pretrain, sft for instruction data, or dpo for pairs.")] = "pretrain",
+    overlong: Annotated[str, typer.Option(help="sft, dpo: truncate or drop longer samples.")] = "truncate",
     no_eod: Annotated[bool, typer.Option("--no-eod", help="Append no end-of-document token.")] = False,
     validation_fraction: Annotated[
         Optional[float],  # noqa: UP045
@@ -106,7 +106,7 @@ def prepare(
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again to resume after an interruption."""
-    choices = (("--objective", objective, ("pretrain", "sft")), ("--overlong", overlong, ("truncate", "drop")))
+    choices = (("--objective", objective, ("pretrain", "sft", "dpo")), ("--overlong", overlong, ("truncate", "drop")))
     if wrong := [(option, word, known) for option, word, known in choices if word not in known]:
         values = table("word_names")["values"]
         raise ConfigError(
@@ -139,7 +139,7 @@ def prepare(
     named("--model", model)
     inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
     validation_path = options.materialised(validation_path) if validation_path else validation_path
-    sft = objective == "sft"
+    sft = objective != "pretrain"
     if sft and cleaned.refines:
         raise ConfigError(
             "--filter, --near-duplicates, --pii, --fix-mojibake, --language, --decontaminate: are for --objective "
@@ -163,6 +163,7 @@ def prepare(
         holdout=holdout(validation_fraction, validation_path, validation_split),
         max_bad=max_bad,
         workers=workers,
+        objective="dpo" if objective == "dpo" else "sft",
         shard_bytes=round(shard_size * 1e9),
         overwrite=overwrite,
     )

@@ -22,7 +22,7 @@ JsonKeys = Annotated[list[str] | None, typer.Option("--json-keys", help="As Mega
 MapKeys = Annotated[
     str | None,
     typer.Option(
-        "--map-keys", help='sft: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.'
+        "--map-keys", help='sft, dpo: columns by other names, as \'{"prompt": "question", "response": "answer"}\'.'
     ),
 ]
 
@@ -47,7 +47,7 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
     """The data set's columns by ours, {ours: theirs}. Raises `ConfigError` for other JSON."""
     if map_keys is None:
         return {}
-    if objective != "sft":
+    if objective == "pretrain":
         raise ConfigError(
             "--map-keys: is for --objective sft; name the field of the text with --text-column",
             code="config.combination",
@@ -62,15 +62,17 @@ def renamed(map_keys: str | None, objective: str) -> dict[str, str]:
         raise ConfigError(
             f"--map-keys {map_keys}: is no JSON object of names; write such as "
              '\'{"prompt": "question", "response": "answer"}\'', code="config.wrong_value")  # fmt: skip
-    from smtrain.core.config.data import Column
+    from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS, Column
 
-    ours_all: tuple[str, ...] = get_args(Column)
+    foreign = PAIR_COLUMNS if objective == "sft" else ANSWER_COLUMNS
+    ours_all = [name for name in get_args(Column) if name not in foreign]
+    known: dict[str, str] = _THEIRS if objective == "sft" else {}
     columns: dict[str, str] = {}
     for name, theirs in mapping.items():
-        ours = _THEIRS.get(name, name)
+        ours = known.get(str(name), str(name))
         if ours not in ours_all:
             raise ConfigError(
-                f"--map-keys: {name!r} is no column; use {', '.join((*_THEIRS, *ours_all))}",
+                f"--map-keys: {name!r} is no column; use {', '.join((*known, *ours_all))}",
                 code="config.wrong_value",
             )
         if ours in columns:

@@ -11,6 +11,7 @@ from smtrain.core.errors import ConfigError
 
 FLAGS = {
     "train.seq_len": "--seq-len", "seq_len": "--seq-len", "train.objective: sft": "--objective sft",
+    "train.objective: dpo": "--objective dpo",
     "train.objective: pretrain": "--objective pretrain", "train.objective": "--objective", "model.path": "--model",
     "data.format": "--format", "data.text_column": "--text-column", "data.separator": "--separator",
     "train.validation.fraction": "--validation-fraction", "train.validation.path": "--validation-path",

@@ -94,7 +94,7 @@ def _series(
 def _show(done: Run, download: str | None, *, overwrite: bool) -> None:
     """Print the texts and the summary of a run; copy its model if asked to."""
     folder = done.download(download, overwrite=overwrite) if download else None
-    between = "\n" if done.config.train.objective == "sft" else ""
+    between = "\n" if done.config.train.objective != "pretrain" else ""
     for text in done.texts:
         say(f"> {text['prompt']}{between}{text['completion']}")
     say(done.summary(folder))

@@ -132,7 +132,7 @@ def neuron_warnings(
 
 def _flash_remedy(config: JobConfig, work: Work) -> str:
     """The setting that brings the flash kernel back, if there is one."""
-    window, kept = work.shape.sliding_window, config.train.objective != "sft" and not config.data.document_mask
+    window, kept = work.shape.sliding_window, config.train.objective == "pretrain" and not config.data.document_mask
     multiple = FLASH_LENGTHS["compiled" if config.train.compile else "eager"]
     if config.data.document_mask:
         return "; leave out data.document_mask if the documents of a row may see each other"

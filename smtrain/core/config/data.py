@@ -18,6 +18,10 @@ Column = Literal[
     "rejected",
 ]  # fmt: skip
 """Our names for the columns of instruction data and of preference data (the last three)."""
+PAIR_COLUMNS = frozenset({"prompt", "chosen", "rejected"})
+"""Columns of preference data only."""
+ANSWER_COLUMNS = frozenset({"output", "history"})
+"""Columns of instruction data only."""
 
 
 class TextSource(Section):

@@ -76,7 +76,8 @@ class DatasetManifest:
         parts: A row {prefix, documents, tokens, samples} per source, in the order of the config. If a source has
             several pairs of files, `shards` lists {prefix, documents, tokens} of each in the order of the text.
         dropped: The number of documents left out on purpose, by reason.
-        objective: If sft, MASK holds the same documents in uint8, 1 for each token to learn.
+        objective: If sft or dpo, MASK holds the same documents in uint8, 1 for each token to learn. If dpo, a document
+            is a pair: two sequences in a row, chosen and rejected, each with its prompt.
         left_out: The files of the sources that were not read, and why.
         validation: A row as in `parts` for the documents held out of training, which no other count includes.
         noted: Counts of findings of filters and patterns that were not dropped; absent without any, as the next two.

@@ -65,9 +65,9 @@ def inspect(path: Path, tokenizer: Path | None = None) -> DatasetSummary:
         if manifest.validation:
             facts["held_out_documents"] = manifest.validation["documents"]
             facts["held_out_tokens"] = manifest.validation["tokens"]
-        if manifest.objective == "sft":
+        if manifest.objective != "pretrain":
             masks = [path / shard.mask for shard in shards_of(manifest.parts[0])]
-            facts |= _packed(masks, parts[0], manifest.seq_len)
+            facts |= _packed(masks, parts[0], manifest)
         shards = sum(len(part.pairs) for part in parts)
         facts |= {"shards": shards} if shards > len(parts) else {}
     decoder = load_tokenizer(tokenizer) if tokenizer else None
@@ -110,9 +110,11 @@ def save_picture(about: DatasetSummary, path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _packed(masks: list[Path], data: JoinedPairs, seq_len: int) -> dict[str, Any]:
-    """Rows of an epoch of instruction data, how full they are, and the number of tokens that are learned."""
-    sizes = data.lengths - 1  # the last token of a sample is predicted only
+def _packed(masks: list[Path], data: JoinedPairs, manifest: DatasetManifest) -> dict[str, Any]:
+    """Rows of an epoch of samples or pairs, how full they are, and the number of tokens that are learned."""
+    sizes, seq_len = data.lengths - 1, manifest.seq_len  # the last token of a sample is predicted only
+    if manifest.objective == "dpo":
+        sizes = sizes.reshape(-1, 2).sum(-1)
     rows = Packing(0, sizes, seq_len).rows(0)
     learned = sum(int(IndexedDataset(mask).tokens.sum(dtype=np.int64)) for mask in masks)
     return {

@@ -19,13 +19,14 @@ def generate(
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
-    chat: bool = False,
+    chat: bool | None = False,
     sampling: Sampling | None = None,
 ) -> list[str]:
     """Return one completion per prompt, without the prompt; temperature 0 takes the likeliest token each time.
 
-    With `chat` a prompt is a user's message, written with the chat template, and the completion is the answer. A
-    completion depends on its prompt and the seed, not on the other prompts. `sampling` has further settings. Raises
+    With `chat` a prompt is a user's message, written with the chat template, and the completion is the answer; None:
+    if there is a template. A completion depends on its prompt and the seed, not on the other prompts. `sampling` has
+    further settings. Raises
     `CheckpointError` if transformers does not load the folder, if it has no chat template, or if a prompt is empty.
     """
     settings = replace(
@@ -33,6 +34,8 @@ def generate(
     )  # fmt: skip
     refuse_too_large([need_of("the model", weights_in(folder), described_in(folder))])
     loaded = load(folder)
+    if chat is None:
+        chat = bool(loaded.tokenizer.chat_template)
     if chat:
         set_template(loaded, None)
     completions = []

@@ -58,7 +58,8 @@ class LossWatch:
                 f"train.lr: loss {result.loss} and grad norm {result.grad_norm} at step {step}, {place}; "
                 f"{self._advice()}"
             )
-        if result.grad_norm == 0 and result.loss > 0:  # a batch without labels has loss 0
+        # A batch without labels has loss 0; pairs of equal answers have no gradient.
+        if result.grad_norm == 0 and result.loss > 0 and result.pairs is None:
             raise SmtrainError(
                 f"the gradient is exactly 0 at step {step} (loss {result.loss:.4g}), so "
                 f"nothing can be learned: the weights are damaged; {self._remedy()}"

@@ -83,7 +83,7 @@ class References:
         self, engine: NativeEngine, parts: Sequence[PairRows], start: WeightSource | None, beat: Callable[[str], None],
         stopped: Stopped,
     ) -> None:  # fmt: skip
-        """Give the pairs of all `parts` their numbers, by a pass over them if they have no numbers. Collective.
+        """Give the pairs of all `parts` their numbers, by a pass over them unless they are `known`. Collective.
 
         The engine has the weights of the run's start, which `start` can fill in again. If it is `stopped`, the pairs
         stay without numbers, and no step may follow.

@@ -369,7 +369,7 @@ DATA: dict[str, tuple[Do, str, Mend]] = {
         option("--validation-fraction", r"such as (\S+)"),
     ),
     "unknown filter": (with_value("--filter", "gophers"), "--filter", option("--filter", r"(c4)")),
-    "unknown objective": (with_value("--objective", "dpo"), "got 'dpo'", option("--objective", r"known: (pretrain)")),
+    "unknown objective": (with_value("--objective", "rl"), "got 'rl'", option("--objective", r"known: (pretrain)")),
     "no tokenizer": (
         lambda d: setattr(d, "model", d.folder),
         "tokenizer",

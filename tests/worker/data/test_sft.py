@@ -333,5 +333,5 @@ def test_in_a_shell(tmp_path: Path, folders: dict[str, Path]) -> None:
     done = smtrain("data", "prepare", str(source), str(tmp_path / "fit"), *common, "--overlong", "drop")
     assert "left out: 1 samples longer than seq_len + 1 tokens" in done.stdout
     assert "rows filled" in smtrain("data", "inspect", str(tmp_path / "fit")).stdout
-    done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "dpo")
-    assert done.stderr.startswith("smtrain: --objective: got 'dpo'; known: pretrain, sft")
+    done = smtrain("data", "prepare", str(source), str(tmp_path / "x"), *common, "--objective", "rl")
+    assert done.stderr.startswith("smtrain: --objective: got 'rl'; known: pretrain, sft, dpo")

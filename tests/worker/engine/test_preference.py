@@ -40,7 +40,7 @@ def test_the_first_loss_is_that_of_equal_models(solo: World) -> None:
         assert ours[0]["rewards/margins"] == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "kind", "packed"),
     [

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import smtrain
-from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_line, step_line
-from smtrain.worker.engine.base import Scaling, StepResult
+from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, machine_line, step_line, step_record
+from smtrain.worker.engine.base import PairMetrics, Scaling, StepResult
 from smtrain.worker.train.metrics import MetricsLog
+from smtrain.worker.train.validation import ValidationResult
 
 ROLE = "arn:aws:iam::111122223333:role/r"
 
@@ -41,6 +42,39 @@ def test_the_metric_definitions_find_every_number_in_a_steps_line(
     assert numbers["train:grad_norm"] == [norm]
     assert numbers["train:lr"] == [1.5e-4]
     assert all(len(numbers) == 1 for numbers in numbers.values())
+
+
+def test_the_numbers_of_pairs_are_in_every_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    pairs = PairMetrics(0.25, -1.5, 0.75, -30.125, -1e-7)
+    log = MetricsLog(tmp_path, total_steps=10, first_step=1, tokens_per_step=4096, flops_per_token=1e9, peak=1e15)
+    log.log(1, StepResult(0.5, 1.0, pairs=pairs), 1e-6, 0.0, ValidationResult(0.6, 9, 0.5, 0.0, 0.125))
+    log.close()
+    (line,) = capsys.readouterr().out.splitlines()
+    request = smtrain.request(
+        target="aws", model={"path": "s3://bucket/model"}, data={"path": "s3://bucket/text"}, parallel={"tp": 2},
+        train={"objective": "dpo", "validation": {"fraction": 0.1}, "engine": "native"},
+        compute={"instance_type": "ml.p5.48xlarge", "region": "us-west-2", "role": ROLE},
+        output={"s3_uri": "s3://bucket/out"},
+    )  # fmt: skip
+    found = {
+        definition["Name"].removeprefix("train:"): [float(number) for number in re.findall(definition["Regex"], line)]
+        for definition in request["AlgorithmSpecification"]["MetricDefinitions"]
+    }
+    wanted = {**pairs.numbers(), "val_loss": 0.6, "val_accuracy": 0.5, "val_margins": 0.125}
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (record,) = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for name, value in wanted.items():
+        assert found[name] == [pytest.approx(value, abs=1e-4)]
+        tag = f"validation/{name.removeprefix('val_')}" if name.startswith("val_") else f"train/{name}"
+        assert board.Scalars(tag)[0].value == pytest.approx(value)
+        assert record[name] == value
+    parsed = step_record(line)
+    assert parsed is not None
+    assert {name: parsed[name] for name in wanted} == pytest.approx(wanted, abs=1e-4)
+    assert wanted["rewards/margins"] == 1.75
+    assert "val_ppl" not in found
 
 
 def test_a_step_that_was_skipped_says_so_in_place_of_its_norm(

@@ -10,6 +10,7 @@ from typing import Any
 
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
+from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
 from smtrain.core.config.schema import TESTS_CHANNEL, JobConfig, other_inputs
 from smtrain.core.config.yaml_file import read_settings
 from smtrain.core.errors import ConfigError, Sentence
@@ -50,20 +51,17 @@ SOURCES = (
          "allow it"),
 )  # fmt: skip
 
-_PAIR_COLUMNS = {"prompt", "chosen", "rejected"}
-_ANSWER_COLUMNS = {"output", "history"}
-
 OBJECTIVE = (
     Rule("data.format train.objective", lambda c: c.train.objective == "dpo" and c.data.format in ("text", "megatron"),
          lambda c: f"data.format: {c.data.format} has no pairs of answers for train.objective: dpo; use jsonl"),
     Rule("data.columns train.objective",
-         lambda c: c.train.objective == "sft" and _PAIR_COLUMNS & c.data.columns.keys(),
-         lambda c: f"data.columns: {', '.join(sorted(_PAIR_COLUMNS & c.data.columns.keys()))} are columns of "
+         lambda c: c.train.objective == "sft" and PAIR_COLUMNS & c.data.columns.keys(),
+         lambda c: f"data.columns: {', '.join(sorted(PAIR_COLUMNS & c.data.columns.keys()))} are columns of "
                    "preference data, and train.objective: sft learns one answer; name the question as instruction and "
                    "the answer as output"),
     Rule("data.columns train.objective",
-         lambda c: c.train.objective == "dpo" and _ANSWER_COLUMNS & c.data.columns.keys(),
-         lambda c: f"data.columns: {', '.join(sorted(_ANSWER_COLUMNS & c.data.columns.keys()))} are columns of one "
+         lambda c: c.train.objective == "dpo" and ANSWER_COLUMNS & c.data.columns.keys(),
+         lambda c: f"data.columns: {', '.join(sorted(ANSWER_COLUMNS & c.data.columns.keys()))} are columns of one "
                    "answer, and train.objective: dpo learns from two; name the answers as chosen and rejected"),
     Rule("data.format train.objective", lambda c: c.train.objective == "sft" and c.data.format in ("text", "megatron"),
          lambda c: f"data.format: {c.data.format} has no answers to learn for train.objective: sft; use alpaca or "

@@ -40,13 +40,13 @@ def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
 
     Each is a list of pairs of files to be read end to end, more than one for the shards `PREFIX-00000`... of a set.
 
-    Raises DataError for prepared instruction data, unless the caller handles the mask of `answers`.
+    Raises DataError for prepared instruction or preference data, unless the caller handles the mask of `answers`.
     """
     if path.is_dir():
         manifest = DatasetManifest.load(path)
-        if manifest.objective == "sft" and not answers:
+        if manifest.objective != "pretrain" and not answers:
             raise DataError(
-                f"{path} holds instruction data, whose answers are marked in files of their own, which would be lost; "
+                f"{path} holds data whose answers are marked in files of their own, which would be lost; "
                 "change the records and prepare them again."
             )
         return [[path / shard.prefix for shard in shards_of(part)] for part in manifest.parts]

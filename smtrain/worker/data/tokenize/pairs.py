@@ -307,7 +307,6 @@ class PairMaker:
         prompt, *wholes = (np.array(tokens, np.int32) for tokens in ids)
         start = min(common_tokens(prompt, whole) for whole in wholes)
         counts[_TURNED] += start < len(prompt)
-        counts[_EQUAL] += np.array_equal(wholes[0], wholes[1])
         if start >= self.limit:
             counts[_FULL.format(self.limit)] += 1
             return []
@@ -320,4 +319,5 @@ class PairMaker:
             counts[_EMPTY] += 1
             return []
         cut = [whole[: self.limit] for whole in wholes]
+        counts[_EQUAL] += np.array_equal(cut[0], cut[1])
         return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]
