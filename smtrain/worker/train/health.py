@@ -146,7 +146,7 @@ class PairWatch:
         if self._referred and self._still == STILL:
             raise SmtrainError(
                 f"train.lr: the rewards of all pairs are still exactly 0 after {STILL} steps, at step {step}, so the "
-                f"loss stands where it began (ln 2 = 0.6931 for sigmoid): steps of this size change nothing in "
+                f"loss stays at its first value (ln 2 = 0.6931 for sigmoid): steps of this size change nothing in "
                 f"{self._precision}; raise the learning rate, or look whether chosen and rejected are the same text"
             )
         if self._checked > 1:  # the first step's model is the reference
@@ -180,8 +180,8 @@ class PairWatch:
         if self._checked >= 2 * HISTORY and all(abs(margin) < NOTHING for margin in margins):
             yield (
                 "stuck",
-                f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stands where it began (ln 2 "
-                "for sigmoid): nothing is learned; raise train.lr",
+                f"the margin has been below {NOTHING:g} for {HISTORY} steps, so the loss stays at its first value (ln "
+                "2 for sigmoid): nothing is learned; raise train.lr",
             )
         chosen = sum(one.chosen_reward for one in self._steps) / HISTORY
         rejected = sum(one.rejected_reward for one in self._steps) / HISTORY
