@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from smtrain.client.planner.plan import plan
     from smtrain.client.planner.resolve import load_config
     from smtrain.client.planner.result import Plan
-    from smtrain.client.preflight import Finding, Report, check
+    from smtrain.client.preflight import Finding, Report
     from smtrain.core.config import JobConfig
     from smtrain.core.errors import CheckpointError, ConfigError, DataError, JobError, LocalError, SmtrainError
     from smtrain.tools.chat.chat import chat
     from smtrain.tools.chat.conversation import Chat
     from smtrain.tools.chat.generate import generate
+    from smtrain.tools.check import check
     from smtrain.tools.compare.compare import Comparison, compare
     from smtrain.tools.publish.push import push
     from smtrain.tools.publish.register import register
@@ -72,7 +73,7 @@ _HOME = {
     "Tuning": "smtrain.tools.tune.trials",
     "push": "smtrain.tools.publish.push",
     "register": "smtrain.tools.publish.register",
-    "check": "smtrain.client.preflight",
+    "check": "smtrain.tools.check",
     "compare": "smtrain.tools.compare.compare",
     "Comparison": "smtrain.tools.compare.compare",
     "report": "smtrain.tools.report.report",

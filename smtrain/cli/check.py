@@ -24,7 +24,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Report every fault at once, each with its remedy; exit status 2 if there is one. Reads, and changes nothing."""
-    from smtrain.client.preflight import check as look
+    from smtrain.tools.check import check as look
 
     report = look(
         chosen.config, stage=stage.value if stage else None, target=chosen.target_name, set_=chosen.keys(),

@@ -136,7 +136,7 @@ def answers(config: JobConfig) -> dict[str, str]:
     """
     from smtrain.tools.chat.generate import generate
 
-    section, chat = config.generate, config.train.objective == "sft"
+    section, chat = config.generate, config.train.objective != "pretrain"
     key = json.dumps([config.model.path, section.prompts, chat, section.max_new_tokens, section.temperature])
     kept = home() / "demo" / f"answers-{sha256(key.encode()).hexdigest()[:12]}.jsonl"
     if kept.is_file():

@@ -59,7 +59,7 @@ CHECKS: dict[str, Check] = {
 }  # fmt: skip
 _OF_ACCOUNTS = ("role", "permissions", "caller", "buckets", "quotas")
 """Checks that do not concern a run on this machine."""
-_ON_CLUSTERS = ("text", "tasks", "memory")
+ON_CLUSTERS = ["text", "tasks", "memory"]
 """Checks that also apply to a Slurm cluster; `cluster` has those of its head node."""
 
 
@@ -142,7 +142,7 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
         return Report(_of_config(error))
     context = Context(chain, stages)
     # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
-    others = [one for name in _ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
+    others = [one for name in ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
     nodes = cluster.look(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
 

@@ -54,7 +54,8 @@ class Generate(Section):
     """Prompts for the exported model (stage generate)."""
 
     prompts: tuple[str, ...] = ("Once upon a time",)
-    """Prompts to complete, one completion each; with train.objective sft, questions to answer."""
+    """Prompts to complete, one completion each; with train.objective sft or dpo, questions to
+    answer."""
     max_new_tokens: int = Field(64, ge=1)
     """Longest completion, in tokens."""
     temperature: float = Field(0.0, ge=0)

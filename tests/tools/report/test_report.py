@@ -112,6 +112,20 @@ def test_a_resume_with_another_learning_rate_is_marked(run: smtrain.Run) -> None
 
 
 @pytest.mark.slow
+def test_a_run_on_pairs_has_curves_of_its_rewards(run: smtrain.Run) -> None:
+    pairs = " rewards/chosen=0.1 rewards/rejected=-0.2 rewards/margins=0.3 rewards/accuracies=0.75 of="
+    account = gather("llama", "local")
+    (train,) = account.of("train")
+    steps = tuple(dataclasses.replace(line, text=line.text.replace(" of=", pairs)) for line in train.steps)
+    jobs = tuple(dataclasses.replace(job, steps=steps) if job is train else job for job in account.jobs)
+    text = page(dataclasses.replace(account, jobs=jobs))
+    for words in ("loss, per pair", "rewards of chosen answers", "of rejected answers", "reward margin"):
+        assert words in text
+    assert re.search(r"accuracy 75\s?%", text)
+    assert "reward margin" not in page(account)
+
+
+@pytest.mark.slow
 def test_a_run_of_nearly_that_name_is_offered(run: smtrain.Run) -> None:
     for call in (
         lambda: smtrain.report("lama", target="local"),
