@@ -18,6 +18,7 @@ from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import FAMILIES, ModelShape
 from smtrain.core.model.hf_folder import folder_of
 from smtrain.core.model.lora import A, B
+from smtrain.core.model.text_part import text_name
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
@@ -164,7 +165,9 @@ def _of_peft(location: Place, shape: ModelShape) -> Adapter:
                 code="checkpoint.other_model",
             )
         alpha = _pattern(config["alpha_pattern"], module, config["lora_alpha"])
-        factors[shape.file_name(f"{module}.weight")] = Factor(
+        name = f"{module}.weight"
+        name = text_name(name, shape.rules.prefix) or name  # of an adapter of the whole multimodal model
+        factors[shape.file_name(name)] = Factor(
             both[A], both[B], alpha / (sqrt(rank) if config["use_rslora"] else rank)
         )
     if not factors:

@@ -1082,6 +1082,12 @@ MODEL = (
     ),
     case(
         "local",
+        both(write("model/config.json", WHOLE), {"train.adapter": {"rank": 4}}),
+        "peft would not find the layers of the text part",
+        ("set export.merge: true", {"export.merge": True}),
+    ),
+    case(
+        "local",
         {"train.seq_len": 512},
         "is beyond the model's 256 positions",
         ("use at most that", {"train.seq_len": 256}),

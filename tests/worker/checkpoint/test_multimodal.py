@@ -106,6 +106,25 @@ def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(tm
     assert any("unchanged: logit_scale" in line for line in said)
 
 
+@pytest.mark.parametrize("inside", ["model.", "model.language_model."])
+def test_an_adapter_is_merged_into_the_text_part(tmp_path: Path, inside: str) -> None:
+    folder = multimodal(tmp_path / "whole", LLAMA, "transformers 4.52")
+    adapter, name = tmp_path / "adapter", "layers.1.mlp.up_proj"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    a, b = torch.randn(2, 16), torch.randn(24, 2)
+    key = f"base_model.model.{inside}{name}"
+    save_file({f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}, adapter / "adapter_model.safetensors")
+    changed = smtrain.convert(folder, tmp_path / "out", to=smtrain.HuggingFace(), merge_adapter=adapter)
+    assert changed is not None
+    assert changed.tensors == 1
+    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out/model.safetensors")
+    differing = {key for key in before if not torch.equal(*(x[key].nan_to_num() for x in (before, after)))}
+    assert differing == {f"model.language_model.{name}.weight"}
+    merged = before[f"model.language_model.{name}.weight"] + 2 * b @ a
+    assert torch.allclose(after[f"model.language_model.{name}.weight"], merged, atol=1e-5)
+
+
 def test_the_whole_model_says_whether_the_head_is_tied() -> None:
     inner = {**GEMMA, "tie_word_embeddings": False}
     for outer, tied in (({}, False), ({"tie_word_embeddings": True}, True), ({"tie_word_embeddings": None}, False)):

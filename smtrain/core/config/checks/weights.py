@@ -232,6 +232,12 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             f"model.path: engine nxd trains no {shape.family} models; set train.engine: native"
             + ("" if config.target == "local" else " and take ml.p5.48xlarge or ml.trn2.48xlarge, which run it"),
         )
+    if config.train.adapter and not config.export.merge and is_multimodal(described):
+        yield (
+            {"model.path", "train.adapter"},
+            "train.adapter: peft would not find the layers of the text part of a multimodal model "
+            f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
+        )
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             targets_of(shape, targets)
