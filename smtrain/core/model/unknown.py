@@ -64,7 +64,7 @@ def is_mixture(config: Mapping[str, Any]) -> bool:
 
 def refusal(config: Mapping[str, Any], text: Mapping[str, Any], families: Mapping[str, Family]) -> str:
     """The sentence for a config.json whose model_type is missing or cannot be trained; `text` is its text part."""
-    kind = text.get("model_type")
+    kind, text = text.get("model_type"), _in_use(text)
     if kind is None:
         return _without_type(config, text, families)
     place = "config.json has"
@@ -75,6 +75,14 @@ def refusal(config: Mapping[str, Any], text: Mapping[str, Any], families: Mappin
     near = "" if _is_other(text) else "; nearest is {}, {}".format(*_nearest(text, families))
     known = ", ".join(families)
     return f"{place} model_type {str(kind)[:80]!r}{said}, which smtrain cannot train: take one of {known}{near}"
+
+
+def _in_use(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json without the sizes of state-space layers if layer_types names attention only (Granite 4 dense)."""
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if not isinstance(kinds, list) or not kinds or not all("attention" in str(kind) for kind in kinds):
+        return config
+    return {key: value for key, value in config.items() if not key.startswith("mamba_")}
 
 
 def odd_attention(config: Mapping[str, Any]) -> str | None:

@@ -49,6 +49,12 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "qwen3_moe", **SIZES, "num_experts": 128, "moe_intermediate_size": 768},
         "gpt2; nearest is qwen3, which has no moe_intermediate_size = 768, num_experts = 128",
     ),
+    "Granite 4 without experts and state-space layers": (
+        {"model_type": "granitemoehybrid", **SIZES, "layer_types": ["attention"] * 2, "mamba_d_state": 128}
+        | {"num_local_experts": 0, "shared_intermediate_size": 96, "residual_multiplier": 0.2}
+        | {"embedding_multiplier": 12, "logits_scaling": 8, "attention_multiplier": 0.1},
+        "'granitemoehybrid', which smtrain cannot train",
+    ),
     "no experts": (
         {"model_type": "qwen3_next2", **SIZES, "num_experts": None, "num_local_experts": 1, "n_routed_experts": 0},
         "has model_type 'qwen3_next2', which smtrain cannot train",
