@@ -61,7 +61,8 @@ class References:
         """A digest of the reference's weights, or `none`."""
         content = {name: about for name, about in manifest.files.items() if name in manifest.content}
         held_out = {name: about for name, about in manifest.files.items() if name.startswith("validation")}
-        self._key = digest([FORMAT, self.weights, content, held_out, config.train.seq_len])
+        parts = [content, held_out if config.train.validation else None]
+        self._key = digest([FORMAT, self.weights, *parts, config.train.seq_len])
         self.path = checkpoints / KEPT / f"{self._key[:16]}.f32"
         self._numbers: NDArray[np.float32] | None = None
         fault = None

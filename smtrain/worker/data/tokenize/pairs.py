@@ -104,6 +104,9 @@ def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any
         tools = read_tools(row["input"]["tools"], "input.tools")
     if not isinstance(options, dict) or {"tokenize", "add_generation_prompt", "return_dict"} & options.keys():
         raise RecordFault("'chat_template_kwargs' is no object of values for the chat template")
+    options = {
+        name: value for name, value in options.items() if value is not None
+    }  # a table has every name in each row
     return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, "chat_template_kwargs"}))
 
 

@@ -114,9 +114,9 @@ class Pipeline:
         preference = self._preference
         sums = torch.zeros(3 if preference is None else SUMS, device=self.mesh.device)
 
-        def add(h: torch.Tensor, batch: MicroBatch) -> None:
-            made = self.stage.evaluated(h, batch.labels) if preference is None else self._sums(preference, h, batch)
-            sums.add_(made)
+        def add(number: int, h: torch.Tensor) -> None:
+            batch = batches[number]
+            sums.add_(self.stage.evaluated(h, batch.labels) if preference is None else self._sums(preference, h, batch))
 
         self._each(batches, add)
         return sums
@@ -124,13 +124,11 @@ class Pipeline:
     def log_probabilities(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
         """The log-probabilities of the answers of every pair, fp32 [B, pairs of a row, 2]; 0 except on the last
         stage."""
-        shapes = [batch.pairs.references.shape for batch in batches if batch.pairs is not None]
-        made = [torch.zeros(shape, device=self.mesh.device) for shape in shapes]
+        pairs = [batch.pairs for batch in batches if batch.pairs is not None]
+        made = [torch.zeros_like(one.references) for one in pairs]
 
-        def fill(h: torch.Tensor, batch: MicroBatch) -> None:
-            assert batch.pairs is not None
-            number = next(i for i, known in enumerate(batches) if known is batch)
-            made[number] = batch.pairs.sums(-self.stage.token_losses(h, batch.labels))
+        def fill(number: int, h: torch.Tensor) -> None:
+            made[number] = pairs[number].sums(-self.stage.token_losses(h, batches[number].labels))
 
         self._each(batches, fill)
         return torch.cat(made)
@@ -140,13 +138,13 @@ class Pipeline:
         return preference.sums(self.stage.token_losses(h, batch.labels), batch.labels, batch.pairs)
 
     @torch.no_grad()
-    def _each(self, batches: Sequence[MicroBatch], last: Callable[[torch.Tensor, MicroBatch], None]) -> None:
-        """Run the batches forward, and call `last` with the final hidden states of each on the last stage."""
+    def _each(self, batches: Sequence[MicroBatch], last: Callable[[int, torch.Tensor], None]) -> None:
+        """Run the batches forward; on the last stage call `last` with the number and final hidden states of each."""
         self._drop_nothing()
-        for batch in batches:
+        for number, batch in enumerate(batches):
             h = self.stage.hidden(self._arrive(batch.ids), batch.segments)
             if self.stage.last:
-                last(h, batch)
+                last(number, h)
             else:
                 self._exchange(to_after=h)
 

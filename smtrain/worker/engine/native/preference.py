@@ -2,7 +2,8 @@
 
 Both answers of a pair are segments of one row. The log-probability of an answer is the sum over its labels, so a loss
 of a pair is a function of two sums; its gradient reaches every token of the two. All shapes depend on the batch's shape
-only, and all arithmetic is fp32.
+only, and all arithmetic is fp32. Tensors are taken apart by `unbind`: the backward pass of an index would write into a
+slice, for which Neuron has no kernel.
 
 sigmoid: Rafailov et al. 2023; robust: Chowdhury et al. 2024; ipo: Azar et al. 2023, with log-probabilities per token as
 its authors ran it; hinge: Zhao et al. 2023 (SLiC); sft_weight: Pang et al. 2024 (RPO).
@@ -67,7 +68,7 @@ class PreferenceLoss:
         chosen, rejected = logps.detach().unbind(-1)
         better, worse = (self._options.beta * gains.detach()).unbind(-1)
         numbers = (
-            self._of_pairs(gains, lengths), -logps[..., 0],
+            self._of_pairs(gains, lengths), -logps.unbind(-1)[0],
             better, worse, (better > worse).to(logps.dtype), chosen, rejected,
         )  # fmt: skip
         return torch.stack([torch.where(real, x, 0.0).sum() for x in numbers])
@@ -78,7 +79,9 @@ class PreferenceLoss:
 
     def scaled(self, sums: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """The part of the step's loss that has these sums."""
-        return (sums[:2] * scale).sum()
+        pair, token = scale.unbind()
+        losses, answers = sums.unbind()[:2]
+        return losses * pair + answers * token
 
     def loss(self, sums: Sequence[float], pairs: float, tokens: float) -> float:
         """The loss of a batch of so many pairs, and tokens of chosen answers."""
@@ -93,7 +96,8 @@ class PreferenceLoss:
         o = self._options
         if o.loss in ("ipo", "sigmoid_norm"):
             gains = gains / lengths.clamp(min=1)
-        difference = gains[..., 0] - gains[..., 1]
+        chosen, rejected = gains.unbind(-1)
+        difference = chosen - rejected
         if o.loss == "ipo":
             return (difference - 1 / (2 * o.beta)).square()
         if o.loss == "hinge":

@@ -14,7 +14,7 @@ import torch
 
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.train.operators import Call, Operators
-from tests.worker.engine import adapters, cases, packed
+from tests.worker.engine import adapters, cases, packed, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.neuron import imitation
 from tests.worker.engine.neuron.imitation import Limits
@@ -94,6 +94,7 @@ FEATURES: dict[str, tuple[str, str, str]] = {
     "Ministral 3": ("111", "train", "ministral3"),
     "Qwen3.5": ("111", "packed", "qwen3_5"),
     "packed rows, SFT": ("111", "packed", "llama"),
+    "pairs of answers, DPO": ("411", "pairs", "llama"),
     "LoRA with dropout": ("111", "lora", "llama"),
     "evaluation and the next token": ("411", "look", "llama-tied-509"),
     "loading and saving": ("111", "save", "llama"),
@@ -107,6 +108,8 @@ def operators(rank: int, feature: str, folder: Path) -> tuple[list[Call], Counte
     config, options = CONFIGS[name], replace(mesh(text))
     if what == "lora":
         e = adapters.engine(config, options, adapters.lora(config, dropout=0.1))
+    elif what == "pairs":
+        e = preference.engine(options)
     else:
         e = cases.engine(config, options)
     if what == "save":
@@ -116,6 +119,8 @@ def operators(rank: int, feature: str, folder: Path) -> tuple[list[Call], Counte
         if what == "packed":
             ids, labels, segments = packed.batch(config, 0)
             e.step(ids, labels, 1e-3, segments)
+        elif what == "pairs":
+            preference.stepped(e, 2, preference.references_of(e, 2, 4 * preference.LIMIT), range(1))
         elif what == "look":
             ids, labels = cases.own(e, cases.batch(config, 0))
             e.evaluate(ids, labels)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.worker.engine import adapters, cases, packed
+from tests.worker.engine import adapters, cases, packed, preference
 from tests.worker.engine.cases import CONFIGS, mesh
 from tests.worker.engine.neuron import imitation, runs
 from tests.worker.engine.neuron.imitation import Limits
@@ -62,6 +62,19 @@ def test_packed_rows_have_the_cpu_s_numbers(name: str, text: str, four: World, n
     limits = Limits(missing=imitation.KERNELLESS)
     expected = four.run(packed.train, CONFIGS[name], mesh(text), 3)
     assert neuron.run(runs.limited, limits, packed.train, CONFIGS[name], mesh(text), 3) == expected
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("text", "lora"), [("221 sp", False), ("122 m1", False), ("212 m1", True)])
+def test_pairs_of_answers_have_the_cpu_s_numbers(text: str, lora: bool, four: World, neuron: World) -> None:
+    limits = Limits(
+        missing=imitation.KERNELLESS, integer_sums=False, float64=False, generators=False, strided_writes=False
+    )
+    expected = four.run(preference.steps, mesh(text), "sigmoid_sft", 2, lora)
+    made = neuron.run(runs.limited, limits, preference.steps, mesh(text), "sigmoid_sft", 2, lora)
+    for ours, theirs in zip(made, expected, strict=True):
+        for mine, step in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(step, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.sample(1)
