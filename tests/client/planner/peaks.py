@@ -13,21 +13,31 @@ from typing import Any
 import torch
 
 from smtrain.core.model.lora import Lora, targets_of
-from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions
+from smtrain.worker.engine.base import OptimizerOptions, ParallelOptions, PreferenceOptions
 from smtrain.worker.engine.native import NativeEngine
 from smtrain.worker.train.operators import HeldBytes
 
 
 def peak(
-    rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None
-) -> tuple[int, int, int]:
-    """(pipeline stage, bytes between steps, peak bytes in a step) of this rank; `batch` samples for each dp rank."""
+    rank: int, config: dict[str, Any], options: ParallelOptions, batch: int, seq_len: int, lora: Lora | None = None,
+    paired: bool = False,
+) -> tuple[int, int, int]:  # fmt: skip
+    """(pipeline stage, bytes between steps, peak bytes in a step) of this rank; `batch` samples for each dp rank.
+
+    `paired`: two pairs of answers in each row, whose reference has its pass in the peak too.
+    """
     with HeldBytes() as held:
-        engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora)
+        preference = PreferenceOptions() if paired else None
+        engine = NativeEngine(config, options, OptimizerOptions(), None, 0, lora, preference)
         ids = torch.randint(config["vocab_size"], (batch, seq_len), generator=torch.Generator().manual_seed(rank))
-        engine.step(ids, ids, 1e-4)
+        pairs: tuple[torch.Tensor, ...] = ()
+        if paired:
+            pairs = (torch.arange(seq_len).mul(4).div(seq_len).long().expand(batch, -1), torch.zeros(batch, 2, 2))
+        engine.step(ids, ids, 1e-4, *pairs)
         state, held.top = held.now, held.now
-        engine.step(ids, ids, 1e-4)
+        if paired:
+            engine.log_probabilities(ids, ids, pairs[0], 2)
+        engine.step(ids, ids, 1e-4, *pairs)
     return engine.mesh.pp_rank, state, held.top
 
 
@@ -111,7 +121,20 @@ ADAPTED = [
 """With LoRA on all linears."""
 
 
-def compare(family: str, text: str, worlds: dict[int, Any], adapted: bool = False) -> list[tuple[int, int, float]]:
+PAIRED = [
+    ("llama", "111 m2 bf16"),
+    ("llama", "111 m4 selective"),
+    ("qwen3", "211 m2"),
+    ("gpt_neox", "112 m2 bf16"),
+    ("llama", "221 m1 bf16 sp"),
+    ("qwen2", "211 m4 full sp"),
+]
+"""Objective dpo."""
+
+
+def compare(
+    family: str, text: str, worlds: dict[int, Any], adapted: bool = False, paired: bool = False
+) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
     from smtrain.client.planner.memory import core_memory
@@ -122,8 +145,8 @@ def compare(family: str, text: str, worlds: dict[int, Any], adapted: bool = Fals
     size = o.tp * o.pp * o.dp
     shape = ModelShape.from_config(described)
     lora = Lora(8, 16.0, targets=targets_of(shape, ("all-linear",))) if adapted else None
-    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN, lora)
-    work = Work(shape, SEQ_LEN, BATCH, o.precision, lora=lora)
+    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN, lora, paired)
+    work = Work(shape, SEQ_LEN, BATCH, o.precision, lora=lora, apart=paired)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
     cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel)
     return [
