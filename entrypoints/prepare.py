@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
@@ -16,8 +19,11 @@ if TYPE_CHECKING:
     from smtrain.core.config.data import Data
     from smtrain.worker.data.clean.cleaning import Cleaning
     from smtrain.worker.data.clean.holdout import HoldOut
-    from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
+    from smtrain.worker.data.manifest import DatasetManifest
     from smtrain.worker.data.prepare.part_uploads import PartUploads
+    from smtrain.worker.data.prepare.spread.driver import Spread
+
+T = TypeVar("T")
 
 
 def parts(container: Container) -> PartUploads | None:
@@ -45,21 +51,70 @@ def holdout(config: JobConfig, container: Container) -> HoldOut | None:
     return HoldOut(asked.fraction, shares(asked.split) if asked.split else None, path)
 
 
-def machines(container: Container) -> MeetingPoint | None:
-    """The meeting point of a job's hosts; None if this is the only host."""
-    if len(container.hosts) == 1:
-        return None
+def places(container: Container) -> tuple[str | None, str | None]:
+    """The places of the shares and of the dataset's files on several machines; None: next to the output.
+
+    The nodes of a Slurm job share a disk. The hosts of any other job share only S3.
+    """
+    from smtrain.stages.prepare import SHARES
+
+    shares = os.environ.get(SHARES)
+    if not shares or not shares.startswith("s3://"):
+        return shares, None
+    # next to what SageMaker uploads from /opt/ml/model, which has the manifest
+    return shares, f"{shares.rpartition('/prepare/')[0]}/jobs/{container.job}/output/model"
+
+
+def on_machines(config: JobConfig, container: Container, run: Callable[[Spread | None], T]) -> T | None:
+    """Call `run` with the machines of `data.machines` or `data.ray_address`, or with None for this one.
+
+    Hosts other than the first work for it instead, and return None.
+    """
+    data = config.data
+    if len(container.hosts) == 1 and not data.ray_address:
+        return run(None)
     from launch import MASTER_PORT, address
 
-    from smtrain.worker.data.prepare.cluster.coordinator import MeetingPoint
+    from smtrain.worker.data.prepare.resumable import to_stderr
+    from smtrain.worker.data.prepare.shards import SHARE_BYTES
+    from smtrain.worker.data.prepare.spread.driver import Spread
+    from smtrain.worker.data.prepare.spread.nodes import join, on_cluster
+    from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
+    from smtrain.worker.data.prepare.spread.places import SharedPlace
 
-    port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
+    work, out = places(container)
+    stop = threading.Event()
     megabytes = os.environ.get("SMTRAIN_SHARE_MB")
-    return MeetingPoint(
-        (address(container.hosts[0]), port),
-        len(container.hosts),
-        round(float(megabytes) * 1e6) if megabytes else None,
-    )
+    size = round(float(megabytes) * 1e6) if megabytes else SHARE_BYTES
+
+    def spread(executor: RayExecutor) -> T:
+        # Ray has set its own handler
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        return run(Spread(executor, work, out, size, data.max_crashed, stop))
+
+    if data.ray_address:
+        with RayExecutor(data.ray_address, ships_code=True) as executor:
+            return spread(executor)
+    assert work
+    own = own_address(container.host)
+    if container.host_rank:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        print(f"{container.host} works for {container.hosts[0]}", flush=True)
+        join(SharedPlace(work), own, stop)
+        return None
+    port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
+    return on_cluster(SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread)
+
+
+def own_address(host: str) -> str:
+    """The address of this host for others of its job."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        pass
+    if "SMTRAIN_ML_ROOT" in os.environ and "SMTRAIN_MASTER_ADDR" not in os.environ:
+        return "127.0.0.1"  # hosts of the local plane have no names
+    return socket.gethostbyname(socket.gethostname())
 
 
 def cleaning(data: Data, container: Container) -> Cleaning:
@@ -76,9 +131,9 @@ def cleaning(data: Data, container: Container) -> Cleaning:
 
 
 def stage(config: JobConfig, container: Container) -> None:
-    from smtrain.worker.data.prepare.prepare import assist, prepare
+    from smtrain.worker.data.prepare.prepare import prepare
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-    from smtrain.worker.data.prepare.sft import assist_sft, prepare_sft
+    from smtrain.worker.data.prepare.sft import prepare_sft
     from smtrain.worker.data.read.hub import HUB
 
     # the first process of a container does not end by a signal that it has no handler for
@@ -108,14 +163,15 @@ def stage(config: JobConfig, container: Container) -> None:
         shard_bytes=round(data.shard_size * 1e9),
         objective="dpo" if config.train.objective == "dpo" else "sft",
     )
-    sft = config.train.objective != "pretrain"
-    tokenizer, together = container.channel("model"), machines(container)
-    if together and container.host_rank:
-        done = (assist_sft if sft else assist)(sources, tokenizer, options, together)
-        print(f"{done} shares done for {container.hosts[0]}", flush=True)
+    prepared = prepare if config.train.objective == "pretrain" else prepare_sft
+
+    def run(spread: Spread | None) -> DatasetManifest:
+        kept = None if spread else parts(container)
+        return prepared(sources, container.model_dir, container.channel("model"), options, parts=kept, spread=spread)
+
+    manifest = on_machines(config, container, run)
+    if manifest is None:
         return
-    run = prepare_sft if sft else prepare
-    manifest = run(sources, container.model_dir, tokenizer, options, parts=parts(container), machines=together)
     print(
         f"{manifest.documents} documents, {manifest.tokens} tokens, {manifest.samples} samples, "
         f"by {manifest.tokenized_by}",

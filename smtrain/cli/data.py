@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal, Optional, cast
 
@@ -103,6 +104,11 @@ def prepare(
         Optional[str],  # noqa: UP045
         typer.Option(help="--format megatron: training, validation and test, e.g. 980,10,10.", show_default=False),
     ] = None,
+    ray_address: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Prepare on this Ray cluster, whose machines see INPUT and OUT.", show_default=False),
+    ] = None,
+    max_crashed: Annotated[int, typer.Option(min=0, help="On a cluster: shares to leave out if they crash.")] = 0,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Tokenize text; run it again to resume after an interruption."""
@@ -149,6 +155,8 @@ def prepare(
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft
+    from smtrain.worker.data.prepare.spread.driver import Spread
+    from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 
     prepare_options = PrepareOptions(
         seq_len=seq_len,
@@ -167,7 +175,13 @@ def prepare(
         shard_bytes=round(shard_size * 1e9),
         overwrite=overwrite,
     )
-    made = (prepare_sft if sft else prepare_text)(inputs, Path(output), Path(model), prepare_options)
+    prepared = prepare_sft if sft else prepare_text
+    with ExitStack() as stack:
+        spread = None
+        if ray_address:
+            executor = stack.enter_context(RayExecutor(ray_address, ships_code=True))
+            spread = Spread(executor, max_crashed=max_crashed)
+        made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
     from smtrain.worker.data.read.unread import unread_sentence
 
     say(f"{output}: {made.documents:,} documents, {made.tokens:,} tokens, {made.samples:,} samples of {seq_len}")

@@ -18,7 +18,7 @@ FLAGS = {
     "train.validation.split": "--validation-split", "data.max_bad": "--max-bad", "data.encoding": "--encoding",
     "set append_eod to false": "give --no-eod", "shares": "SHARE", "data.filters": "--filter",
     "data.near_duplicates": "--near-duplicates", "data.pii": "--pii", "data.workers": "--workers",
-    "data.shard_size": "--shard-size",
+    "data.shard_size": "--shard-size", "data.ray_address": "--ray-address", "data.max_crashed": "--max-crashed",
     "filters": "--filter", "near_duplicates.similarity": "--near-duplicates", "pii": "--pii",
     "phone_region": "--phone-region", "unicode": "--unicode", "data.language.model": "--language-model",
     "data.language": "--language", "language.keep": "--language", "data.fix_mojibake": "--fix-mojibake",

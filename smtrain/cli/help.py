@@ -273,7 +273,7 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
         ),
         "Tokens": ("--model", "--seq-len", "--objective", "--overlong", "--no-eod", "--shard-size"),
         "Held-out text": ("--validation-fraction", "--validation-path"),
-        "Running": ("--workers", "--overwrite"),
+        "Running": ("--workers", "--overwrite", "--ray-address", "--max-crashed"),
     },
     "data report": {
         "How the text is read": ("--format", "--text-column", "--limit-mb"),

@@ -28,6 +28,7 @@ MODULES = {
     "tune": ("optuna",),
     "serve": ("fastapi", "uvicorn", "openai"),
     "hub": ("datasets",),
+    "ray": ("ray",),
     "wiki": ("mwparserfromhell",),
     "filters": ("datatrove", "spacy", "regex"),
     "near": ("rensa",),

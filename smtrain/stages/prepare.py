@@ -13,6 +13,9 @@ from smtrain.core.model.families import ModelShape
 from smtrain.core.model.footprint import GIB, PROCESS
 from smtrain.stages.base import CHECKPOINT_PATH, START_S, Inputs, JobStage, StageNeed, parts_uri, selected
 
+SHARES = "SMTRAIN_SHARES"
+"""The variable with the place that the machines of a preparation share."""
+
 
 class PrepareStage(JobStage):
     """Reads text and the model's tokenizer; leaves Megatron's indexed dataset and manifest.json."""
@@ -30,7 +33,7 @@ class PrepareStage(JobStage):
         # Weights are the loader's, another mixture of the same tokens, and so is the mask. The bytes are the same for
         # any number of machines.
         data["sources"] = [{"path": source["path"]} for source in data["sources"]]
-        for key in ("document_mask", "machines", "spot"):
+        for key in ("document_mask", "machines", "ray_address", "spot"):
             del data[key]
         for key in (
             "encoding", "columns", "filters", "near_duplicates", "pii", "phone_region", "fix_mojibake", "language",
@@ -38,8 +41,9 @@ class PrepareStage(JobStage):
         ):  # fmt: skip
             if not data[key]:  # a default has no part in a job's name
                 del data[key]
-        if data["shard_size"] == Data.model_fields["shard_size"].default:
-            del data["shard_size"]
+        for key in ("shard_size", "max_crashed"):
+            if data[key] == Data.model_fields[key].default:
+                del data[key]
         if config.train.validation and config.train.validation.chosen:
             kept["train"]["validation"] = config.train.validation.chosen
         return kept
@@ -69,6 +73,9 @@ class PrepareStage(JobStage):
         # SageMaker syncs this folder while the job runs, so that a further attempt resumes from it.
         parts = parts_uri(config, request["TrainingJobName"])
         request["CheckpointConfig"] = {"S3Uri": parts, "LocalPath": CHECKPOINT_PATH}
+        if self.distributed(config) or config.data.ray_address:
+            shares = f"{parts.rstrip('/')}-shares"  # not in the folder that every host gets whole
+            request["Environment"] = {SHARES: shares} | request["Environment"]
 
 
 STAGE = PrepareStage()

@@ -110,7 +110,8 @@ class Data(Section):
     min_characters: int = Field(0, ge=0)
     """Leave out documents with fewer characters; the log says how many."""
     deduplicate: bool = False
-    """Leave out documents that are identical to an earlier one; the first 25 million are remembered."""
+    """Leave out documents that are identical to an earlier one; on one machine this takes 8 to 32 bytes of memory for
+    each, 256 MiB at least."""
     filters: tuple[Literal["gopher_quality", "gopher_repetition", "c4", "fineweb"], ...] = ()
     """Quality filters of datatrove, with its settings, in this order; c4 also removes lines from documents that it
     keeps. They are made for English."""
@@ -140,7 +141,13 @@ class Data(Section):
     everything that reads it."""
 
     machines: int = Field(1, ge=1)
-    """Machines that prepare together, of `compute.cpu_instance_type`; the result is the same for any number."""
+    """Machines that prepare together on a Ray cluster of their own, of `compute.cpu_instance_type`; the result is the
+    same for any number."""
+    ray_address: str | None = Field(None, min_length=1)
+    """A Ray cluster that exists, such as 10.0.0.1:6379, to prepare on; its machines must see the text, the tokenizer
+    and the output."""
+    max_crashed: int = Field(0, ge=0)
+    """On several machines: shares of text to leave out if their tasks crash three times, before the job fails."""
     spot: bool = True
     """Use spot instances for several machines; their work survives an interruption."""
 

@@ -32,6 +32,7 @@ EXTRAS = {
     "data.language": "language",
     "data.format: mediawiki": "wiki",
     "data.path: hf://": "hub",
+    "data.machines": "ray",
 }
 """Each option in `data`, and the extra of smtrain with its packages."""
 WORDS = {need: f"prepare+{extra}" for need, extra in EXTRAS.items()}
@@ -55,6 +56,7 @@ def data_needs(data: Mapping[str, Any]) -> list[str]:
         "data.format: mediawiki": data.get("format") == "mediawiki"
         or (data.get("format", "auto") == "auto" and any(_DUMP.search(path) for path in paths)),
         "data.path: hf://": any(path.startswith("hf://") for path in [*paths, tests]),
+        "data.machines": (data.get("machines") or 1) > 1 or data.get("ray_address"),
     }
     return [need for need in EXTRAS if uses[need]]
 

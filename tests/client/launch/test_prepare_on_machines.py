@@ -25,7 +25,10 @@ def test_the_request_asks_for_them_and_one_machine_asks_for_what_it_did(raw: dic
     assert made["ResourceConfig"]["InstanceCount"] == 5
     assert made["EnableManagedSpotTraining"] is True
     assert made["AlgorithmSpecification"]["MetricDefinitions"][0]["Name"] == "prepare:mb_per_s"
-    told = {"ResourceConfig", "EnableManagedSpotTraining", "AlgorithmSpecification", "StoppingCondition"}
+    told = {"ResourceConfig", "EnableManagedSpotTraining", "AlgorithmSpecification", "StoppingCondition", "Environment"}
+    shares = made["Environment"].pop("SMTRAIN_SHARES")
+    assert shares == made["CheckpointConfig"]["S3Uri"].rstrip("/") + "-shares"
+    assert made["Environment"] == alone["Environment"]
     assert {k: v for k, v in made.items() if k not in told} == {k: v for k, v in alone.items() if k not in told}
     assert "EnableManagedSpotTraining" not in alone
     data = {**raw["data"], "machines": 2, "spot": False}
@@ -42,17 +45,19 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
     for number in range(3):
         rows = "".join(f'{{"text": "{"words of the text " * 60} {number} {i}"}}\n' for i in range(9000))
         (text / f"{number:02}.jsonl").write_text(rows)
-    environment = {"SMTRAIN_SHARE_MB": "4.2", "SMTRAIN_PART_MB": "0.1"}
+    environment = {"SMTRAIN_SHARE_MB": "4.2"}
     config: dict[str, Any] = {
         "name": "machines", "target": "local", "model": {"path": str(trained_inputs["model"])},
-        "data": {"path": str(text), "workers": 1, "machines": 3, "deduplicate": True}, "train": {"seq_len": 32},
+        "data": {"path": str(text), "workers": 1, "machines": 3, "deduplicate": True,
+                 "shard_size": 0.009}, "train": {"seq_len": 32},
         "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1, "environment": environment},
     }  # fmt: skip
     job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
     deadline = time.monotonic() + 300
-    first = local_home / "local/jobs" / job.name / "hosts/algo-1/ml/checkpoints"
-    while time.monotonic() < deadline and not list(first.glob("record-*.json")) and job.status == "InProgress":
-        time.sleep(0.01)
+    while time.monotonic() < deadline and job.status == "InProgress":
+        if any("mb_per_s" in line.text for line in job.lines()):
+            break
+        time.sleep(0.5)
     stages = processes_of(job, b"prepare.py")
     for pid in stages[:1]:
         os.kill(pid, signal.SIGKILL)
@@ -67,7 +72,7 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
         text,
         tmp_path / "here",
         trained_inputs["model"],
-        PrepareOptions(seq_len=32, cleaning=Cleaning(deduplicate=True)),
+        PrepareOptions(seq_len=32, cleaning=Cleaning(deduplicate=True), shard_bytes=9_000_000),
         progress=lambda _: None,
         say=lambda _: None,
     )

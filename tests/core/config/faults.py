@@ -557,6 +557,13 @@ DATA = (
     ),
     case(
         "gpu",
+        {"data.machines": 2, "network.isolation": True},
+        "keeps shares of the text in S3",
+        ("set only", {"data.machines": OUT}),
+        (" one", {"network.isolation": OUT}),
+    ),
+    case(
+        "gpu",
         {"data.path": "hf://org/data", "network.isolation": True},
         "hf:// needs the network",
         ("give the files", {"data.path": "@/text"}),

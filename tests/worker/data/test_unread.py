@@ -19,13 +19,10 @@ from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.manifest import DatasetManifest
 from smtrain.worker.data.pack.exchange import import_tokens
 from smtrain.worker.data.pack.indexed import write_index
-from smtrain.worker.data.prepare.cluster.wire import pack, unpack
-from smtrain.worker.data.prepare.pieces import TextPiece
 from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import read_block
-from smtrain.worker.data.read.sources import SourceFile, find_files
+from smtrain.worker.data.read.sources import find_files
 from smtrain.worker.data.read.unread import UnreadText, holds_text, unread_columns, unread_fields, unread_sentence
 from tests.typed import typed as smtrain
 from tests.worker.data.quiet import prepare
@@ -196,15 +193,6 @@ def test_links_and_earlier_revisions_are_counted(tmp_path: Path) -> None:
     page = f"<page><title>A</title><ns>0</ns>{revisions}</page>"
     (tmp_path / "a.xml").write_text(f"<mediawiki>{page}</mediawiki>")
     assert unread(tmp_path / "a.xml") == {"earlier revisions": 2}
-
-
-def test_pieces_of_another_machine_bring_their_counts() -> None:
-    file = SourceFile("a", "a", "jsonl", 9)
-    empty = np.zeros(0, np.int32)
-    piece = TextPiece(Block(file, 9, True), empty, empty, [], 1, unread=UnreadText({"dtype": 1, "count": 2}))
-    packed = pack(piece, {file: 0})
-    head = int.from_bytes(packed[:4], "little")
-    assert unpack(TextPiece, packed[12:], head, [file]).unread == {"dtype": 1, "count": 2}
 
 
 def test_modes_and_held_out_documents_are_named(

@@ -40,6 +40,8 @@ SOURCES = (
     Rule("data.sources", lambda c: _weighted(c) not in (0, len(c.data.sources)),
          lambda c: f"data.sources: {_weighted(c)} of {len(c.data.sources)} sources have a weight; give one to every "
                    "source, or to none"),
+    Rule("data.machines network.isolation", lambda c: c.network.isolation and c.data.machines > 1,
+         "data.machines: keeps shares of the text in S3, and network.isolation keeps jobs from it; set only one"),
     Rule("data.path data.sources network.isolation",
          lambda c: c.network.isolation and any(s.path.startswith("hf://") for s in c.data.all_sources),
          "data.path: hf:// needs the network, which network.isolation takes away; give the files, or allow it"),

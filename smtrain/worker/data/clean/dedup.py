@@ -20,7 +20,7 @@ from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from smtrain.worker.data.prepare.pieces import TextPiece
 
-_EXAMPLE_TOKENS = 100
+EXAMPLE_TOKENS = 100
 NEAR = "near duplicates"
 
 
@@ -47,6 +47,7 @@ class Deduplicator:
         kept: NDArray[np.bool_] | None = None
         counts: dict[str, int] = {}
         if self._seen is not None and piece.hashes is not None:
+            self._seen = self._seen.with_room(len(piece.hashes))
             kept = self._seen.new(piece.hashes)
             self._files["hashes"].write(piece.hashes[kept].data)
             counts["duplicates"] = len(kept) - int(kept.sum())
@@ -66,7 +67,7 @@ class Deduplicator:
         ends = np.cumsum(piece.lengths, dtype=np.int64)
         for at in left_out[: EXAMPLES - len(self.examples)].tolist():
             start = int(ends[at] - piece.lengths[at])
-            ids = piece.tokens[start : min(int(ends[at]), start + _EXAMPLE_TOKENS)].tolist()
+            ids = piece.tokens[start : min(int(ends[at]), start + EXAMPLE_TOKENS)].tolist()
             self.examples.append((piece.block.file.name, ids))
 
     def mark(self) -> dict[str, Any]:
@@ -92,25 +93,33 @@ class Deduplicator:
         with (self._folder / name).open("rb") as file:
             while len(keys := np.fromfile(file, "<u8", bands << 18)):
                 if name == "hashes" and self._seen is not None:
+                    self._seen = self._seen.with_room(len(keys))
                     self._seen.new(keys)
                 elif self._near is not None:
                     self._near.new(keys)
 
     def about(self, cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int]) -> dict[str, Any]:
         """The manifest's fields on near duplicates."""
-        if cleaning.near is None:
-            return {}
-        decoder = load_tokenizer(tokenizer) if self.examples else None
-        texts = [f"{file}: {decoder.decode(ids)}" for file, ids in self.examples] if decoder else []
-        bands, rows = cleaning.near.shape
-        return {
-            "near_duplicates": {
-                "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": self.compared,
-                "remembered": self._near.documents if self._near else 0, "left_out": dropped.get(NEAR, 0),
-                "rate": dropped.get(NEAR, 0) / max(self.compared, 1), "examples": texts,
-            }
-        }  # fmt: skip
+        return near_facts(cleaning, tokenizer, dropped, self.compared, self.examples)
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def near_facts(
+    cleaning: Cleaning, tokenizer: Path, dropped: dict[str, int], compared: int, examples: list[tuple[str, list[int]]]
+) -> dict[str, Any]:
+    """The manifest's fields on near duplicates; `examples` are files and first tokens of some."""
+    if cleaning.near is None:
+        return {}
+    decoder = load_tokenizer(tokenizer) if examples else None
+    texts = [f"{file}: {decoder.decode(ids)}" for file, ids in examples] if decoder else []
+    bands, rows = cleaning.near.shape
+    return {
+        "near_duplicates": {
+            "similarity": cleaning.near.similarity, "bands": bands, "rows": rows, "compared": compared,
+            "remembered": min(compared, cleaning.near.documents), "left_out": dropped.get(NEAR, 0),
+            "rate": dropped.get(NEAR, 0) / max(compared, 1), "examples": texts,
+        }
+    }  # fmt: skip

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, Rolling, fingerprint, write_sums
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.dedup import Deduplicator
@@ -143,6 +142,11 @@ class TallySet:
             shard.close()
 
 
+def source_prefixes(count: int) -> list[str]:
+    """The prefix of each source's files."""
+    return [PREFIX] if count == 1 else [f"{PREFIX}_{number}" for number in range(count)]
+
+
 class TokenTally:
     """The tokens of all pieces, in the order of the text, and their counts.
 
@@ -154,9 +158,9 @@ class TokenTally:
         shards: Sequence[TextShard], holdout: HoldOut | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.files, self.tokenized_by = folder, files, tokenized_by
-        self._holdout, self.shards = holdout, shards
+        self.holdout, self.shards = holdout, shards
         count = len(files) - (holdout is not None and not holdout.from_sources)
-        prefixes = [PREFIX] if count == 1 else [f"{PREFIX}_{i}" for i in range(count)]
+        prefixes = source_prefixes(count)
         names = [[shard.name for shard in shards if shard.part == part] for part in range(len(files))]
         self.trained = [TallySet(folder, prefix, names[part], dtype) for part, prefix in enumerate(prefixes)]
         own_text = holdout is not None and count < len(files)
@@ -164,7 +168,7 @@ class TokenTally:
         self.held_out = TallySet(folder, VALIDATION, self._held_names, dtype) if holdout else None
         # one part per source; what is held out of the sources is written along with each of them
         self.parts = [*self.trained, *([self.held_out] if self.held_out and own_text else [])]
-        self._held_from_sources = None if own_text else self.held_out
+        self.held_from_sources = None if own_text else self.held_out
         self._deduplicator = Deduplicator(folder, cleaning)
         self.shard = self.blocks = self.done_bytes = 0
         self._opened = -1
@@ -192,12 +196,12 @@ class TokenTally:
 
     @property
     def _all_parts(self) -> list[TallySet]:
-        return [*self.parts, *([self._held_from_sources] if self._held_from_sources else [])]
+        return [*self.parts, *([self.held_from_sources] if self.held_from_sources else [])]
 
     def begin(self) -> None:
         self._deduplicator.begin()
-        if self._held_from_sources and len(self._held_names) == 1:
-            self._held_from_sources.open("")
+        if self.held_from_sources and len(self._held_names) == 1:
+            self.held_from_sources.open("")
 
     def open_shard(self, number: int) -> None:
         """Continue with this shard, from its beginning unless it was restored."""
@@ -209,8 +213,8 @@ class TokenTally:
         self.shard = self._opened = number
         self.blocks = 0
         self.parts[shard.part].open(shard.name)
-        if self._held_from_sources and len(self._held_names) > 1:
-            self._held_from_sources.open(self._held_names[number])
+        if self.held_from_sources and len(self._held_names) > 1:
+            self.held_from_sources.open(self._held_names[number])
 
     def add(self, piece: TextPiece, max_bad: int) -> None:
         """Append a piece. Raises DataError beyond `max_bad` bad lines."""
@@ -235,9 +239,9 @@ class TokenTally:
                 self._drop(reason, count)
             sides = None if sides is None else sides[new]
             tokens, lengths = tokens[np.repeat(new, lengths)], lengths[new]
-        if sides is not None and self._held_from_sources:
+        if sides is not None and self.held_from_sources:
             of_token = np.repeat(sides, lengths)
-            self._held_from_sources.add(tokens[of_token == HELD], lengths[sides == HELD])
+            self.held_from_sources.add(tokens[of_token == HELD], lengths[sides == HELD])
             self._drop("in the test part of train.validation.split", int((sides == TEST).sum()))
             tokens, lengths = tokens[of_token == TRAIN], lengths[sides == TRAIN]
         self.parts[self.part].add(tokens, lengths)
@@ -266,12 +270,12 @@ class TokenTally:
             "per_file": self._per_file,
             "parts": [part.mark() for part in self.parts[: self.part + 1]],
             **self._deduplicator.mark(),
-            **({"held_out": self._held_from_sources.mark()} if self._held_from_sources else {}),
+            **({"held_out": self.held_from_sources.mark()} if self.held_from_sources else {}),
         }
 
     def sizes(self, mark: dict[str, Any]) -> dict[str, int]:
         pairs = list(zip(self.parts, mark["parts"], strict=False))
-        pairs += [(self._held_from_sources, mark["held_out"])] if self._held_from_sources else []
+        pairs += [(self.held_from_sources, mark["held_out"])] if self.held_from_sources else []
         sizes = self._deduplicator.sizes(mark)
         for part, part_mark in pairs:
             sizes |= part.sizes(part_mark)
@@ -282,7 +286,7 @@ class TokenTally:
             return False
         if not all(part.restore(part_mark) for part, part_mark in zip(self.parts, mark["parts"], strict=False)):
             return False
-        if self._held_from_sources and not self._held_from_sources.restore(mark["held_out"]):
+        if self.held_from_sources and not self.held_from_sources.restore(mark["held_out"]):
             return False
         self.shard = self._opened = mark["shard"]
         self.blocks, self.done_bytes = mark["blocks"], mark["done_bytes"]
@@ -290,31 +294,6 @@ class TokenTally:
         self.bad.count, self.bad.kept, self.dropped = mark["bad_count"], mark["bad"], mark["dropped"]
         self.noted, self.examples, self.unread = mark["noted"], mark["examples"], UnreadText(mark["unread"])
         return True
-
-    def check(self, seq_len: int, sources: list[str]) -> None:
-        """Refuse a source without one sample, and a holdout that holds out nothing. Raises DataError."""
-        if self.bad.count and not self.documents:
-            self.close()
-            raise DataError(self.bad.nothing_else(", ".join(sources)))
-        held_out, key = self.held_out, self._holdout.key if self._holdout else ""
-        for part, source in zip(self.trained, sources, strict=False):  # the last may be held out
-            if part.tokens < seq_len + 1:
-                self.close()
-                held = self._held_from_sources
-                left = f" (without {held.documents} that {key} holds out)" if held else ""
-                remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
-                raise DataError(
-                    f"{source} gives {part.tokens} tokens in {part.documents} documents{left}, and one sample needs "
-                    f"seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
-                )
-        if held_out and held_out.tokens < 2:
-            self.close()
-            if not self._held_from_sources:
-                raise DataError(f"{key}: {sources[-1]} gives {held_out.tokens} tokens; give text to validate on.")
-            raise DataError(
-                f"{key}: holds out none of {self.documents} documents; raise it, cut the text into more documents "
-                "(data.separator), or give other text (train.validation.path)."
-            )
 
     def source_rows(self) -> list[dict[str, Any]]:
         return [
@@ -376,8 +355,8 @@ class SampleTally:
         return self._parts[PREFIX].tokens
 
     @property
-    def trained(self) -> TallySet:
-        return self._parts[PREFIX]
+    def trained(self) -> list[TallySet]:
+        return [self._parts[PREFIX]]
 
     @property
     def held_out(self) -> TallySet | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,10 @@ from smtrain.core.errors import DataError
 from smtrain.worker.data.clean import cleaning
 from smtrain.worker.data.clean.refiner import Refine, refine_versions
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare.shards import Span
 from smtrain.worker.data.read import blocks, reading
 from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.cut import cut_file
 from smtrain.worker.data.read.reading import BadLine
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import UnreadText
@@ -95,6 +97,14 @@ def pieces(
     finally:
         for future in waiting:
             future.cancel()
+
+
+def span_blocks(
+    spans: Sequence[Span], files: Sequence[SourceFile] | Mapping[int, SourceFile], options: PrepareOptions
+) -> Iterator[Block]:
+    """The blocks of spans of text, in order."""
+    for number, stretch in spans:
+        yield from cut_file(files[number], options.text_column, options.separator, stretch=stretch)
 
 
 def tasks(todo: Iterator[Block]) -> Iterator[list[Block]]:

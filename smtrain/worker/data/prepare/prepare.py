@@ -7,36 +7,27 @@ thread are in progress at a time, which bounds the memory for an input of any si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.refiner import Refine, refine_versions, refining
-from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
-from smtrain.worker.data.prepare.cluster.coordination import (
-    agreed_commits,
-    assist_coordinator,
-    collect_shares,
-    open_coordinator,
-)
-from smtrain.worker.data.prepare.cluster.coordinator import Coordinator, MeetingPoint
-from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.working import ShareWork
-from smtrain.worker.data.prepare.dataset_writer import TokenTally
+from smtrain.worker.data.manifest import VALIDATION, DatasetManifest, files_of, refuse_others
+from smtrain.worker.data.prepare.dataset_writer import TallySet, TokenTally, source_prefixes
 from smtrain.worker.data.prepare.part_uploads import PartUploads
-from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, pieces, tasks, tokenize
+from smtrain.worker.data.prepare.pieces import TokenizeSettings, pieces, span_blocks
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
 from smtrain.worker.data.prepare.resumable import Journal, Marker, forget, publish, restored, to_stderr, unfinished
-from smtrain.worker.data.prepare.shards import Span, cut_shards
-from smtrain.worker.data.read import blocks
-from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.prepare.shards import cut_shards
+from smtrain.worker.data.prepare.spread.driver import HubSource, Spread, SpreadJob, hub_sources, spread_out
+from smtrain.worker.data.prepare.spread.tally import OutputRows, SpreadTally
+from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize import encoder
@@ -52,7 +43,7 @@ def prepare(
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: PartUploads | None = None,
-    machines: MeetingPoint | None = None,
+    spread: Spread | None = None,
 ) -> DatasetManifest:
     """Tokenize text into `output`, which appears with its manifest or stays as it was.
 
@@ -66,7 +57,8 @@ def prepare(
         progress: Receives the progress; default: a bar or lines on stderr.
         say: Receives sentences for the user; default: stderr.
         parts: Copies of finished work in a folder that outlives the machine.
-        machines: The meeting point of other machines, which call `assist`; the result is the same.
+        spread: Several machines to prepare on; the result is the same. They keep finished work themselves, without
+            `parts`.
 
     Raises:
         DataError: If the input cannot be used: no text, more bad lines than allowed, fewer tokens than one sample, a
@@ -75,63 +67,32 @@ def prepare(
     """
     say = say or to_stderr
     sources = options.sources(inputs)
-    with open_coordinator(machines, sources, say) as (coordinator, commits):
-        resolved = _resolve(sources, tokenizer, options, output, commits, say)
-        if near := options.cleaning.near:
-            bands, rows = near.shape
-            say(
-                f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
-                f"a document, for the first {near.documents:,}"
-            )
-        if not options.overwrite:
-            refuse_others(*files_of(output))
-        with unfinished(output, parts) as journal:
-            with ExitStack() as stack:
-                report = progress or stack.enter_context(console())
-                refine = stack.enter_context(_refining(resolved, options))
-                settings = TokenizeSettings(options, tokenizer, resolved.facts, parts is not None, refine)
-                if coordinator is not None:
-                    coordinator.expect(settings.digest(resolved.files, elsewhere=True))
-                tally = _Preparation(resolved.files, settings, journal, parts, report, say, coordinator).run()
-                if coordinator is not None:
-                    coordinator.finish()
-            if unread := unread_sentence(tally.unread):
-                say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
-            tally.check(options.seq_len, sources)
-            return publish(journal, _manifest(tally, settings, resolved.left_out), output)
-
-
-def assist(
-    inputs: Path | str | Sequence[Path | str],
-    tokenizer: Path,
-    options: PrepareOptions,
-    machines: MeetingPoint,
-    *,
-    say: Callable[[str], None] | None = None,
-) -> int:
-    """Do shares of a preparation that runs on another machine, until all are done; return the number done here.
-
-    Raises DataError if that machine cannot be reached, disappears, or has other text or settings.
-    """
-    sources = options.sources(inputs)
-    resolved = _resolve(sources, tokenizer, options, None, agreed_commits(machines, sources), lambda _: None)
-    fast, why = encoder.choose(tokenizer)
-    used: list[Encoder] = [fast]
-
-    def encode_by(name: str) -> None:
-        if used[0].name != name:
-            used[0] = fast if fast.name == name else TokenizersEncoder(tokenizer)
-        if used[0].name != name:
-            raise DataError(
-                f"this machine tokenizes with {fast.name}{f' ({why})' if why else ''} and the first one with {name}; "
-                "install the same packages on both."
-            )
-
-    with _refining(resolved, options) as refine, _threads(options) as pool:
-        settings = TokenizeSettings(options, tokenizer, resolved.facts, refine=refine)
-        work = _work(resolved.flat, settings, lambda: used[0], pool)
-        digest = settings.digest(resolved.files, elsewhere=True)
-        return assist_coordinator(machines, digest, work, resolved.flat, encode_by, say or to_stderr)
+    commits = commits_of(sources) if spread else {}
+    resolved = _resolve(sources, tokenizer, options, output, commits, say)
+    if near := options.cleaning.near:
+        bands, rows = near.shape
+        say(
+            f"prepare: near duplicates by {bands} bands of {rows}: at most {near.bytes_a_document} bytes of memory "
+            f"a document, for the first {near.documents:,}"
+        )
+    if not options.overwrite:
+        refuse_others(*files_of(output))
+    with unfinished(output, parts) as journal, ExitStack() as stack:
+        report = progress or stack.enter_context(console())
+        tally: TokenTally | SpreadTally
+        if spread is not None:
+            settings = TokenizeSettings(options, tokenizer, resolved.facts, True)
+            hub = hub_sources(sources, commits)
+            tally = stack.enter_context(_on_machines(spread, resolved, settings, hub, journal, report, say))
+        else:
+            refine = stack.enter_context(_refining(resolved, options))
+            settings = TokenizeSettings(options, tokenizer, resolved.facts, parts is not None, refine)
+            tally = _Preparation(resolved.files, settings, journal, parts, report, say).run()
+        if unread := unread_sentence(tally.unread):
+            say(f"prepare: {unread}; to read a field, name it in data.text_column, such as '{{title}} {{text}}'")
+        _check_tokens(tally, options.seq_len, sources)
+        left_out = [*resolved.left_out, *(tally.left_out if isinstance(tally, SpreadTally) else [])]
+        return publish(journal, _manifest(tally, settings, left_out), output, spread.out if spread else None)
 
 
 def _resolve(
@@ -178,7 +139,6 @@ class _Preparation:
     parts: PartUploads | None
     report: Callable[[DataProgress], None]
     say: Callable[[str], None]
-    coordinator: Coordinator | None
 
     def run(self) -> TokenTally:
         fast, why = encoder.choose(self.settings.tokenizer)
@@ -192,10 +152,10 @@ class _Preparation:
             return self._run(TokenizersEncoder(self.settings.tokenizer))
 
     def _run(self, chosen: Encoder) -> TokenTally:
-        options, shares = self.settings.options, ["shares", self.coordinator.machines.size] if self.coordinator else []
-        shards = cut_shards(self.files, options.separator, 1 << 62 if self.coordinator else options.shard_bytes)
+        options = self.settings.options
+        shards = cut_shards(self.files, options.separator, options.shard_bytes)
         sizes = ["shards", options.shard_bytes] if len(shards) > len(self.files) else []
-        key = digest([self.settings.digest(self.files), chosen.name, *shares, *sizes])
+        key = digest([self.settings.digest(self.files), chosen.name, *sizes])
 
         def empty() -> TokenTally:
             return TokenTally(
@@ -208,13 +168,10 @@ class _Preparation:
         marker = Marker(tally, total, key, self.journal, self.parts, self.report, self.say)
         try:
             with _threads(options) as pool:
-                if self.coordinator is not None:
-                    self._on_machines(self.coordinator, chosen, marker, key, tally, pool)
-                    return tally
                 flat = [file for part in self.files for file in part]
                 for number in range(tally.shard, len(shards)):
                     tally.open_shard(number)
-                    todo = _blocks(shards[number].spans, flat, options)
+                    todo = span_blocks(shards[number].spans, flat, options)
                     for piece in pieces(islice(todo, tally.blocks, None), self.settings, chosen, pool):
                         tally.add(piece, options.max_bad)
                         marker.piece_done(tally.documents, tally.tokens)
@@ -223,58 +180,60 @@ class _Preparation:
             raise
         return tally
 
-    def _on_machines(
-        self,
-        coordinator: Coordinator,
-        chosen: Encoder,
-        marker: Marker,
-        key: str,
-        tally: TokenTally,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        """Do all shares; the tally counts shares of a source instead of its blocks."""
-        options = self.settings.options
-        flat = [file for part in self.files for file in part]
-        shares = cut_corpus(self.files, options.separator, coordinator.machines.size)
-        firsts = {share.part: share.number for share in reversed(shares)}
-        at = firsts.get(tally.part, 0) + tally.blocks
-        opened = -1
 
-        def before(share: Share) -> None:
-            nonlocal opened
-            if share.part != opened:
-                tally.open_shard(share.part)
-                opened = share.part
-
-        def after(share: Share) -> None:
-            tally.blocks = share.number - firsts[share.part] + 1
-            marker.piece_done(tally.documents, tally.tokens)
-
-        collect_shares(
-            coordinator, Dealer(shares, at, self.journal.folder, key, coordinator.machines.straggles_s), chosen.name,
-            _work(flat, self.settings, lambda: chosen, pool), TextPiece, flat, before,
-            lambda piece: tally.add(piece, options.max_bad), after,
-            lambda: marker.stopped(tally.documents, tally.tokens), self.say,
-        )  # fmt: skip
-
-
-def _work(
-    files: list[SourceFile], settings: TokenizeSettings, chosen: Callable[[], Encoder], pool: ThreadPoolExecutor
-) -> ShareWork:
+def _on_machines(
+    spread: Spread, resolved: ResolvedInputs, settings: TokenizeSettings, hub: Sequence[HubSource], journal: Journal,
+    report: Callable[[DataProgress], None], say: Callable[[str], None],
+) -> AbstractContextManager[SpreadTally]:  # fmt: skip
+    """Have the machines prepare everything but the manifest; their shares are kept until the context ends."""
     options = settings.options
+    shards = cut_shards(resolved.files, options.separator, options.shard_bytes)
+    own_text = options.holdout is not None and not options.holdout.from_sources
+    prefixes = source_prefixes(len(resolved.files) - own_text) + [VALIDATION] * own_text
+    fast, why = encoder.choose(settings.tokenizer)
+    if why:
+        say(f"prepare: tokenizing with {fast.name}: {why}")
+    key = settings.digest(resolved.files, elsewhere=True)
+    job = SpreadJob(
+        key, False, options, settings.tokenizer, resolved, fast.name, shards, prefixes, tuple(hub),
+    )  # fmt: skip
+    try:
+        return spread_out(spread, journal, job, report, say)
+    except MismatchError as error:
+        say(f"prepare: beginning again with tokenizers: {error}")
+        return spread_out(
+            spread, journal, replace(job, encoder=TokenizersEncoder(settings.tokenizer).name), report, say
+        )
 
-    def cut(share: Share) -> Iterator[list[blocks.Block]]:
-        return tasks(_blocks(share.spans, files, options))
 
-    return ShareWork(cut, lambda task: pool.submit(tokenize, task, settings, chosen()), options.worker_count + 2)
+def _check_tokens(tally: TokenTally | SpreadTally, seq_len: int, sources: list[str]) -> None:
+    """Refuse a source without one sample, and a holdout that holds out nothing. Raises DataError."""
+    if tally.bad.count and not tally.documents:
+        tally.close()
+        raise DataError(tally.bad.nothing_else(", ".join(sources)))
+    held_out, key = tally.held_out, tally.holdout.key if tally.holdout else ""
+    trained: Sequence[TallySet | OutputRows] = tally.trained
+    for part, source in zip(trained, sources, strict=False):  # the last may be held out
+        if part.tokens < seq_len + 1:
+            tally.close()
+            held = tally.held_from_sources
+            left = f" (without {held.documents} that {key} holds out)" if held else ""
+            remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
+            raise DataError(
+                f"{source} gives {part.tokens} tokens in {part.documents} documents{left}, and one sample needs "
+                f"seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
+            )
+    if held_out and held_out.tokens < 2:
+        tally.close()
+        if not tally.held_from_sources:
+            raise DataError(f"{key}: {sources[-1]} gives {held_out.tokens} tokens; give text to validate on.")
+        raise DataError(
+            f"{key}: holds out none of {tally.documents} documents; raise it, cut the text into more documents "
+            "(data.separator), or give other text (train.validation.path)."
+        )
 
 
-def _blocks(spans: Sequence[Span], files: Sequence[SourceFile], options: PrepareOptions) -> Iterator[blocks.Block]:
-    for number, stretch in spans:
-        yield from cut_file(files[number], options.text_column, options.separator, stretch=stretch)
-
-
-def _manifest(tally: TokenTally, settings: TokenizeSettings, left_out: list[str]) -> DatasetManifest:
+def _manifest(tally: TokenTally | SpreadTally, settings: TokenizeSettings, left_out: list[str]) -> DatasetManifest:
     """Write the indexes of all files and describe the dataset."""
     options = settings.options
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from smtrain.core.errors import DataError
 from smtrain.core.files import write_atomically
 from smtrain.worker.data.checksums import Rolling
-from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of
+from smtrain.worker.data.manifest import NAME, PREFIX, DatasetManifest, files_of
 from smtrain.worker.data.prepare.part_uploads import PartUploads, StoppedError
 from smtrain.worker.data.prepare.progress import DataProgress
 
@@ -105,8 +106,10 @@ class Journal:
     def clear(self) -> None:
         """Forget everything but the lock."""
         for path in self.folder.iterdir():
-            if path.name != "lock":
-                path.unlink()
+            if path.is_dir():  # of a machine that died
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != "lock":
+                path.unlink(missing_ok=True)
 
     def close(self, *, remove: bool) -> None:
         """Release the folder; with `remove` delete it, so that the next run begins again."""
@@ -165,12 +168,15 @@ def unfinished(output: Path, parts: PartUploads | None) -> Iterator[Journal]:
             output.rmdir()
 
 
-def publish(journal: Journal, manifest: DatasetManifest, output: Path) -> DatasetManifest:
-    """Move the finished files into `output`, the manifest last: without it the folder is no dataset."""
+def publish(journal: Journal, manifest: DatasetManifest, output: Path, elsewhere: str | None = None) -> DatasetManifest:
+    """Move the finished files into `output`, the manifest last: without it the folder is no dataset.
+
+    If the files are `elsewhere`, only the manifest is written.
+    """
     for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
-        if old.name not in manifest.files:
+        if old.name not in manifest.files or old.name == NAME:
             old.unlink(missing_ok=True)
-    for name in manifest.files:
+    for name in manifest.files if elsewhere is None else ():
         (journal.folder / name).replace(output / name)
     manifest.save(output)
     return manifest

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,29 +20,22 @@ from pathlib import Path
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import DataError
 from smtrain.worker.data.clean.holdout import HoldOut
-from smtrain.worker.data.manifest import DatasetManifest, files_of, refuse_others
-from smtrain.worker.data.prepare.cluster.coordination import (
-    agreed_commits,
-    assist_coordinator,
-    collect_shares,
-    open_coordinator,
-)
-from smtrain.worker.data.prepare.cluster.coordinator import Coordinator, MeetingPoint
-from smtrain.worker.data.prepare.cluster.dealer import Dealer
-from smtrain.worker.data.prepare.cluster.shares import Share, cut_corpus
-from smtrain.worker.data.prepare.cluster.working import ShareWork
+from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others
 from smtrain.worker.data.prepare.dataset_writer import SampleTally
 from smtrain.worker.data.prepare.part_uploads import PartUploads
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs, resolve
 from smtrain.worker.data.prepare.progress import DataProgress, console
-from smtrain.worker.data.prepare.resumable import Marker, publish, restored, to_stderr, unfinished
+from smtrain.worker.data.prepare.resumable import Journal, Marker, publish, restored, to_stderr, unfinished
 from smtrain.worker.data.prepare.shards import TextShard, cut_shards
+from smtrain.worker.data.prepare.spread.driver import Spread, SpreadJob, hub_sources, spread_out
+from smtrain.worker.data.prepare.spread.tally import SpreadTally
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
+from smtrain.worker.data.read.hub import commits_of
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
-from smtrain.worker.data.tokenize.pairs import PairMaker
+from smtrain.worker.data.tokenize.pairs import PairMaker, record_maker
 from smtrain.worker.data.tokenize.samples import SampleMaker, SamplePiece
 
 
@@ -55,7 +48,7 @@ def prepare_sft(
     progress: Callable[[DataProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     parts: PartUploads | None = None,
-    machines: MeetingPoint | None = None,
+    spread: Spread | None = None,
 ) -> DatasetManifest:
     """Write conversations, or pairs of answers, as samples into `output`.
 
@@ -70,72 +63,61 @@ def prepare_sft(
     """
     say = say or to_stderr
     sources = options.sources(inputs)
-    with open_coordinator(machines, sources, say) as (coordinator, commits):
-        run = _resolve(sources, tokenizer, options, output, commits, say)
-        files, make = run.inputs.flat, run.make
-        say(f"prepare: {make.about}")
-        if not options.overwrite:
-            refuse_others(*files_of(output))
-        key = run.digest(parts is not None)
-        shards = cut_shards([files], None, options.shard_bytes if machines is None else 1 << 62)
-        if machines is not None:
-            key = digest([key, "shares", machines.size])
-        elif len(shards) > 1:
-            key = digest([key, "shards", options.shard_bytes])
-        with unfinished(output, parts) as journal:
-
-            def empty() -> SampleTally:
-                return SampleTally(
-                    journal.folder, files, run.inputs.facts.dtype, shards, options.holdout, run.others, make.sequences
-                )
-
-            tally = restored(empty, key, journal, parts)
-            try:
-                with ExitStack() as stack:
-                    report = progress or stack.enter_context(console())
-                    total = sum(file.bytes for file in files)
-                    marker = Marker(tally, total, key, journal, parts, report, say)
-                    if coordinator is None:
-                        for number in range(tally.shard, len(shards)):
-                            tally.open_shard(number)
-                            for piece in sample_pieces(files, shards[number], tally.blocks, make, options.worker_count):
-                                tally.add(piece, options.max_bad)
-                                marker.piece_done(tally.samples, tally.tokens)
-                    else:
-                        coordinator.expect(run.digest(True))
-                        tally.open_shard(0)
-                        shares = cut_corpus([files], None, coordinator.machines.size)
-                        dealer = Dealer(shares, tally.blocks, journal.folder, key, coordinator.machines.straggles_s)
-                        _on_machines(coordinator, dealer, run, tally, marker, say)
-                        coordinator.finish()
-            except BaseException:
-                tally.close()
-                raise
-            for what, count in tally.counts.items():
-                say(f"prepare: {count} {what}")
-            if unread := unread_sentence(tally.unread):
-                say(f"prepare: {unread}; a field of another name than ours is read if data.columns names it")
-            _refuse_empty(tally, options.holdout, ", ".join(map(str, inputs)))
-            return publish(journal, _manifest(tally, run), output)
-
-
-def assist_sft(
-    inputs: Sequence[Path | str],
-    tokenizer: Path,
-    options: PrepareOptions,
-    machines: MeetingPoint,
-    *,
-    say: Callable[[str], None] | None = None,
-) -> int:
-    """Do shares of a preparation that runs on another machine, until all are done; return the number done here.
-
-    Raises DataError if that machine cannot be reached, disappears, or has other records or settings.
-    """
-    sources = options.sources(inputs)
-    run = _resolve(sources, tokenizer, options, None, agreed_commits(machines, sources), lambda _: None)
+    commits = commits_of(sources) if spread else {}
+    run = _resolve(sources, tokenizer, options, output, commits, say)
     files = run.inputs.flat
-    with share_work(files, run.make, options.worker_count) as work:
-        return assist_coordinator(machines, run.digest(True), work, files, lambda _: None, say or to_stderr)
+    say(f"prepare: {run.make.about}")
+    if not options.overwrite:
+        refuse_others(*files_of(output))
+    shards = cut_shards([files], None, options.shard_bytes)
+    with unfinished(output, parts) as journal, ExitStack() as stack:
+        report = progress or stack.enter_context(console())
+        tally: SampleTally | SpreadTally
+        if spread is not None:
+            others = set(files[len(files) - run.others :]) if run.others else set()
+            held = frozenset(number for number, file in enumerate(files) if file in others)
+            job = SpreadJob(
+                run.digest(True), True, options, tokenizer, run.inputs, "tokenizers", shards, [PREFIX],
+                tuple(hub_sources(sources, commits)), held, run.make.sequences,
+            )  # fmt: skip
+            tally = stack.enter_context(spread_out(spread, journal, job, report, say))
+        else:
+            tally = _prepare_here(run, shards, journal, parts, report, say)
+        for what, count in tally.counts.items():
+            say(f"prepare: {count} {what}")
+        if unread := unread_sentence(tally.unread):
+            say(f"prepare: {unread}; a field of another name than ours is read if data.columns names it")
+        _refuse_empty(tally, options.holdout, ", ".join(map(str, inputs)))
+        return publish(journal, _manifest(tally, run), output, spread.out if spread else None)
+
+
+def _prepare_here(
+    run: _Resolved, shards: Sequence[TextShard], journal: Journal, parts: PartUploads | None,
+    report: Callable[[DataProgress], None], say: Callable[[str], None],
+) -> SampleTally:  # fmt: skip
+    """Write the samples on this machine, from the journal's last mark."""
+    options, files = run.options, run.inputs.flat
+    key = run.digest(parts is not None)
+    if len(shards) > 1:
+        key = digest([key, "shards", options.shard_bytes])
+
+    def empty() -> SampleTally:
+        return SampleTally(
+            journal.folder, files, run.inputs.facts.dtype, shards, options.holdout, run.others, run.make.sequences
+        )
+
+    tally = restored(empty, key, journal, parts)
+    marker = Marker(tally, sum(file.bytes for file in files), key, journal, parts, report, say)
+    try:
+        for number in range(tally.shard, len(shards)):
+            tally.open_shard(number)
+            for piece in sample_pieces(files, shards[number], tally.blocks, run.make, options.worker_count):
+                tally.add(piece, options.max_bad)
+                marker.piece_done(tally.samples, tally.tokens)
+    except BaseException:
+        tally.close()
+        raise
+    return tally
 
 
 @dataclass(frozen=True)
@@ -178,37 +160,10 @@ def _resolve(
             f"{options.objective} learns from records (jsonl, json, parquet, arrow); remove it, or set "
             "train.objective: pretrain."
         )
-    return _Resolved(inputs, _maker_of(tokenizer, options), options)
+    return _Resolved(inputs, record_maker(tokenizer, options), options)
 
 
-def _maker_of(tokenizer: Path, options: PrepareOptions) -> SampleMaker | PairMaker:
-    return (PairMaker if options.objective == "dpo" else SampleMaker)(tokenizer, options)
-
-
-def _on_machines(
-    coordinator: Coordinator,
-    dealer: Dealer,
-    run: _Resolved,
-    tally: SampleTally,
-    marker: Marker,
-    say: Callable[[str], None],
-) -> None:
-    """Do all shares; the tally counts shares instead of blocks."""
-    files = run.inputs.flat
-
-    def after(share: Share) -> None:
-        tally.blocks = share.number + 1
-        marker.piece_done(tally.samples, tally.tokens)
-
-    with share_work(files, run.make, run.options.worker_count) as work:
-        collect_shares(
-            coordinator, dealer, "tokenizers", work, SamplePiece, files, lambda _: None,
-            lambda piece: tally.add(piece, run.options.max_bad), after,
-            lambda: marker.stopped(tally.samples, tally.tokens), say,
-        )  # fmt: skip
-
-
-def _refuse_empty(tally: SampleTally, holdout: HoldOut | None, named: str) -> None:
+def _refuse_empty(tally: SampleTally | SpreadTally, holdout: HoldOut | None, named: str) -> None:
     """Refuse data without a sample to train on, or without one to validate on if some should be held out."""
     held_out = tally.held_out
     if tally.samples and not (holdout and held_out and not held_out.documents):
@@ -229,7 +184,7 @@ def _refuse_empty(tally: SampleTally, holdout: HoldOut | None, named: str) -> No
     raise DataError(f"{named} gives no sample ({why}); give other conversations.")
 
 
-def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
+def _manifest(tally: SampleTally | SpreadTally, run: _Resolved) -> DatasetManifest:
     """Write the indexes of all files and describe the dataset."""
     count, tokens = tally.samples, tally.tokens
     return DatasetManifest(
@@ -244,41 +199,17 @@ def _manifest(tally: SampleTally, run: _Resolved) -> DatasetManifest:
         files=tally.finish(),
         bad_line_count=tally.bad.count,
         bad_lines=tally.bad.kept,
-        parts=[tally.trained.row(count) | {"documents": count}],
+        parts=[tally.trained[0].row(count) | {"documents": count}],
         dropped={reason: tally.counts[reason] for reason in run.make.reasons if tally.counts[reason]},
         objective=run.options.objective,
         tokenized_by="tokenizers",
-        left_out=run.inputs.left_out,
+        left_out=[*run.inputs.left_out, *(tally.left_out if isinstance(tally, SpreadTally) else [])],
         unread=dict(tally.unread),
         validation=tally.held_out_row(),
     )
 
 
 # Worker processes, because chat templates run under Python's lock
-
-
-@contextmanager
-def share_work(files: list[SourceFile], make: SampleMaker | PairMaker, count: int) -> Iterator[ShareWork]:
-    """Turn shares into samples with `count` worker processes."""
-
-    def cut(share: Share) -> Iterator[Block]:
-        return (block for number, s in share.spans for block in record_blocks(files[number], make.columns, s))
-
-    pool: Executor
-    if count == 1:
-        pool, piece = ThreadPoolExecutor(1), make.piece
-    else:
-        pool, piece = spawned_pool(count, _start_worker, make.folder, make.options), _work
-    try:
-        yield ShareWork(cut, lambda block: pool.submit(_listed, piece, block), 2 * count)
-    except BrokenProcessPool as error:
-        raise _broken(count) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _listed(piece: Callable[[Block], SamplePiece], block: Block) -> list[SamplePiece]:
-    return [piece(block)]
 
 
 def sample_pieces(
@@ -318,7 +249,7 @@ def _start_worker(folder: Path, options: PrepareOptions) -> None:
     global _maker
     # the processes are the parallelism; threads within each would only compete
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _maker = _maker_of(folder, options)
+    _maker = record_maker(folder, options)
 
 
 def _work(block: Block) -> SamplePiece:

@@ -26,6 +26,7 @@ from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.tables import row_groups
 
 SHARD_BYTES = 8 * 10**9
+SHARE_BYTES = 64 << 20
 Span = tuple[int, "Stretch | None"]
 """The number of a file in the whole corpus, and a stretch of it or None for all of it."""
 
@@ -36,6 +37,17 @@ class TextShard:
 
     part: int
     name: str
+    spans: tuple[Span, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """Consecutive text of shard number `shard` of the corpus."""
+
+    number: int
+    shard: int
+    part: int
     spans: tuple[Span, ...]
     bytes: int
 
@@ -57,6 +69,17 @@ def cut_shards(parts: Sequence[Sequence[SourceFile]], separator: str | None, siz
         shards += [TextShard(part, name, *group) for name, group in zip(names, groups, strict=True)]
         number += len(files)
     return shards
+
+
+def cut_shares(
+    shards: Sequence[TextShard], files: Sequence[SourceFile], separator: str | None, size: int
+) -> Iterator[Share]:
+    """Cut shards into shares of about `size` bytes; `files` are those of all sources."""
+    number = 0
+    for at, shard in enumerate(shards):
+        for spans, held in _grouped(shard.spans, files, separator, _whole_blocks(size)):
+            yield Share(number, at, shard.part, spans, held)
+            number += 1
 
 
 def _whole_blocks(size: int) -> int:

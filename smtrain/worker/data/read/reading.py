@@ -18,7 +18,7 @@ from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
 
-_BAD_LINES_KEPT = 100
+BAD_LINES_KEPT = 100
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ class BadLines:
         self.count = 0
         self.kept: list[str] = []
 
-    def add(self, bad: list[BadLine], lines: int, most: int) -> None:
-        """Add those of a block that follows `lines` lines of its file. Raises DataError beyond `most`."""
+    def add(self, bad: list[BadLine], lines: int, most: int, more: int = 0) -> None:
+        """Add those of a block that follows `lines` lines of its file, and `more` without their places.
+
+        Raises DataError beyond `most`.
+        """
         placed = [str(BadLine(one.file, lines + one.line, one.reason)) for one in bad]
-        self.count += len(placed)
-        self.kept += placed[: _BAD_LINES_KEPT - len(self.kept)]
+        self.count += len(placed) + more
+        self.kept += placed[: BAD_LINES_KEPT - len(self.kept)]
         if self.count > most:
             raise DataError(
                 f"{self.kept[0]}; {self.count} bad {self._one}{'s' * (self.count > 1)} so far and max_bad is {most}, "

@@ -28,7 +28,7 @@ from smtrain.worker.data.read.record_fields import PAIRS, SEEN
 from smtrain.worker.data.read.records import RecordColumns, read_records
 from smtrain.worker.data.read.unread import UnreadText, unread_fields
 from smtrain.worker.data.tokenize.chat import ChatTemplate, Dialogue, RecordFault, Rendered
-from smtrain.worker.data.tokenize.samples import SamplePiece, common_tokens, refuse_other_tokens
+from smtrain.worker.data.tokenize.samples import SampleMaker, SamplePiece, common_tokens, refuse_other_tokens
 from smtrain.worker.data.tokenize.tokenizer import load_tokenizer
 from smtrain.worker.data.tokenize.turns import clean, read_message, read_tools
 
@@ -324,3 +324,8 @@ class PairMaker:
         cut = [whole[: self.limit] for whole in wholes]
         counts[_EQUAL] += np.array_equal(cut[0], cut[1])
         return [(whole, (np.arange(len(whole)) >= start).astype(np.uint8)) for whole in cut]
+
+
+def record_maker(folder: Path, options: PrepareOptions) -> SampleMaker | PairMaker:
+    """The maker of samples, or of pairs for train.objective dpo."""
+    return (PairMaker if options.objective == "dpo" else SampleMaker)(folder, options)

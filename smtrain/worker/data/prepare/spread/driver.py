@@ -1,0 +1,383 @@
+"""The driver of a preparation on several machines: it gives out tasks and adds up their counts.
+
+It keeps nothing that is not in the place of the shares, so it may be killed at any time: the next one lists what is
+there and gives out the rest. The tokens never pass through it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.core.config.schema import digest
+from smtrain.core.errors import DataError, SmtrainError
+from smtrain.core.protocol.container import ml_root
+from smtrain.worker.data.clean.overlap import read_tests
+from smtrain.worker.data.manifest import MASK, PREFIX, VALIDATION, VALIDATION_MASK
+from smtrain.worker.data.prepare.part_uploads import StoppedError
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions, ResolvedInputs
+from smtrain.worker.data.prepare.progress import LINE_SECONDS, DataProgress
+from smtrain.worker.data.prepare.resumable import Journal
+from smtrain.worker.data.prepare.shards import SHARE_BYTES, Share, TextShard, cut_shares, held_out_names
+from smtrain.worker.data.prepare.spread.places import SharedPlace, place
+from smtrain.worker.data.prepare.spread.share_files import BUCKETS, share_name
+from smtrain.worker.data.prepare.spread.tally import SpreadTally
+from smtrain.worker.data.prepare.spread.work import (
+    OutputPair,
+    Pass,
+    ShareTotals,
+    TaskOutcome,
+    WorkContext,
+    do_share,
+    find_duplicates,
+    keep_first,
+    write_output,
+)
+from smtrain.worker.data.read.hub import HUB
+from smtrain.worker.data.read.sources import SourceFile
+from smtrain.worker.data.tokenize.encoder import MismatchError
+
+PASS_BYTES = 512 << 20
+"""Memory of one task that looks for duplicates."""
+_BYTES_A_KEY = 64  # key, position, rank, order and their sorted copies
+_RANGES = 16
+_READERS = 16
+_SHARES = f".{PREFIX}.shares"
+
+
+class CrashedError(SmtrainError):
+    """Shares whose tasks crashed again and again were set aside; the rest is kept for the next attempt."""
+
+
+class TaskExecutor(Protocol):
+    """Runs tasks somewhere. `run` calls `function(*shared, *arguments)` for each item (label, arguments).
+
+    It yields (label, outcome) as tasks end, in any order. `outcome.crashed` says that the process of a task died each
+    time it was tried. At most a few items for each core are taken ahead. A task that is `large` needs disk or memory: a
+    machine runs at most two. `waiting` is called about once a second.
+    """
+
+    def run(
+        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
+        waiting: Callable[[], None], *, large: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]: ...  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The machines of a preparation.
+
+    `work` is the place of the shares, a path or an s3:// URI that all machines see (default: next to the output).
+    `out` is an s3:// prefix for the files of the dataset; without it they are written to the output folder, which all
+    machines must see. `max_crashed` shares may be left out after they crashed. `stop` asks the driver to end.
+    """
+
+    executor: TaskExecutor
+    work: str | None = None
+    out: str | None = None
+    share_bytes: int = SHARE_BYTES
+    max_crashed: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Driver:
+    """One preparation; `files` are those of all sources, `prefixes` one for each source."""
+
+    def __init__(
+        self, spread: Spread, context: WorkContext, files: Sequence[SourceFile], shards: Sequence[TextShard],
+        prefixes: Sequence[str], report: Callable[[DataProgress], None], say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.spread, self.context, self.files, self.shards = spread, context, files, shards
+        self.prefixes, self._report, self._say = prefixes, report, say
+        self.tally = SpreadTally(files, context, shards)
+        self._place = SharedPlace(context.work)  # creates the folder, which an earlier run may have deleted
+        self._began = self._said = time.monotonic()
+        self._total = sum(shard.bytes for shard in shards)
+        self._done_bytes = self._before = 0
+        self._hosts: dict[str, list[float]] = {}
+        self._lost: dict[int, Share] = {}
+
+    def run(self) -> SpreadTally:
+        """Do everything that is left. Raises DataError for text that cannot be used, MismatchError if the encoder gave
+        other ids, CrashedError for crashed shares, StoppedError if it was asked to end."""
+        totals = self._tokenize()
+        cleaning = self.context.options.cleaning
+        if cleaning.deduplicate and not self.context.sft:
+            exact = self._duplicates(totals, "hashes", int(totals.documents.sum()))
+            totals = replace(totals, exact=exact)
+            numbers = range(len(self.shards))
+            name = f"kept-{totals.tag}{{:05}}.json"
+            kept = self._stage(name, keep_first, totals, [(n, (n,)) for n in numbers])
+            totals = replace(totals, survivors=np.array([kept[n]["left"] for n in numbers], np.int64))
+        if cleaning.near is not None and not self.context.sft:
+            left = int((totals.documents if totals.survivors is None else totals.survivors).sum())
+            self.tally.compared, bands = left, cleaning.near.shape[0]
+            totals = replace(totals, near=self._duplicates(totals, "bands", left * bands))
+        outputs = self._outputs()
+        made = self._stage(
+            f"output-{totals.tag}{{:05}}.json", write_output, totals, [(one.number, (one,)) for one in outputs],
+            large=True,
+        )  # fmt: skip
+        self.tally.add_outputs(outputs, [made[one.number] for one in outputs])
+        return self.tally
+
+    def _tokenize(self) -> ShareTotals:
+        """Have every share done; fold the records in the order of the text."""
+        done = {name[6:13] for name in self._place.names() if name.startswith("share-") and name.endswith(".json")}
+        documents: list[int] = []
+        firsts = np.zeros(len(self.shards) + 1, np.int64)
+        waiting: dict[int, dict[str, Any] | None] = {}
+        count = 0
+
+        def fold() -> None:
+            while len(documents) in waiting:
+                record = waiting.pop(len(documents))
+                documents.append(record["documents"] if record else 0)
+                if record:
+                    self.tally.add_share(record)
+                    self._done_bytes += record["bytes"]
+
+        def ready(share: Share, record: dict[str, Any] | None) -> None:
+            waiting[share.number] = record
+            fold()
+
+        def left() -> Iterator[tuple[Share, tuple[Any, ...]]]:
+            nonlocal count
+            every = cut_shares(self.shards, self.files, self.context.options.separator, self.spread.share_bytes)
+            with ThreadPoolExecutor(_READERS) as pool:
+                while some := list(islice(every, 4 * _READERS)):
+                    there = [s for s in some if f"{s.number:07}" in done]
+                    read = dict(zip((s.number for s in there), pool.map(self._record, there), strict=True))
+                    for share in some:
+                        count = share.number + 1
+                        firsts[share.shard + 1] = count
+                        if record := read.get(share.number):
+                            self._before += share.bytes
+                            ready(share, record)
+                            continue
+                        yield share, (share, {number: self.files[number] for number, _ in share.spans})
+
+        context = (self.context,)
+        for share, outcome in self._run(do_share, context, left()):
+            if outcome.crashed:
+                self._lost[share.number] = share
+                self._say(f"prepare: {self._named(share)} is set aside: {outcome.error}")
+            self._count_host(share, outcome)
+            ready(share, None if outcome.crashed else self._value(outcome))
+            self._report_progress()
+        self._report_progress()
+        np.maximum.accumulate(firsts, out=firsts)
+        if self._before:
+            self._say(f"prepare: {self._before / 1e6:,.1f} MB were done by an earlier attempt")
+        self._refuse_lost()
+        tag = f"without-{'-'.join(map(str, sorted(self._lost)))}-"[:80] if self._lost else ""
+        return ShareTotals(tag, np.array(documents, np.int64), firsts, frozenset(self._lost))
+
+    def _record(self, share: Share) -> dict[str, Any] | None:
+        return self._place.record(f"{share_name(share.number)}.json")
+
+    def _duplicates(self, totals: ShareTotals, kind: Pass, keys: int) -> NDArray[np.int64]:
+        """The offsets of each shard in the files of a pass."""
+        least = _RANGES if len(totals.documents) > _RANGES else 1
+        ranges = min(BUCKETS, max(least, -(-keys * _BYTES_A_KEY // PASS_BYTES)))
+        self._say(f"prepare: looking for {'exact' if kind == 'hashes' else 'near'} duplicates in {ranges} ranges")
+        items = [(number, (kind, ranges, number)) for number in range(ranges)]
+        made = self._stage(f"{kind}-{totals.tag}{ranges}-{{:04}}.json", find_duplicates, totals, items)
+        return np.array([made[number]["offsets"] for number in range(ranges)], np.int64)
+
+    def _stage(
+        self, name: str, function: Callable[..., Any], totals: ShareTotals,
+        items: Sequence[tuple[int, tuple[Any, ...]]], *, large: bool = False,
+    ) -> dict[int, dict[str, Any]]:  # fmt: skip
+        """The results of the tasks by number; those of earlier attempts are not done again."""
+        results: dict[int, dict[str, Any]] = {}
+        names = set(self._place.names())
+        out = set(place(self.context.out).names()) if large else set()
+        for number, _ in items:
+            record = self._place.record(name.format(number)) if name.format(number) in names else None
+            if record is not None and all(file in out for file in record.get("files", ())):
+                results[number] = record
+        todo = ((number, arguments) for number, arguments in items if number not in results)
+        for number, outcome in self._run(function, (self.context, totals), todo, large=large):
+            if outcome.crashed:
+                raise CrashedError(
+                    f"task {name.format(number)} crashed three times ({outcome.error}); give the machines more memory, "
+                    "and run the same command again to resume."
+                )
+            results[number] = self._value(outcome)
+            self._place.write(name.format(number), json.dumps(results[number]).encode())
+        return results
+
+    def _run(
+        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterable[tuple[Any, tuple[Any, ...]]],
+        *, large: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
+        yield from self.spread.executor.run(function, shared, iter(items), self._check_stop, large=large)
+
+    def _check_stop(self) -> None:
+        if self.spread.stop.is_set():
+            raise StoppedError(f"stopped after {self._done_bytes / 1e6:,.1f} MB; run the same command again to resume")
+
+    def _value(self, outcome: TaskOutcome) -> dict[str, Any]:
+        if outcome.mismatch:
+            raise MismatchError(outcome.error)
+        if outcome.error:
+            raise DataError(outcome.error)
+        value: dict[str, Any] = outcome.value
+        return value
+
+    def _report_progress(self) -> None:
+        seconds = time.monotonic() - self._began
+        documents, tokens = self.tally.read_documents, self.tally.read_tokens
+        self._report(DataProgress(self._done_bytes, self._total, documents, tokens, seconds, self._before))
+
+    def _count_host(self, share: Share, outcome: TaskOutcome) -> None:
+        """Log now and then how fast each machine is; SageMaker makes a metric of it."""
+        row = self._hosts.setdefault(outcome.host, [0, 0])
+        row[0] += 1
+        row[1] += share.bytes
+        if time.monotonic() - self._said >= LINE_SECONDS:
+            self.say_hosts()
+
+    def say_hosts(self) -> None:
+        self._said = time.monotonic()
+        seconds = max(self._said - self._began, 1e-9)
+        for host, (shares, size) in sorted(self._hosts.items()):
+            if host:
+                rate = size / 1e6 / seconds
+                self._say(f"prepare: host={host} shares={shares:.0f} mb={size / 1e6:.1f} mb_per_s={rate:.1f}")
+
+    def _named(self, share: Share) -> str:
+        """The share by its files."""
+        number, stretch = share.spans[0]
+        part = f" from {stretch.start:,} to {stretch.stop:,}" if stretch else ""
+        more = f" and {len(share.spans) - 1} more files" if len(share.spans) > 1 else ""
+        return f"share {share.number} ({self.files[number].name}{part}{more})"
+
+    def _refuse_lost(self) -> None:
+        if not self._lost:
+            return
+        named = [self._named(share) for share in self._lost.values()]
+        self.tally.left_out = [f"{name} is left out: its task crashed three times" for name in sorted(named)]
+        if len(named) > self.spread.max_crashed:
+            more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+            raise CrashedError(
+                f"{named[0]}{more} crashed three times, probably for lack of memory or because of a defect in a "
+                "library; all other shares are done. Correct or remove that text, or leave it out with "
+                f"data.max_crashed: {len(named)}."
+            )
+
+    def _outputs(self) -> list[OutputPair]:
+        """The files to write: a pair for each shard, and those of what is held out."""
+        options, sft = self.context.options, self.context.sft
+        sides = options.holdout is not None and (sft or options.holdout.from_sources)
+        outputs: list[OutputPair] = []
+
+        def add(prefix: str, mask: str, name: str, shards: Sequence[int], side: int | None) -> None:
+            outputs.append(
+                OutputPair(len(outputs), f"{prefix}{name}", f"{mask}{name}" if sft else "", tuple(shards), side)
+            )
+
+        for number, shard in enumerate(self.shards):
+            add(self.prefixes[shard.part], MASK, shard.name, [number], 0 if sides else None)
+        if sides:
+            names = [shard.name for shard in self.shards] if sft else held_out_names(self.shards)
+            for number, name in enumerate(names):
+                shards = range(len(self.shards)) if len(names) == 1 else [number]
+                add(VALIDATION, VALIDATION_MASK, name, shards, 1)
+        return outputs
+
+
+HubSource = tuple[str, "str | None"]
+"""An hf:// path, and the commit at which all machines read it."""
+
+
+def hub_sources(sources: Sequence[str], commits: Mapping[str, str]) -> list[HubSource]:
+    """The sources that every machine loads by itself."""
+    return [(source, commits.get(source)) for source in sources if source.startswith(HUB)]
+
+
+@dataclass(frozen=True)
+class SpreadJob:
+    """A preparation: the digest of text and settings, and what `WorkContext` and `Driver` need."""
+
+    key: str
+    sft: bool
+    options: PrepareOptions
+    tokenizer: Path
+    inputs: ResolvedInputs
+    encoder: str
+    shards: Sequence[TextShard]
+    prefixes: Sequence[str]
+    hub: tuple[HubSource, ...]
+    held: frozenset[int] = frozenset()
+    sequences: int = 1
+
+
+def spread_out(
+    spread: Spread, journal: Journal, job: SpreadJob, report: Callable[[DataProgress], None],
+    say: Callable[[str], None],
+) -> AbstractContextManager[SpreadTally]:  # fmt: skip
+    """Have the machines write the files of a dataset, to the journal's folder or to `spread.out`.
+
+    The shares are deleted when the context ends, unless by a fault that another attempt may not meet.
+    """
+    key = digest([job.key, job.encoder, job.options.shard_bytes, spread.share_bytes])
+    work = _work_folder(spread.work or str(journal.folder.with_name(_SHARES)), key)
+    root, tests = str(ml_root()), job.options.cleaning.tests
+    context = WorkContext(
+        key, job.sft, job.options, str(job.tokenizer.absolute()), job.inputs.facts, job.encoder, work,
+        spread.out or str(journal.folder.absolute()), root, job.held, job.hub, job.sequences,
+        read_tests(tests) if tests else None,
+    )  # fmt: skip
+    driver = Driver(spread, context, job.inputs.flat, job.shards, job.prefixes, report, say)
+    try:
+        tally = driver.run()
+    except DataError:
+        _clear(work)
+        raise
+    finally:
+        driver.say_hosts()
+    return _kept(tally, work)
+
+
+@contextmanager
+def _kept(tally: SpreadTally, work: str) -> Iterator[SpreadTally]:
+    try:
+        yield tally
+    except DataError:
+        _clear(work)
+        raise
+    _clear(work)
+
+
+def _clear(work: str) -> None:
+    with suppress(DataError):  # a role that may not delete leaves them in S3
+        place(work).clear()
+    if (folder := Path(work).parent).name == _SHARES:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _work_folder(where: str, key: str) -> str:
+    """The place of the shares of this text and these settings; removes those of others on a shared disk."""
+    if "://" in where:
+        return f"{where.rstrip('/')}/{key[:16]}"
+    folder = Path(where).absolute()
+    if folder.is_dir():
+        for other in folder.iterdir():
+            if other.is_dir() and other.name != key[:16]:
+                shutil.rmtree(other, ignore_errors=True)
+    return str(folder / key[:16])

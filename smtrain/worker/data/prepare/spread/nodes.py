@@ -1,0 +1,200 @@
+"""A Ray cluster on the hosts of a job: the first host starts its head and drives, the others join it and wait.
+
+They meet in the place that all of them see: the head writes its address and a secret there. A host whose part of the
+cluster dies starts it again. The cluster ends with the job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from smtrain.core.errors import SmtrainError
+from smtrain.core.machine import cores_here
+from smtrain.worker.data.prepare.spread.on_ray import LostClusterError, RayExecutor, ray_package, require_ray
+from smtrain.worker.data.prepare.spread.places import SharedPlace
+
+T = TypeVar("T")
+MEETING = "cluster.json"
+COMES_WITHIN = 900.0
+"""Seconds that a host waits for the first one, which may still load its image."""
+_STARTS_WITHIN = 180.0
+_STORE_BYTES = 100 << 20  # results of tasks are small; the least that Ray accepts is 75 MB
+_LOOK_S = 1.0
+_ENDS_WITHIN = 3.0
+_OF_BEFORE = 60.0  # seconds for which an end that is there at once may be that of an earlier attempt
+_AGAIN = 5
+_LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
+
+
+class RayNode:
+    """This host's part of a cluster, as a child process; `arguments` are those of `ray start`."""
+
+    def __init__(self, arguments: list[str], token: str, cores: int) -> None:
+        self._folder = tempfile.mkdtemp(prefix="ray", dir=_short_folder())
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
+                "--disable-usage-stats", f"--num-cpus={cores}", f"--object-store-memory={_STORE_BYTES}",
+                f"--temp-dir={self._folder}", *arguments,
+            ],
+            env={**os.environ, **cluster_environment(token)}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=_ends_with_parent,
+        )  # fmt: skip
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End all of its processes."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS_WITHIN)
+        for pid in _of_session(self._process.pid, self._folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def cluster_environment(token: str) -> dict[str, str]:
+    """The environment of every process of a cluster that is ours."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _short_folder() -> str | None:
+    folders = [tempfile.gettempdir(), "/tmp", "/dev/shm"]  # noqa: S108
+    return next((one for one in folders if len(one) <= _LONGEST and os.access(one, os.W_OK)), None)
+
+
+def _ends_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _of_session(leader: int, folder: str) -> list[int]:
+    """The processes of a node: those of its session, and those that name its folder."""
+    found = []
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+        if entry.name.isdigit():
+            try:
+                session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+                named = folder.encode() in (entry / "cmdline").read_bytes()
+            except (OSError, ValueError, IndexError):
+                continue
+            if session == leader or named:
+                found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def head(place: SharedPlace, address: str, port: int, cores: int) -> Iterator[RayExecutor]:
+    """The cluster of a job, from its first host: an executor on it. Raises SmtrainError if it does not start."""
+    token = secrets.token_hex(32)
+    os.environ.update(cluster_environment(token))  # before Ray is imported, which reads it then
+    ray_package()
+    arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
+    node = RayNode(arguments, token, cores)
+    try:
+        _wait_for(node, address, port)
+        place.write(MEETING, json.dumps({"address": f"{address}:{port}", "token": token}).encode())
+        with RayExecutor(f"{address}:{port}") as executor:
+            yield executor
+    finally:
+        node.close()
+
+
+def _wait_for(node: RayNode, address: str, port: int) -> None:
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while time.monotonic() < deadline and node.runs:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise SmtrainError(
+        f"Ray does not start on {address}:{port}; end what has that port, and see that this machine has 1 GB of free "
+        "memory."
+    )
+
+
+def on_cluster(
+    place: SharedPlace, address: str, port: int, say: Callable[[str], None], run: Callable[[RayExecutor], T]
+) -> T:
+    """Call `run` with an executor; start the cluster again, a few times, if it dies. The others hear of the end."""
+    left = _AGAIN
+    try:
+        while True:
+            try:
+                with head(place, address, port, cores_here()) as executor:
+                    return run(executor)
+            except LostClusterError as error:
+                left -= 1
+                if not left:
+                    raise
+                say(f"prepare: {error} It is started again.")
+    finally:
+        place.write(MEETING, json.dumps({"ended": True}).encode())
+
+
+def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | None = None) -> None:
+    """Be a machine of the cluster until the first host says that the work is done.
+
+    Raises SmtrainError if there is no first host in time, or if it is gone for as long.
+    """
+    require_ray()
+    node: RayNode | None = None
+    known: dict[str, Any] = {}
+    began = seen = time.monotonic()
+    try:
+        while not stop.is_set():
+            now = place.record(MEETING) or {}
+            if now.get("ended") and (known or time.monotonic() - began > _OF_BEFORE):
+                return
+            now = {} if now.get("ended") else now
+            if now and now != known:  # the first, or one that the first host has started again
+                if node:
+                    node.close()
+                node, known = None, now
+            if known and (node is None or not node.runs) and _answers(known["address"]):
+                if node:
+                    node.close()
+                node = RayNode(
+                    [f"--address={known['address']}", f"--node-ip-address={address}"], known["token"],
+                    cores or cores_here(),
+                )  # fmt: skip
+            if known and _answers(known["address"]):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > COMES_WITHIN:
+                raise SmtrainError(
+                    f"the job's first host {known.get('address', '')} is not there; its log says why. Start the job "
+                    "again."
+                )
+            stop.wait(_LOOK_S)
+    finally:
+        if node:
+            node.close()
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Tasks on a Ray cluster.
+
+Ray retries the tasks of processes and machines that die, and uses machines that join late.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from smtrain.core.errors import SmtrainError, first_line
+from smtrain.core.extras import missing, present
+from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcome
+
+RETRIES = 2
+"""Further tries of a task whose process or machine died; a share that crashes each time is set aside."""
+_AHEAD = 2
+_LOOK_S = 1.0
+_COMES_WITHIN = 60.0
+_PACKAGE = Path(__file__).resolve().parents[4]
+
+
+class LostClusterError(SmtrainError):
+    """The cluster is gone; what is done is kept."""
+
+
+def require_ray() -> None:
+    """Raise SmtrainError if the package is missing."""
+    if not present("ray"):
+        raise SmtrainError(f"data.machines: {missing('ray')}.", code="package.missing")
+
+
+def ray_package() -> Any:
+    """The package. Raises SmtrainError if it is missing."""
+    require_ray()
+    import ray
+
+    return ray
+
+
+class RayExecutor:
+    """Runs tasks on the cluster at an address (`10.0.0.1:6379`, or `auto` for the one that this machine belongs to).
+
+    With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. Use it as a
+    context manager: it connects and disconnects, and leaves the cluster as it was. Raises SmtrainError if the cluster
+    cannot be reached.
+    """
+
+    def __init__(self, address: str, *, ships_code: bool = False) -> None:
+        self._address, self._ships_code = address, ships_code
+
+    def __enter__(self) -> RayExecutor:
+        ray = ray_package()
+        environment: dict[str, Any] = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}}
+        if self._ships_code:
+            environment["py_modules"] = [str(_PACKAGE)]
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray.init(
+                self._address, runtime_env=environment, log_to_driver=False, configure_logging=False,
+                include_dashboard=None,
+            )  # fmt: skip
+        except Exception as error:  # ConnectionError, RuntimeError, ray's own and gRPC's
+            raise SmtrainError(
+                f"data.ray_address: the Ray cluster at {self._address} cannot be used ({first_line(error)}); check the "
+                "address, that `ray status` works there, and $RAY_AUTH_TOKEN."
+            ) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ray_package().shutdown()
+
+    def run(
+        self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
+        waiting: Callable[[], None], *, large: bool = False,
+    ) -> Iterator[tuple[Any, TaskOutcome]]:  # fmt: skip
+        """See `TaskExecutor`. Raises LostClusterError if the cluster is gone."""
+        ray = ray_package()
+        remote = ray.remote(outcome)
+        known = [ray.put(value) for value in shared]
+        running: dict[Any, Any] = {}
+        cores, looked, more = 0, 0.0, True
+        try:
+            while True:
+                if time.monotonic() - looked >= _LOOK_S:
+                    cores, each = _cores(ray)
+                    looked = time.monotonic()
+                    waiting()
+                while more and len(running) < max(2, _AHEAD * cores):
+                    item = next(items, None)
+                    if item is None:
+                        more = False
+                        break
+                    label, arguments = item
+                    take = max(1, each // 2) if large else 1
+                    task = remote.options(num_cpus=take, max_retries=RETRIES, scheduling_strategy="SPREAD")
+                    running[task.remote(function, *known, *arguments)] = label
+                if not running:
+                    return
+                ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+                for reference in ready:
+                    label = running.pop(reference)
+                    yield label, _result(ray, reference)
+        except ray.exceptions.RaySystemError as error:
+            raise LostClusterError(f"the Ray cluster at {self._address} is gone ({first_line(error)}).") from None
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+
+def _cores(ray: Any) -> tuple[int, int]:
+    """Cores of the cluster, and the fewest of a machine."""
+    alive = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    alive = [cores for cores in alive if cores]
+    return sum(alive), min(alive, default=1)
+
+
+def _result(ray: Any, reference: Any) -> TaskOutcome:
+    try:
+        result: TaskOutcome = ray.get(reference)
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
+        return TaskOutcome(error=first_line(error), crashed=True)
+    return result

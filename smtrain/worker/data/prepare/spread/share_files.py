@@ -1,0 +1,206 @@
+"""The results of one share: its tokens as they come, and a record of all counts, written last.
+
+`share-0000012.bin` (tokens), `.mask` (sft), `.lengths` (int32 per document), `.sides` (int8, if some are held out),
+`.hashes` and `.bands` (keys for duplicates, see `KEY`), and `share-0000012.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smtrain.core.errors import DataError
+from smtrain.worker.data.clean.refiner import count, keep
+from smtrain.worker.data.prepare.pieces import TextPiece
+from smtrain.worker.data.prepare.resumable import Appender
+from smtrain.worker.data.prepare.shards import Share
+from smtrain.worker.data.prepare.spread.places import SharedPlace
+from smtrain.worker.data.read.reading import BAD_LINES_KEPT
+from smtrain.worker.data.read.sources import SourceFile
+from smtrain.worker.data.read.unread import UnreadText
+from smtrain.worker.data.tokenize.samples import SamplePiece
+
+KEY = np.dtype([("key", "<u8"), ("document", "<u4")])
+"""A hash or a band of a document. A file of keys begins with BUCKETS + 1 offsets (uint32): keys are in the order of
+their first bits, so that a range of hashes is one read."""
+BUCKETS = 1024
+_GROUP = 1 << 22
+
+
+def share_name(number: int) -> str:
+    return f"share-{number:07}"
+
+
+class ShareWriter:
+    """Writes the pieces of a share into a folder; `finish` moves them to the place."""
+
+    def __init__(self, folder: Path, share: Share, dtype: np.dtype, files: Mapping[int, SourceFile]) -> None:
+        self._folder, self._share, self._dtype = folder, share, np.dtype(dtype)
+        # by identity: the same file may be given twice
+        self._numbers = {id(file): number for number, file in files.items()}
+        self._files: dict[str, Appender] = {}
+        self._keys: dict[str, list[NDArray[np.uint64]]] = {"hashes": [], "bands": []}
+        self.runs: list[list[Any]] = []
+        self.documents = self.tokens = 0
+        self._dropped: dict[str, int] = {}
+        self._noted: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, list[str]] = {}
+        self._unread = UnreadText()
+        for end in ("bin", "lengths"):
+            self._append(end, b"")
+
+    def number_of(self, file: SourceFile) -> int:
+        """Its number in the corpus."""
+        return self._numbers[id(file)]
+
+    def add(self, piece: TextPiece | SamplePiece, sides: NDArray[np.int8] | None) -> None:
+        """Append a piece; `sides` are TRAIN, HELD or TEST of its documents, if some are held out."""
+        bad = [[one.file, one.line, one.reason] for one in piece.bad[:BAD_LINES_KEPT]]
+        run = [
+            self.number_of(piece.block.file),
+            piece.block.first,
+            piece.lines,
+            len(piece.lengths),
+            len(piece.bad),
+            bad,
+        ]
+        self.runs.append(run)
+        self._unread.count(piece.unread)
+        self._append("bin", np.ascontiguousarray(piece.tokens, self._dtype).data)
+        self._append("lengths", piece.lengths.astype("<i4").data)
+        if sides is not None:
+            self._append("sides", sides.astype("i1").data)
+        if isinstance(piece, SamplePiece):
+            self._append("mask", piece.mask.data)
+            for reason, number in piece.counts.items():
+                count(self._counts, reason, number)
+        else:
+            count(self._dropped, "too short", piece.short)
+            for reason, number in piece.dropped.items():
+                count(self._dropped, reason, number)
+            for kind, number in piece.noted.items():
+                count(self._noted, kind, number)
+            for kind, texts in piece.examples.items():
+                keep(self._examples, kind, *texts)
+            for name, keys in (("hashes", piece.hashes), ("bands", piece.near)):
+                if keys is not None:
+                    self._keys[name].append(keys)
+        self.documents += len(piece.lengths)
+        self.tokens += len(piece.tokens)
+
+    def _append(self, end: str, data: memoryview | bytes) -> None:
+        if end not in self._files:
+            self._files[end] = Appender(self._folder / end)
+        self._files[end].write(data)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def finish(self, place: SharedPlace) -> dict[str, Any]:
+        """Move the files to the place, the record last, and return it."""
+        for end, parts in self._keys.items():
+            if parts:
+                keys = np.concatenate(parts)
+                self._append(end, sorted_keys(keys, len(keys) // max(self.documents, 1)))
+        name = share_name(self._share.number)
+        self.close()
+        files = {end: file.mark() for end, file in self._files.items()}
+        for end in files:
+            place.put(self._folder / end, f"{name}.{end}")
+        record = {
+            "number": self._share.number, "part": self._share.part, "bytes": self._share.bytes,
+            "documents": self.documents, "tokens": self.tokens, "files": files, "runs": self.runs,
+            "dropped": self._dropped, "noted": self._noted, "examples": self._examples, "counts": self._counts,
+            "unread": list(self._unread.items()),
+        }  # fmt: skip
+        place.write(f"{name}.json", json.dumps(record).encode())
+        return record
+
+
+def sorted_keys(keys: NDArray[np.uint64], each: int) -> bytes:
+    """The content of a file of keys, `each` of them per document."""
+    rows = np.empty(len(keys), KEY)
+    rows["key"], rows["document"] = keys, np.arange(len(keys)) // max(each, 1)
+    bucket = (keys >> np.uint64(54)).astype(np.int64)
+    rows = rows[np.argsort(bucket, kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(bucket, minlength=BUCKETS))]).astype("<u4")
+    return bytes(offsets.tobytes() + rows.tobytes())
+
+
+def keys_between(place: SharedPlace, share: int, end: str, first: int, stop: int) -> NDArray[Any]:
+    """The keys of a share in the buckets `first` to `stop`, in the order of the bucket and then of the text."""
+    with place.open(f"{share_name(share)}.{end}") as file:
+        offsets = np.frombuffer(file.read(4 * (BUCKETS + 1)), "<u4").astype(np.int64)
+        start = 4 * (BUCKETS + 1) + int(offsets[first]) * KEY.itemsize
+        file.seek(start)
+        return np.frombuffer(file.read(int(offsets[stop] - offsets[first]) * KEY.itemsize), KEY)
+
+
+@dataclass(frozen=True)
+class ShareReader:
+    """Reads the results of a share from the place; `dtype` is that of its tokens."""
+
+    place: SharedPlace
+    record: dict[str, Any]
+    dtype: np.dtype
+
+    @property
+    def name(self) -> str:
+        return share_name(self.record["number"])
+
+    def column(self, end: str, dtype: str) -> NDArray[Any] | None:
+        """A value per document; None if the share has none. Raises DataError if the file is damaged."""
+        if end not in self.record["files"]:
+            return None
+        values = np.frombuffer(self.place.read(f"{self.name}.{end}"), dtype)
+        if len(values) != self.record["documents"]:
+            raise self._damaged(end)
+        return values
+
+    def tokens(self, kept: NDArray[np.bool_] | None, *, mask: bool = False) -> Iterator[tuple[Any, NDArray[np.int32]]]:
+        """(tokens, lengths) of the documents that are kept, a few MB at a time; with `mask` those of the masks.
+
+        Raises DataError if a file is damaged.
+        """
+        end, kind = ("mask", np.dtype("u1")) if mask else ("bin", self.dtype)
+        lengths = self.column("lengths", "<i4")
+        assert lengths is not None
+        bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        if self.record["files"][end]["bytes"] != bounds[-1] * kind.itemsize:
+            raise self._damaged(end)
+        whole, skipped = hashlib.sha256(), False
+        with self.place.open(f"{self.name}.{end}") as file:
+            first = 0
+            while first < len(lengths):
+                stop = max(first + 1, int(np.searchsorted(bounds, bounds[first] + _GROUP, "right")) - 1)
+                some = slice(first, stop)
+                if kept is None or kept[some].any():
+                    file.seek(int(bounds[first]) * kind.itemsize)
+                    wanted = int(bounds[stop] - bounds[first])
+                    raw = file.read(wanted * kind.itemsize)
+                    whole.update(raw)
+                    tokens = np.frombuffer(raw, kind)
+                    if len(tokens) != wanted:
+                        raise self._damaged(end)
+                    if kept is None:
+                        yield tokens, lengths[some]
+                    else:
+                        yield tokens[np.repeat(kept[some], lengths[some])], lengths[some][kept[some]]
+                else:
+                    skipped = True
+                first = stop
+        if not skipped and whole.hexdigest() != self.record["files"][end]["sha256"]:
+            raise self._damaged(end)
+
+    def _damaged(self, end: str) -> DataError:
+        self.place.remove(f"{self.name}.json")
+        return DataError(f"{self.name}.{end} in {self.place.uri} is damaged; run the same command again.")

@@ -1,0 +1,235 @@
+"""Tasks on real Ray clusters: one digest for any machines, and for any that die.
+
+$SMTRAIN_KILLS sets the number of kills of the full test (default 4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
+from smtrain.worker.data.clean.holdout import HoldOut
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare.spread import nodes
+from smtrain.worker.data.prepare.spread.driver import Spread
+from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
+from smtrain.worker.data.prepare.spread.places import SharedPlace
+from tests.worker.data.corpora import digest
+
+KILLS = int(os.environ.get("SMTRAIN_KILLS", "4"))
+OPTIONS = PrepareOptions(
+    seq_len=32, workers=1, holdout=HoldOut(fraction=0.1), shard_bytes=9 << 20, max_bad=99,
+    cleaning=Cleaning(deduplicate=True),
+)  # fmt: skip
+NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.7, words=3, permutations=32))
+
+
+def ignore(_: object) -> None:
+    pass
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def write(folder: Path, megabytes: int) -> Path:
+    """Text with duplicates, near duplicates and bad lines."""
+    draw = random.Random(7)
+    folder.mkdir()
+    for number in range(2):
+        with (folder / f"{number}.jsonl").open("w") as out:
+            while out.tell() < megabytes * 500_000:
+                text = f"the words of text {draw.randrange(9000)} and more " * draw.choice([3, 12, 60])
+                out.write(json.dumps({"text": text}) + "\n" if draw.random() < 0.9998 else "no json\n")
+    return folder
+
+
+@contextmanager
+def cluster(place: Path, others: int, cores: int = 1) -> Iterator[RayExecutor]:
+    """The hosts of a job on this machine: the first, and threads that join as the others do."""
+    meeting, stop = SharedPlace(str(place)), threading.Event()
+    threads = [threading.Thread(target=nodes.join, args=(meeting, "127.0.0.1", stop, 1)) for _ in range(others)]
+    for thread in threads:
+        thread.start()
+    try:
+        with nodes.head(meeting, "127.0.0.1", free_port(), cores) as executor:
+            yield executor
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def dies(marked: int, label: int) -> int:
+    if label == marked:
+        os._exit(1)
+    return label
+
+
+@pytest.mark.slow
+def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_folder: Path) -> None:
+    text = write(tmp_path / "text", 24)
+    prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
+    with cluster(tmp_path / "place", 0, cores=2) as executor:
+        results = dict(executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None))
+        assert results[2].crashed
+        assert [results[label].value for label in (0, 1, 3)] == [0, 1, 3]
+        killed = threading.Thread(target=kill_workers, args=(1,))
+        killed.start()
+        spread = Spread(executor, share_bytes=4 << 20)
+        prepare(text, tmp_path / "out", tokenizer_folder, OPTIONS, progress=ignore, say=ignore, spread=spread)
+        killed.join()
+    assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+    assert not ours("ray"), "processes are left"
+
+
+def ours(*words: str) -> list[int]:
+    """The processes of this process's clusters whose command line has all words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                environment = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                token = os.environ.get("RAY_AUTH_TOKEN", "none").encode()
+                if token in environment and int(entry.name) != os.getpid() and all(w in command for w in words):
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_workers(count: int) -> None:
+    """Kill processes in the middle of a task of a share or output."""
+    deadline = time.monotonic() + 60
+    while count and time.monotonic() < deadline:
+        if pids := ours("ray::outcome"):
+            os.kill(pids[0], signal.SIGKILL)
+            count -= 1
+        time.sleep(0.3)
+
+
+@pytest.mark.full  # the gate has two cores of one host above, and every cut in test_spread.py
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
+@pytest.mark.parametrize("cleaning", [OPTIONS.cleaning, NEAR, Cleaning()], ids=["exact", "near", "none"])
+def test_one_digest_for_any_number_of_hosts(
+    hosts: int, cleaning: Cleaning, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    text = write(tmp_path / "text", 24)
+    options = dataclasses.replace(OPTIONS, cleaning=cleaning, holdout=OPTIONS.holdout if hosts % 2 else None)
+    prepare(text, tmp_path / "wanted", tokenizer_folder, options, progress=ignore, say=ignore)
+    with cluster(tmp_path / "place", hosts - 1) as executor:
+        for size in (4, 8, 64):
+            spread = Spread(executor, share_bytes=size << 20)
+            prepare(text, tmp_path / "out", tokenizer_folder, options, progress=ignore, say=ignore, spread=spread)
+            assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.spread import nodes
+from smtrain.worker.data.prepare.spread.driver import Spread
+from smtrain.worker.data.prepare.spread.places import SharedPlace
+from tests.worker.data.spread.test_on_ray import OPTIONS
+text, out, model, place, port = sys.argv[1:]
+def run(executor):
+    prepare(text, Path(out), Path(model), OPTIONS, spread=Spread(executor, place, share_bytes=4 << 20))
+if __name__ == "__main__":
+    nodes.on_cluster(SharedPlace(place), "127.0.0.1", int(port), lambda line: print(line, file=sys.stderr), run)
+"""
+
+
+@pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
+def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
+    draw = random.Random(5)
+    text = write(tmp_path / "text", 60)
+    prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
+    place, stop = tmp_path / "place", threading.Event()
+    joined = [
+        threading.Thread(target=nodes.join, args=(SharedPlace(str(place)), "127.0.0.1", stop, 1)) for _ in range(2)
+    ]
+    kinds = [("ray::outcome",), ("raylet/raylet",), ("gcs_server",), ()]
+    kills: list[str] = []
+    with ExitStack() as stack:
+        for thread in joined:
+            stack.callback(thread.join)
+        stack.callback(stop.set)
+        joined[0].start()
+        while True:
+            command = [sys.executable, "-c", DRIVER, *map(str, (text, tmp_path / "out", tokenizer_folder, place))]
+            run = subprocess.Popen([*command, str(free_port())], stderr=subprocess.PIPE, text=True)
+            while run.poll() is None and len(kills) < KILLS:
+                time.sleep(draw.uniform(1, 12))
+                words = draw.choice(kinds)
+                with suppress(OSError, ValueError, KeyError):
+                    os.environ["RAY_AUTH_TOKEN"] = json.loads((place / nodes.MEETING).read_text())["token"]
+                pids = ours(*words) if words else [run.pid]
+                if pids and run.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.kill(draw.choice(pids), signal.SIGKILL)
+                    kills.append(words[0] if words else "driver")
+                if len(kills) == 2 and not joined[1].is_alive():
+                    joined[1].start()  # late
+            said = run.communicate(timeout=400)[1]
+            if run.returncode == 0:
+                break
+            assert run.returncode == -signal.SIGKILL, said
+    print(kills)
+    assert len(kills) >= min(KILLS, 2)
+    assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+
+
+@pytest.mark.full  # the gate has a cluster of our own above
+def test_a_cluster_that_exists(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """`ray start` elsewhere, without smtrain on its path; the cluster stays when we are done."""
+    text, port = write(tmp_path / "text", 12), free_port()
+    prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
+    token = "0" * 64
+    os.environ.update(nodes.cluster_environment(token))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    node = start(folder, environment, port)
+    try:
+        with RayExecutor(f"127.0.0.1:{port}", ships_code=True) as executor:
+            spread = Spread(executor, share_bytes=4 << 20)
+            prepare(text, tmp_path / "out", tokenizer_folder, OPTIONS, progress=ignore, say=ignore, spread=spread)
+        assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+        assert node.poll() is None
+    finally:
+        node.terminate()
+        node.wait(30)
+        for pid in ours():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def start(folder: Path, environment: dict[str, str], port: int) -> subprocess.Popen[Any]:
+    command = ["-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block", f"--port={port}"]
+    more = ["--node-ip-address=127.0.0.1", "--num-cpus=2", "--include-dashboard=false"]
+    node = subprocess.Popen(
+        [sys.executable, *command, *more], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait: Callable[[], bool] = lambda: nodes._answers(f"127.0.0.1:{port}")  # noqa: E731
+    deadline = time.monotonic() + 120
+    while not wait() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return node
