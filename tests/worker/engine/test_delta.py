@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.engine.initial import RandomWeights
-from smtrain.worker.engine.native.delta import CHUNK, Documents, keep_apart
+from smtrain.worker.engine.native.delta import CHUNK, RowDocuments, keep_apart
 
 pytestmark = pytest.mark.skipif("qwen3_5_text" not in CONFIG_MAPPING, reason="of transformers 5")
 SIZES: dict[str, Any] = {
@@ -45,7 +45,7 @@ def net() -> Any:
 
 
 LENGTHS = [[1, 2, 70, 1, CHUNK, 62], [3 * CHUNK + 8], [CHUNK, CHUNK, 72]]
-"""Of the documents of three rows: within a chunk, over several, and up to its end."""
+"""Lengths of the documents of three rows: within a chunk, over several, and up to its end."""
 
 
 def test_documents_of_a_row_have_the_numbers_of_transformers_run_on_each() -> None:
@@ -55,7 +55,7 @@ def test_documents_of_a_row_have_the_numbers_of_transformers_run_on_each() -> No
     weight = torch.randn_like(x)
     here, there = x.clone().requires_grad_(), x.clone().requires_grad_()
     number = torch.stack([torch.arange(len(n)).repeat_interleave(torch.tensor(n)) for n in LENGTHS]).int()
-    out = ours(hidden_states=here, attention_mask=Documents(number, None))
+    out = ours(hidden_states=here, attention_mask=RowDocuments(number, None))
     rows = [torch.cat([theirs(part[None])[0] for part in row.split(n)]) for row, n in zip(there, LENGTHS, strict=True)]
     expected = torch.stack(rows)
     for made in (out, expected):
@@ -71,7 +71,7 @@ def test_a_row_of_one_document_and_one_without_numbers_are_the_same() -> None:
     ours = net()
     keep_apart(ours)
     x = torch.randn(2, 100, SIZES["hidden_size"])
-    one = Documents(torch.full((2, 100), 7, dtype=torch.int32), None)
+    one = RowDocuments(torch.full((2, 100), 7, dtype=torch.int32), None)
     with torch.no_grad():
         assert torch.equal(ours(hidden_states=x), ours(hidden_states=x, attention_mask=one))
         assert ours(hidden_states=x[:, :1]).shape == (2, 1, SIZES["hidden_size"])
