@@ -409,9 +409,9 @@ def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window
     """The sliding window of each layer; None: unlimited. Raises `CheckpointError` for layer_types that cannot be."""
     if family.windows in ("never", "always"):
         return (window,) * layers
-    kinds = config.get("layer_types")
+    kinds = named = config.get("layer_types")
     if kinds is None:
-        return tuple(window if slides else None for slides in _sliding(config, family, layers))
+        kinds = [SLIDING if slides else FULL for slides in _sliding(config, family, layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise CheckpointError(
             f"config.json has layer_types = {kinds!r}: it must name {FULL} or {SLIDING} for each of the {layers} layers"
@@ -419,9 +419,10 @@ def layer_windows(config: Mapping[str, Any], family: Family, layers: int, window
     if family.last_full:
         kinds = [*kinds[:-1], FULL]
     if window is None and SLIDING in kinds:
-        raise CheckpointError(
-            "config.json has layers of sliding_attention without a window: set use_sliding_window and sliding_window"
-        )
+        if named is None and (family.windows == "asked" or family.full_every == _NEVER):
+            return (None,) * layers  # these slide only if there is a window
+        keys = "sliding_window" if family.windows == "kinds" else "use_sliding_window and sliding_window"
+        raise CheckpointError(f"config.json has layers of {SLIDING} without a window: set {keys}")
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
@@ -429,7 +430,7 @@ def _sliding(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bo
     """Whether each layer slides if config.json has no layer_types, as transformers chooses them."""
     if family.full_every is not None:
         every = _count(config, "sliding_window_pattern", family.full_every)
-        return tuple((i + 1) % every != 0 and not (family.last_full and i == layers - 1) for i in range(layers))
+        return tuple((i + 1) % every != 0 for i in range(layers))
     if family.rotates_some:
         return tuple(not turned for turned in rotated_layers(config, family, layers))
     first = _count(config, "max_window_layers", 28, least=0)
@@ -614,7 +615,7 @@ class ModelShape:
         slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
         window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
         full: tuple[bool, ...] = ()
-        if window is not None:
+        if window is not None or family.windows == "kinds":
             full = tuple(w is None for w in layer_windows(got, family, size("num_hidden_layers"), window))
         full_head_dim = full_kv_heads = None
         if family.full_sizes:

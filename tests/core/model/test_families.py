@@ -191,6 +191,7 @@ DENSE = PLAIN["gemma4_text"]
         ),
         ("gemma4_text", {**DENSE, "enable_moe_block": True}, "adds a mixture of experts, as Gemma 4 26B-A4B does, and"),
         ("gemma4_text", {**DENSE, "use_bidirectional_attention": "all"}, "only None or vision will do"),
+        ("gemma4_text", {**DENSE, "sliding_window": None}, "sliding_attention without a window: set sliding_window"),
         ("gemma4_text", {**DENSE, "global_head_dim": None}, "has no global_head_dim"),
         (
             "gemma4_text",

@@ -82,6 +82,7 @@ def test_a_random_start_is_the_same_on_every_mesh(name: str, four: World, solo: 
         pytest.param("qwen3", "212 sp full", marks=pytest.mark.full),
         ("llama", "212 bf16"),
         pytest.param("gpt_neox", "122 bf16", marks=pytest.mark.full),
+        pytest.param("gemma4", "212 bf16", marks=pytest.mark.full),
     ],
 )
 def test_resuming_is_bit_identical(name: str, text: str, four: World, tmp_path: Path) -> None:
@@ -91,6 +92,16 @@ def test_resuming_is_bit_identical(name: str, text: str, four: World, tmp_path: 
     for state, resumed in answers:
         assert state == {"consumed": 24}
         assert resumed == uninterrupted
+
+
+def test_stored_numbers_are_kept_and_not_trained(four: World, tmp_path: Path) -> None:
+    """Gemma 4's layer_scalar, a buffer in transformers, on layers of two shapes."""
+    config = CONFIGS["gemma4"]
+    four.run(cases.train_and_save, config, mesh("212 sp"), tmp_path, 2, 2)
+    saved, before = cases.read_all(tmp_path / "step_00000002"), cases.weights(config)
+    assert saved.keys() == before.keys()
+    same = {name for name in saved if torch.equal(saved[name], before[name])}
+    assert same == {f"model.layers.{i}.layer_scalar" for i in range(4)}
 
 
 @pytest.mark.parametrize(("name", "text"), [
