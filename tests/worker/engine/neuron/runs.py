@@ -88,6 +88,7 @@ FEATURES: dict[str, tuple[str, str, str]] = {
     "GPT-NeoX": ("111", "train", "gpt_neox"),
     "GPT-2": ("111", "train", "gpt2-509"),
     "Gemma 3": ("111", "train", "gemma3"),
+    "Gemma 4": ("111", "train", "gemma4"),
     "OLMo 2": ("411", "train", "olmo2"),
     "Granite": ("111", "train", "granite"),
     "Phi-3": ("111", "train", "phi3-partial"),

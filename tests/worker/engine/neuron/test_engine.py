@@ -27,7 +27,7 @@ ALL = [
     ("llama", "221 sp bf16"), ("llama-tied-509", "122 bf16 full"), ("gemma3", "221 sp"), ("olmo2", "411 sp"),
     ("granite", "122"), ("phi3", "212 sp"), ("smollm3-window", "141 m1"), ("olmo3", "122 m2"), ("ministral3", "221"),
     ("phi3-long", "221 sp"),
-    ("qwen3_5", "221 sp"),
+    ("qwen3_5", "221 sp"), ("gemma4", "221 sp"),
 ]  # fmt: skip
 
 
