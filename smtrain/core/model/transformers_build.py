@@ -23,7 +23,8 @@ _TOLERANCE = 1e-5  # relative, between single and double precision
 def transformers_config(config: Mapping[str, Any]) -> Any:
     """The installed transformers' config object for a config.json of any version. Raises `CheckpointError` if
     refused."""
-    written, family = explicit(config), FAMILIES[str(config["model_type"])]
+    written = explicit(config)
+    family = FAMILIES[str(written["model_type"])]
     if int(transformers.__version__.partition(".")[0]) < family.since:
         raise CheckpointError(
             f"transformers {transformers.__version__} has no {family.model_type} models: install transformers "

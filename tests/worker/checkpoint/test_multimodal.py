@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 import smtrain
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.hf_config import normalise
+from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.text_part import text_part
+from smtrain.core.model.transformers_build import transformers_config
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
@@ -135,6 +136,8 @@ def test_the_whole_model_says_whether_the_head_is_tied() -> None:
 def test_the_text_part_is_described_like_a_plain_model() -> None:
     whole = {"model_type": "seer", "text_config": LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
     assert normalise(whole) == normalise(LLAMA)
+    assert transformers_config(whole).model_type == "llama", "what is built of it is the text model"
+    assert for_everyone(whole) == for_everyone(text_part(whole))
     assert text_part(whole) == {**LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
     assert text_part(LLAMA) == LLAMA
 
