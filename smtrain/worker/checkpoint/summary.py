@@ -152,11 +152,14 @@ def verify(path: Path | str, config: dict[str, Any] | None = None) -> int:
         raise CheckpointError(
             f"{path} has no {MANIFEST}, so there is no hash to compare with; checkpoints that smtrain wrote have one."
         )
+    others = source.others if isinstance(source, HFSource) else {}
     for name in source.names():
         source.check(name)
+    for name, slab in others.items():
+        slab.check(name)
     for file, about in read_manifest(location).get("files", {}).items():
         if not matches_manifest(location, file, about):
             raise CheckpointError(
                 f"{location}/{file} is not what was written; it was edited, or damaged.", code="checkpoint.damaged"
             )
-    return len(source.names())
+    return len(source.names()) + len(others)

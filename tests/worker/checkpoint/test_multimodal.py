@@ -21,6 +21,7 @@ from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
+from smtrain.worker.checkpoint.summary import verify
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GEMMA = {
@@ -31,6 +32,7 @@ SPELLINGS: dict[str, tuple[str, str]] = {
     "transformers 4 and files of 5": ("language_model.model.", "language_model.lm_head."),
     "transformers 4.52": ("model.language_model.", "lm_head."),
     "SmolVLM": ("model.text_model.", "lm_head."),
+    "torch.compile": ("_orig_mod.model.language_model.", "_orig_mod.lm_head."),
 }
 OTHERS = {
     "vision_tower.layers.0.weight": torch.arange(6.0).reshape(2, 3).to(torch.bfloat16),
@@ -105,6 +107,19 @@ def test_an_export_keeps_the_other_parts_and_the_second_name_of_a_tied_matrix(tm
     written = json.loads((tmp_path / "out/config.json").read_text())
     assert written == {**json.loads((folder / "config.json").read_text()), "dtype": "bfloat16"}
     assert any("unchanged: logit_scale" in line for line in said)
+
+
+def test_a_flipped_bit_in_another_part_is_found(tmp_path: Path) -> None:
+    folder, out = multimodal(tmp_path / "whole", LLAMA, "SmolVLM"), tmp_path / "out"
+    smtrain.convert(folder, out, to=smtrain.HuggingFace(dtype="bf16"))
+    whole = load_file(out / "model.safetensors")
+    assert verify(out) == len(whole)
+    data = bytearray((out / "model.safetensors").read_bytes())
+    at = data.rindex(OTHERS["vision_tower.layers.0.weight"].view(torch.uint8).numpy().tobytes())
+    data[at] ^= 1
+    (out / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"vision_tower\.layers\.0\.weight"):
+        verify(out)
 
 
 @pytest.mark.parametrize("inside", ["model.", "model.language_model."])

@@ -87,7 +87,11 @@ class HFSource(WeightSource):
         inside = {name: name for name in stored}
         if is_multimodal(self.whole):
             prefix = self._shape.rules.prefix
-            inside = {name: own for name in stored if (own := text_name(name, prefix)) is not None}
+            inside = {
+                name: own
+                for name in stored
+                if (own := text_name(stored_names.without_wrappers(name), prefix)) is not None
+            }
             self.others = {name: slab for name, slab in stored.items() if name not in inside}
         stored = {own: stored[name] for name, own in inside.items()}
         plain = stored_names.plain_names(stored, self._shape, self._place)
