@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 KEPT = "reference-logps"
 """The folder below a run's checkpoints."""
+SAY_EVERY = 60.0
+"""Seconds between lines of a long pass."""
 FORMAT = 1
 Stopped = Callable[[], bool]
 
@@ -145,7 +147,7 @@ class References:
         """
         batch, rows = self._config.train.global_batch_size, part.packing.rows(0)
         share = batch // engine.dp_size
-        out = torch.zeros(part.references.shape)
+        out, said = torch.zeros(part.references.shape), time.monotonic()
         for first in range(engine.dp_rank * share, rows + engine.dp_rank * share, batch):
             if stopped():
                 return None
@@ -155,6 +157,9 @@ class References:
             for row, within in enumerate(pairs):
                 out[within] = logps[row, : len(within)]
             beat("the reference's log-probabilities")
+            if engine.rank == 0 and time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                log_line(f"reference: log-probabilities of {first + share} of {rows} rows so far")
         return engine.joined(out).numpy()
 
     def _write(self, numbers: NDArray[np.float32]) -> str | None:

@@ -19,7 +19,7 @@ def run(rank: int, root: Path, config: dict[str, Any], strike: tuple[str, int, i
     os.environ["SMTRAIN_ML_ROOT"] = str(root)
     job = JobConfig.model_validate(config)
     engine: Any = NativeEngine
-    kept = {name: getattr(engine, name) for name in ("close", "evaluate", "begin_step")}
+    kept = {name: getattr(engine, name) for name in ("close", "evaluate", "begin_step", "log_probabilities")}
     calls = 0
     engine.close = lambda self: None  # the world keeps its process group
 

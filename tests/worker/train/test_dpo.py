@@ -123,6 +123,20 @@ def test_killed_it_resumes_with_the_same_numbers(two: World, shell: Shell, known
 
 
 @pytest.mark.full  # a killed run resumes in the gate
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_pass_that_was_cut_short_leaves_nothing(two: World, shell: Shell, known: Records, sent: int) -> None:
+    strike = ("log_probabilities", 2, sent)
+    if sent == signal.SIGKILL:
+        with pytest.raises(Died):
+            two.run(running.run, shell.root, config(), strike)
+    else:
+        two.run(running.run, shell.root, config(), strike)
+    assert not list((shell.root / "checkpoints").glob("*/*.f32"))
+    assert not list((shell.root / "checkpoints").glob("step_*"))
+    assert trained(two, shell) == known
+
+
+@pytest.mark.full  # a killed run resumes in the gate
 def test_a_resume_makes_lost_numbers_again_from_the_start_s_weights(two: World, shell: Shell, known: Records) -> None:
     trained(two, shell, steps=4)
     before = kept(shell).read_bytes()
