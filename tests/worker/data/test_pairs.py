@@ -94,6 +94,8 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("HH-RLHF", {"chosen": "\n\nHuman: q\n\nAssistant: yes", "rejected": "\n\nHuman: q\n\nAssistant: no"},
      {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " yes", "rejected": " no"}),
     ("a longer one", {"chosen": "q a", "rejected": "q a b"}, {"prompt": "q ", "chosen": "a", "rejected": "a b"}),
+    ("an empty prompt", {"prompt": [], "chosen": turns("q") + said("a"), "rejected": turns("q") + said("b")},
+     CONVERSATION),
     ("nothing in common", {"chosen": "a ", "rejected": "b "}, {"prompt": "", "chosen": "a ", "rejected": "b "}),
     ("equal conversations", {"chosen": turns("q") + said("a"), "rejected": turns("q") + said("a")},
      {**CONVERSATION, "rejected": said("a")}),
@@ -110,7 +112,7 @@ def test_the_usual_forms_mean_the_same(row: dict[str, Any], same: dict[str, Any]
     ("row", "fault"),
     [
         ({"prompt": "q", "chosen": "a"}, "no columns chosen and rejected, only 'prompt', 'chosen'"),
-        ({"prompt": "q", "chosen": "a", "rejected": None}, "no columns chosen and rejected"),
+        ({"prompt": "q", "chosen": "a", "rejected": None}, "no columns chosen and rejected, only 'prompt', 'chosen'"),
         ({**TEXT, "images": ["x.png"]}, "'images' is not read"),
         ({**TEXT, "rejected": said("b")}, "'chosen' and 'rejected' are not both text or both messages"),
         ({**TEXT, "chosen": 3}, "'chosen' is int, not text or a list of messages"),

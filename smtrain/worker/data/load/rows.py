@@ -90,7 +90,8 @@ def rows_of(
 
     Without `packing` a pair has a row of its own. Raises DataError if the files do not match the manifest.
     """
-    row = manifest.validation if held_out and manifest.validation else manifest.parts[0]
+    row = manifest.validation if held_out else manifest.parts[0]
+    assert row is not None  # `HeldOut` refuses a folder without
     if manifest.objective == "dpo":
         return PairRows(Samples(folder, manifest, row, 2), seq_len, seed, packing=packing)
     return SampleRows(Samples(folder, manifest, row), seq_len, seed)

@@ -67,7 +67,8 @@ def preference(row: dict[str, Any]) -> Preference:
             raise RecordFault(f"{name!r} is not read, as the model reads text only; leave out records with it")
     names = next((pair for pair in PAIRS if all(row.get(name) is not None for name in pair)), None)
     if names is None:
-        raise RecordFault(f"no columns chosen and rejected, only {', '.join(map(repr, row)) or 'nothing'}")
+        known = [repr(name) for name, value in row.items() if value is not None]
+        raise RecordFault(f"no columns chosen and rejected, only {', '.join(known) or 'nothing'}")
     chosen, rejected = (_answer(row[name], name) for name in names)
     prompt, read = _prompt(row)
     if isinstance(prompt, str) and isinstance(chosen, list):  # the text of a conversation's first question
@@ -104,9 +105,8 @@ def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any
         tools = read_tools(row["input"]["tools"], "input.tools")
     if not isinstance(options, dict) or {"tokenize", "add_generation_prompt", "return_dict"} & options.keys():
         raise RecordFault("'chat_template_kwargs' is no object of values for the chat template")
-    options = {
-        name: value for name, value in options.items() if value is not None
-    }  # a table has every name in each row
+    # A row of a table has the names of all rows.
+    options = {name: value for name, value in options.items() if value is not None}
     return Preference(prompt, chosen, rejected, tools, options, frozenset({*read, "chat_template_kwargs"}))
 
 
@@ -133,7 +133,7 @@ def _prompt(row: dict[str, Any]) -> tuple[str | Turns | None, set[str]]:
     value = row.get("prompt")
     if isinstance(value, str):
         return clean(value), {"prompt"}
-    if value is not None:
+    if value is not None and value != []:
         return _turns(value, "prompt"), {"prompt"}
     if isinstance(row.get("instruction"), str):
         more = row.get("input")
