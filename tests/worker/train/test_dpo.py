@@ -136,6 +136,17 @@ def test_a_pass_that_was_cut_short_leaves_nothing(two: World, shell: Shell, know
     assert trained(two, shell) == known
 
 
+@pytest.mark.full  # each is a part of a resume in the gate
+def test_a_resume_may_validate_for_the_first_time_and_on_another_mesh(two: World, shell: Shell, known: Records) -> None:
+    trained(two, shell, steps=2, validation=None)
+    before = kept(shell)
+    later = trained(two, shell, steps=4, mesh={"tp": 1, "micro_batch_size": 2}, dpo={"beta": 0.1})
+    assert len(list(before.parent.iterdir())) == 2  # what is held out has numbers too
+    for step in (3, 4):
+        assert {name: later[step][name] for name in known[step]} == pytest.approx(known[step], rel=1e-5, abs=1e-5)
+    assert trained(two, shell, dpo={"beta": 0.2})[5]["loss"] != pytest.approx(known[5]["loss"], abs=1e-4)
+
+
 @pytest.mark.full  # a killed run resumes in the gate
 def test_a_resume_makes_lost_numbers_again_from_the_start_s_weights(two: World, shell: Shell, known: Records) -> None:
     trained(two, shell, steps=4)
