@@ -130,7 +130,8 @@ class Data(Section):
     document_mask: bool = False
     """Pre-training: keep attention and positions within each document; sft and dpo always keep their samples apart."""
     overlong: Literal["truncate", "drop"] = "truncate"
-    """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out."""
+    """Whether an sft sample of more than train.seq_len + 1 tokens is cut or left out; dpo: an answer that has more than
+    train.seq_len / 2 + 1 tokens with its prompt."""
     max_bad: int = Field(0, ge=0)
     """Number of unreadable records to skip, each reported, before the job fails."""
     workers: int | None = Field(None, ge=1)
