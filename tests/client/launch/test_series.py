@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from smtrain.stages import stages_of
 from testing.plane import plane
 from tests.client.jobs.test_parents import exported
 from tests.typed import typed
+
+EXAMPLE = Path(__file__).parents[3] / "examples/preferences"
 
 
 @pytest.fixture
@@ -129,6 +133,29 @@ def test_the_first_failure_ends_it_and_names_what_was_not_started(chain: list[di
     assert "in run one (config 1); not started: two, three; the same call skips what is done" in str(caught.value)
     assert caught.value.code == "job.failed"
     assert begun == ["one"]
+
+
+def test_the_example_is_a_series_of_three_objectives(local_home: Path, tmp_path: Path) -> None:
+    for name in ("text", "chats", "pairs", "held-out"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "help.jsonl").write_text('{"text": "w"}\n')
+    for file in EXAMPLE.glob("*.yaml"):
+        shutil.copy(file, tmp_path)
+    links = load_series([tmp_path / f"{name}.yaml" for name in ("pretrain", "sft", "dpo")])
+    assert [link.config.train.objective for link in links] == ["pretrain", "sft", "dpo"]
+    assert [link.start for link in links] == ["demo://smollm2", "run://help-text", "run://help-chat"]
+
+
+@pytest.mark.full  # test_the_example_is_a_series... has its configs
+def test_the_example_s_data_have_no_function_in_common(tmp_path: Path) -> None:
+    made = runpy.run_path(str(EXAMPLE / "make.py"))["make"](tmp_path)
+    assert set(made) == {f"{name}/help.jsonl" for name in ("text", "chats", "pairs", "held-out")}
+    read = {name: [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()] for name in made}
+    assert {name: len(rows) for name, rows in read.items()} == made
+    pairs = [*read["pairs/help.jsonl"], *read["held-out/help.jsonl"]]
+    asked = [row["prompt"][0]["content"] for row in pairs] + [row["instruction"] for row in read["chats/help.jsonl"]]
+    assert len(set(asked)) == len(asked)
+    assert all(row["chosen"] != row["rejected"] for row in pairs)
 
 
 @pytest.mark.slow
