@@ -96,6 +96,11 @@ def _axis(text: str) -> Axis:
         raise ValueError("only keys of train and parallel can be tuned; give others a value in the config")
     if key.startswith("train.validation"):
         raise ValueError("trials are judged by the validation, which must be the same for all")
+    if key.startswith("train.dpo"):
+        raise ValueError(
+            "trials are judged by their loss, and losses of different train.dpo cannot be compared; give each value a "
+            "config of its own (`smtrain run A.yaml B.yaml`), and compare their val_accuracy"
+        )
     types = _types(key)
     if (match := _RANGE.fullmatch(spelled)) is None:
         values = tuple(value.strip() for value in spelled.split(","))

@@ -53,6 +53,7 @@ WRONG = {
     "train.adapter=1,2": "holds further keys",
     "compute.instance_count=1,2": "only keys of train and parallel",
     "train.validation.interval=1,2": "judged by the validation",
+    "train.dpo.beta=0.1,0.2": "losses of different train.dpo cannot be compared",
     "train.lr=-1,1e-4": "train.lr",
     "train.seq_len=16,32": "stage prepare makes, which all trials share",
     "parallel.tp=1,2": "stage convert makes, which all trials share",
