@@ -73,6 +73,8 @@ def lacking_for_data(ml: Path) -> dict[tuple[str, str], list[str]]:
     config = ml / "input/data/config/config.json"
     data = json.loads(config.read_text("utf-8")).get("data") or {} if config.is_file() else {}
     lacking = {need: missing(requirements(HERE / "requirements.txt", WORDS[need])) for need in data_needs(data)}
+    if several(ml) and list((ml / "input/data/code/wheels").glob("ray-*.whl")):
+        lacking.pop("data.machines", None)  # it came with the code
     return {(need, EXTRAS[need]): lines for need, lines in lacking.items() if lines}
 
 
@@ -120,6 +122,8 @@ def libraries(stage: str, ml: Path) -> Path | None:
     Without an index, with the hashes of wheels.txt, and never into this Python.
     """
     lacking = missing(wanted(HERE / "wheels.txt", stage))
+    if stage == "prepare" and several(ml):
+        lacking += missing(wanted(HERE / "wheels-ray.txt", stage))
     if not lacking:
         return None
     names = ", ".join(line.split("==")[0] for line in lacking)
@@ -144,6 +148,12 @@ def libraries(stage: str, ml: Path) -> Path | None:
         reason = (done.stdout.strip() or f"pip ended with status {done.returncode}").splitlines()[-1]
     print(f"without {names} ({reason}): slower ways are taken instead", flush=True)
     return None
+
+
+def several(ml: Path) -> bool:
+    """Whether the job has several hosts."""
+    resources = ml / "input/config/resourceconfig.json"
+    return resources.is_file() and len(json.loads(resources.read_text("utf-8"))["hosts"]) > 1
 
 
 def command(stage: str, ml: Path) -> list[str]:

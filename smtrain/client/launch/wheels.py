@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from smtrain.client.launch.image_inspect import Contents
 
 SECONDS = 180  # for the download
+RAY = "wheels-ray.txt"
+"""The lock file of Ray, 70 MB a wheel, which only a preparation on several machines takes along."""
 
 
 def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload]:
@@ -35,8 +37,16 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
 
     On this machine what the image of its containers lacks; none for a sandbox, which has this machine's own Python.
     """
+    uploads = _of_lock(request, target, say, lock_file())
+    machines = (request.get("ResourceConfig") or {}).get("InstanceCount", 1)
+    if request["HyperParameters"]["stage"] == "prepare" and machines > 1 and target.name == "aws":
+        uploads += _of_lock(request, target, say, lock_file(RAY))
+    return uploads
+
+
+def _of_lock(request: dict[str, Any], target: Target, say: Say, lock: Path) -> list[Upload]:
     stage = request["HyperParameters"]["stage"]
-    wanted = names(stage)
+    wanted = names(stage, lock)
     if not wanted:
         return []
     inside = None
@@ -52,28 +62,27 @@ def travelling(request: dict[str, Any], target: Target, say: Say) -> list[Upload
     channels = {channel["ChannelName"]: channel for channel in request["InputDataConfig"]}
     code = channels["code"]["DataSource"]["S3DataSource"]["S3Uri"]
     image = request["AlgorithmSpecification"]["TrainingImage"]
-    if not folder_of(image, inside).is_dir():
-        say(f"downloading {', '.join(names())} for the image, once")
+    if not folder_of(image, inside, lock).is_dir():
+        say(f"downloading {', '.join(names(lock=lock))} for the image, once")
     try:
-        files = fetch(image, inside)
+        files = fetch(image, inside, lock)
     except OSError as error:
-        say(
-            f"without {', '.join(names())}, which could not be downloaded ({error}): prepare and checkpoints are slower"
-        )
+        loss = "prepare and checkpoints are slower" if lock == lock_file() else "the image must have it (data.machines)"
+        say(f"without {', '.join(names(lock=lock))}, which could not be downloaded ({error}): {loss}")
         return []
     files = [path for path in files if path.name.split("-")[0].replace("_", "-") in wanted]
     return [Upload(f"{code}wheels/", tuple((path.name, path) for path in files))]
 
 
-def names(stage: str | None = None) -> list[str]:
-    """The libraries of the lock file; for one stage, those whose comment names it."""
-    text = lock_file().read_text("utf-8").replace("\\\n", " ")
+def names(stage: str | None = None, lock: Path | None = None) -> list[str]:
+    """The libraries of a lock file; for one stage, those whose comment names it."""
+    text = (lock or lock_file()).read_text("utf-8").replace("\\\n", " ")
     lines = re.findall(r"^([a-z0-9-]+)==[^#\n]*# *(.*)$", text, re.MULTILINE)
     return [name for name, stages in lines if stage is None or stage in stages.split()]
 
 
-def lock_file() -> Path:
-    return entrypoints_folder() / "wheels.txt"
+def lock_file(name: str = "wheels.txt") -> Path:
+    return entrypoints_folder() / name
 
 
 def pythons(image: str) -> list[str]:
@@ -89,23 +98,23 @@ def _kind(image: str, inside: Contents | None) -> tuple[list[str], str]:
     return ["".join(inside.python.split(".")[:2])], inside.machine
 
 
-def folder_of(image: str, inside: Contents | None = None) -> Path:
+def folder_of(image: str, inside: Contents | None = None, lock: Path | None = None) -> Path:
     """The folder of an image's wheels on this machine, by the content of the lock file; it may not exist yet."""
     releases, machine = _kind(image, inside)
     kind = f"{'-'.join(releases)}-{machine}"
-    return home() / "wheels" / f"{hashlib.sha256(lock_file().read_bytes()).hexdigest()[:16]}-{kind}"
+    return home() / "wheels" / f"{hashlib.sha256((lock or lock_file()).read_bytes()).hexdigest()[:16]}-{kind}"
 
 
-def fetch(image: str, inside: Contents | None = None) -> list[Path]:
+def fetch(image: str, inside: Contents | None = None, lock: Path | None = None) -> list[Path]:
     """The wheels for an image, downloaded by pip if they are not here yet. Raises OSError with pip's reason."""
-    folder = folder_of(image, inside)
+    folder = folder_of(image, inside, lock)
     releases, machine = _kind(image, inside)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         try:
             for python in releases:
-                _download(python, machine, part)
+                _download(python, machine, part, lock or lock_file())
             os.rename(part, folder)
         except OSError:
             if not folder.is_dir():  # or another process was faster
@@ -115,11 +124,11 @@ def fetch(image: str, inside: Contents | None = None) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
 
-def _download(python: str, machine: str, folder: Path) -> None:
+def _download(python: str, machine: str, folder: Path, lock: Path) -> None:
     pip_run(
         "download", "--retries=1", "--timeout=10", "--require-hashes", "--no-deps",
         *pip_options(python, machine),
-        f"--dest={folder}", f"--requirement={lock_file()}", seconds=SECONDS,
+        f"--dest={folder}", f"--requirement={lock}", seconds=SECONDS,
     )  # fmt: skip
 
 

@@ -69,6 +69,28 @@ def test_what_is_here_is_uploaded_beside_the_code(tmp_path: Path, monkeypatch: p
     assert wheels.travelling(request(IMAGE.format("py312"), "compile"), Target("aws", "us-west-2"), print) == []
 
 
+def test_ray_travels_with_a_preparation_on_several_machines_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMTRAIN_HOME", str(tmp_path))
+    lock = wheels.lock_file(wheels.RAY)
+    assert wheels.names("prepare", lock) == ["ray"]
+    assert lock.read_text().count("--hash=sha256:") == 10, "five Pythons, two architectures"
+    image = IMAGE.format("py312")
+    for file in (None, lock):
+        wheels.folder_of(image, lock=file).mkdir(parents=True)
+    (wheels.folder_of(image, lock=lock) / "ray-1-py3-none-any.whl").write_bytes(b"a")
+    asked = {**request(image), "ResourceConfig": {"InstanceCount": 3}}
+    target = Target("aws", "us-west-2")
+    assert [name for upload in wheels.travelling(asked, target, print) for name, _ in upload.files] == [
+        "ray-1-py3-none-any.whl"
+    ]
+    alone = {**request(image), "ResourceConfig": {"InstanceCount": 1}}
+    assert not any(upload.files for upload in wheels.travelling(alone, target, print))
+    training = {**request(image, "train"), "ResourceConfig": {"InstanceCount": 3}}
+    assert not any(upload.files for upload in wheels.travelling(training, target, print))
+
+
 @pytest.mark.skipif("SMTRAIN_WHEELS" not in os.environ, reason="asks a package index for some 40 MB")
 @pytest.mark.parametrize("python", ["310", "311", "312", "313", "314"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

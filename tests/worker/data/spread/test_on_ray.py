@@ -85,7 +85,7 @@ def dies(marked: int, label: int) -> int:
 
 @pytest.mark.slow
 def test_a_cluster_writes_what_one_machine_writes(tmp_path: Path, tokenizer_folder: Path) -> None:
-    text = write(tmp_path / "text", 24)
+    text = write(tmp_path / "text", 16)
     prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
     with cluster(tmp_path / "place", 0, cores=2) as executor:
         results = dict(executor.run(dies, (2,), ((label, (label,)) for label in range(4)), lambda: None))
