@@ -56,6 +56,8 @@ def preparing_warnings(
         out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
     if config.target == "aws":
         for need in data_needs(data.model_dump()):
+            if need == "data.machines" and data.machines > 1:
+                continue  # Ray's wheel travels with the code
             packages = ", ".join(MODULES[EXTRAS[need]])
             has = "which no image of AWS brings" if need in table("images")["contents"]["without"] else "if it has not"
             out.append(f"{need} needs {packages} in the image, {has}: `smtrain image build` puts them in")

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,12 +110,18 @@ def head(place: SharedPlace, address: str, port: int, cores: int) -> Iterator[Ra
     ray_package()
     arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
     node = RayNode(arguments, token, cores)
+    stack = ExitStack()
     try:
         _wait_for(node, address, port)
         place.write(MEETING, json.dumps({"address": f"{address}:{port}", "token": token}).encode())
-        with RayExecutor(f"{address}:{port}") as executor:
-            yield executor
+        executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs)
+        try:
+            stack.enter_context(executor)
+        except SmtrainError as error:
+            raise LostClusterError(str(error)) from None
+        yield executor
     finally:
+        stack.close()
         node.close()
 
 

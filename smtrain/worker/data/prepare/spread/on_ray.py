@@ -44,13 +44,13 @@ def ray_package() -> Any:
 class RayExecutor:
     """Runs tasks on the cluster at an address (`10.0.0.1:6379`, or `auto` for the one that this machine belongs to).
 
-    With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. Use it as a
-    context manager: it connects and disconnects, and leaves the cluster as it was. Raises SmtrainError if the cluster
-    cannot be reached.
+    With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. `alive` tells
+    sooner than Ray that a cluster of our own is gone. Use it as a context manager: it connects and disconnects, and
+    leaves the cluster as it was. Raises SmtrainError if the cluster cannot be reached.
     """
 
-    def __init__(self, address: str, *, ships_code: bool = False) -> None:
-        self._address, self._ships_code = address, ships_code
+    def __init__(self, address: str, *, ships_code: bool = False, alive: Callable[[], bool] = lambda: True) -> None:
+        self._address, self._ships_code, self._alive = address, ships_code, alive
 
     def __enter__(self) -> RayExecutor:
         ray = ray_package()
@@ -85,6 +85,8 @@ class RayExecutor:
         cores, looked, more = 0, 0.0, True
         try:
             while True:
+                if not self._alive():
+                    raise LostClusterError(f"the Ray cluster at {self._address} is gone.")
                 if time.monotonic() - looked >= _LOOK_S:
                     cores, each = _cores(ray)
                     looked = time.monotonic()
@@ -107,7 +109,7 @@ class RayExecutor:
         except ray.exceptions.RaySystemError as error:
             raise LostClusterError(f"the Ray cluster at {self._address} is gone ({first_line(error)}).") from None
         finally:
-            for reference in running:
+            for reference in running if self._alive() else ():
                 ray.cancel(reference, force=True)
 
 
