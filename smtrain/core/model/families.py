@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 from smtrain.core.errors import CheckpointError
@@ -497,6 +497,73 @@ def _full_sizes(config: Mapping[str, Any], full: tuple[bool, ...]) -> dict[str, 
     return {own: said.get(key, config.get(key)) for key, own in keys.items()}
 
 
+def _size(got: Mapping[str, Any], family: Family, name: str) -> int:
+    """A size of a config.json by the usual name of its key. Raises `CheckpointError` if it is none."""
+    kind = family.model_type
+    key = family.keys.get(name, name)
+    value = got.get(key)
+    if value is None:
+        raise CheckpointError(
+            f"config.json has no {key}, which {with_article(kind)} model needs (a whole number of at least "
+            "1): add it, or take the whole config.json of the model"
+        )
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(
+            f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole number of at least 1"
+        )
+    if value > (most := _MOST.get(name, 1 << 40)):
+        raise CheckpointError(
+            f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than {most:,} are "
+            "in no model: take the config.json of a model that exists"
+        )
+    return value
+
+
+def _heads(got: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """The numbers and sizes of heads, by the fields of `ModelShape`. Raises `CheckpointError` if they do not divide."""
+    size = partial(_size, got, family)
+    hidden, heads, plain = size("hidden_size"), size("num_attention_heads"), family.norm_bias
+    kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
+    head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+    full_head_dim = full_kv_heads = None
+    if family.full_sizes:
+        full_head_dim, full_kv_heads = size("global_head_dim"), kv_heads
+        if got.get("attention_k_eq_v") and got.get("num_global_key_value_heads") is not None:
+            full_kv_heads = size("num_global_key_value_heads")
+    if (
+        heads % kv_heads
+        or heads % (full_kv_heads or kv_heads)
+        or ((plain or got.get("head_dim") is None) and hidden % heads)
+    ):
+        raise CheckpointError(
+            f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
+            f"multiple of num_key_value_heads = {kv_heads}"
+            + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
+        )
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "full_head_dim": full_head_dim,
+        "full_kv_heads": full_kv_heads,
+    }
+
+
+def _delta_sizes(got: Mapping[str, Any], family: Family) -> DeltaSizes:
+    """The sizes of gated delta nets. Raises `CheckpointError` if they do not divide."""
+    size = partial(_size, got, family)
+    delta = DeltaSizes(
+        size("linear_num_key_heads"), size("linear_num_value_heads"), size("linear_key_head_dim"),
+        size("linear_value_head_dim"), size("linear_conv_kernel_dim"),
+    )  # fmt: skip
+    if delta.value_heads % delta.key_heads:
+        raise CheckpointError(
+            f"config.json has linear_num_value_heads = {delta.value_heads}, which must be a multiple of "
+            f"linear_num_key_heads = {delta.key_heads}"
+        )
+    return delta
+
+
 def _untrained(config: Mapping[str, Any], family: Family) -> str | None:
     """The sentence for a part of the model that smtrain does not train, if config.json asks for one."""
     for key, (usual, what) in family.refused.items():
@@ -588,63 +655,16 @@ class ModelShape:
         if fault := _untrained(config, family):
             raise CheckpointError(fault)
 
-        def size(name: str) -> int:
-            key = family.keys.get(name, name)
-            value = got.get(key)
-            if value is None:
-                raise CheckpointError(
-                    f"config.json has no {key}, which {with_article(kind)} model needs (a whole number of at least "
-                    "1): add it, or take the whole config.json of the model"
-                )
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CheckpointError(
-                    f"config.json has {key} = {value!r} for {with_article(kind)} model: it must be a whole number of "
-                    "at least 1"
-                )
-            if value > (most := _MOST.get(name, 1 << 40)):
-                raise CheckpointError(
-                    f"config.json has {key} = {value:.4g} for {with_article(kind)} model, and more than {most:,} are "
-                    "in no model: take the config.json of a model that exists"
-                )
-            return value
-
-        hidden, heads = size("hidden_size"), size("num_attention_heads")
-        gpt2, plain = family.form == "gpt2", family.norm_bias
-        kv_heads = size("num_key_value_heads") if got.get("num_key_value_heads") is not None and not plain else heads
-        head_dim = size("head_dim") if got.get("head_dim") is not None and not plain else hidden // heads
+        size = partial(_size, got, family)
+        gpt2, hidden, layers = family.form == "gpt2", size("hidden_size"), size("num_hidden_layers")
         slides = family.windows in ("always", "kinds") or (family.windows == "asked" and got.get("use_sliding_window"))
         window = size("sliding_window") if slides and got.get("sliding_window") is not None else None
         full: tuple[bool, ...] = ()
         if window is not None or family.windows == "kinds":
-            full = tuple(w is None for w in layer_windows(got, family, size("num_hidden_layers"), window))
-        full_head_dim = full_kv_heads = None
+            full = tuple(w is None for w in layer_windows(got, family, layers, window))
         if family.full_sizes:
             got |= _full_sizes(got, full)
-            full_head_dim, full_kv_heads = size("global_head_dim"), kv_heads
-            if got.get("attention_k_eq_v") and got.get("num_global_key_value_heads") is not None:
-                full_kv_heads = size("num_global_key_value_heads")
-        if (
-            heads % kv_heads
-            or heads % (full_kv_heads or kv_heads)
-            or ((plain or got.get("head_dim") is None) and hidden % heads)
-        ):
-            raise CheckpointError(
-                f"config.json has num_attention_heads = {heads}, which must divide hidden_size = {hidden} and be a "
-                f"multiple of num_key_value_heads = {kv_heads}"
-                + (f" and of num_global_key_value_heads = {full_kv_heads}" if full_kv_heads else "")
-            )
-
-        linear, delta = linear_layers(got, family, size("num_hidden_layers")), None
-        if any(linear):
-            delta = DeltaSizes(
-                size("linear_num_key_heads"), size("linear_num_value_heads"), size("linear_key_head_dim"),
-                size("linear_value_head_dim"), size("linear_conv_kernel_dim"),
-            )  # fmt: skip
-            if delta.value_heads % delta.key_heads:
-                raise CheckpointError(
-                    f"config.json has linear_num_value_heads = {delta.value_heads}, which must be a multiple of "
-                    f"linear_num_key_heads = {delta.key_heads}"
-                )
+        linear = linear_layers(got, family, layers)
 
         def biased(rule: Bias, key: str) -> bool:
             return rule == "always" or (rule == "key" and bool(got.get(key, False)))
@@ -655,10 +675,8 @@ class ModelShape:
             intermediate=4 * hidden
             if gpt2 and got.get("n_inner") is None
             else size("n_inner" if gpt2 else "intermediate_size"),
-            layers=size("num_hidden_layers"),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            layers=layers,
+            **_heads(got, family),
             vocab=size("vocab_size"),
             tied=bool(got.get("tie_word_embeddings", False)),
             qkv_bias=biased(family.qkv_bias, "attention_bias"),
@@ -666,12 +684,10 @@ class ModelShape:
             mlp_bias=biased(family.mlp_bias, "mlp_bias"),
             sliding_window=window,
             full=full,
-            full_head_dim=full_head_dim,
-            full_kv_heads=full_kv_heads,
             values_are_keys=family.full_sizes and bool(got.get("attention_k_eq_v")),
             capped="cap" in family.scales and got.get(family.scales["cap"][0]) is not None,
             positions=size("max_position_embeddings") if gpt2 else None,
-            delta=delta,
+            delta=_delta_sizes(got, family) if any(linear) else None,
             linear=linear if any(linear) and not all(linear) else (),
         )
 
