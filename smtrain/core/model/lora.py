@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import ModelShape, Role, Spec
+from smtrain.core.model.layout import Layout
 from smtrain.core.text import with_article
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
@@ -102,6 +103,17 @@ class AdapterShape(ModelShape):
     def _ends(self) -> tuple[list[Spec], list[Spec]]:  # type: ignore[override]
         """No adapters: embedding and output matrix have none."""
         return [], []
+
+
+def stage_faults(shape: AdapterShape, pp: int) -> list[str]:
+    """The pipeline stages that would have nothing to train, as layers of other kinds have the adapted linears."""
+    layout, named = Layout(shape, 1, pp), " or ".join(shape.lora.targets)
+    empty = [layout.layers(stage) for stage in range(pp) if not layout.names(stage)]
+    return [
+        f"train.adapter.targets: layers {layers[0]} to {layers[-1]}, a stage of parallel.pp = {pp}, have no {named}; "
+        f"take {ALL_LINEAR}"
+        for layers in empty
+    ]
 
 
 def described(lora: Lora) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tests.core.config.followed import (
     NEOX,
     OUT,
     PLAN,
+    QWEN35,
     WEIGHTS,
     both,
     case,
@@ -1157,6 +1158,12 @@ MODEL = (
         "train.adapter.targets",
         ("take all-linear", {"train.adapter.targets": "all-linear"}),
         ("or some of q_proj", {"train.adapter.targets": ["q_proj"]}),
+    ),
+    case(
+        "gpu",
+        both(write("model/config.json", QWEN35), {"parallel.pp": 2, "train.adapter": {"targets": ["q_proj"]}}),
+        "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj",
+        ("take all-linear", {"train.adapter.targets": "all-linear"}),
     ),
     case(
         "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})

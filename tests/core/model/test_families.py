@@ -144,6 +144,20 @@ def test_every_reason_against_a_mesh_is_given() -> None:
     for part, words in zip(faults, ["8 attention heads", "4 key/value heads", "size 96", "2 layers"], strict=True):
         assert words in part
     assert [f for f in shape.mesh_faults(6, 1) if "key/value" in f], "6 is no multiple of 4"
+    net = ModelShape.from_config({**SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4})
+    assert [f for f in net.mesh_faults(32, 1) if "16 key heads of the model's linear attention" in f]
+
+
+def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
+    base = {**SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 16, "num_key_value_heads": 2}
+    net = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+    shape = ModelShape.from_config({**base, **net})
+    linear = 64 * (2 * 16 + 24) + 2 * 64 * 24 + 2 * 64 * 4 + (2 * 16 + 24) * 4
+    full = 64 * (2 * 64 + 2 * 32) + 64 * 64
+    multiplied = 3 * linear + full + 4 * 3 * 64 * 96 + 101 * 64
+    assert shape.flops_per_token(50) == 6 * multiplied + 12 * 4 * 16 * 50 + 3 * 18 * 4 * 6 * 8
+    vectors = 3 * (2 * 4 + 6) + 2 * 16 + 9 * 64
+    assert shape.parameters() == multiplied + 101 * 64 + vectors
 
 
 @pytest.mark.parametrize(
@@ -200,6 +214,17 @@ DENSE = PLAIN["gemma4_text"]
         ),
         ("gemma4_text", {**DENSE, "per_layer_config": [1]}, "has per_layer_config = [1]"),
         ("gemma4_text", {**DENSE, "attention_k_eq_v": True, "num_global_key_value_heads": 3}, "heads = 3"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention"]}, "full_attention or linear_attention for each of the 2"),
+        (
+            "qwen3_5_text",
+            {"layer_types": ["sliding_attention", "full_attention"]},
+            "full_attention or linear_attention",
+        ),
+        ("qwen3_5_text", {"full_attention_interval": 0}, "full_attention_interval = 0"),
+        ("qwen3_5_text", {"linear_num_value_heads": 24}, "which must be a multiple of linear_num_key_heads = 16"),
+        ("qwen3_5_text", {"linear_key_head_dim": None}, "has no linear_key_head_dim"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate = False, which smtrain does not train"),
+        ("qwen3_5_text", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5: it must be at most 1"),
         ("granite", {"logits_scaling": None}, "logits_scaling = None: it must be a number above 0"),
     ],
 )

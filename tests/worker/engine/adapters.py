@@ -67,6 +67,10 @@ def resumed(e: Any, checkpoint: Path, at: int, last: int, folder: Path | None) -
     return out
 
 
+def try_build(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> str:
+    return cases.refusal(lambda: engine(config, options, adapter), "built")
+
+
 def try_load(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora | None, path: Path) -> str:
     e = cases.engine(config, options) if adapter is None else engine(config, options, adapter)
     return cases.refusal(lambda: e.load(path), "loaded")

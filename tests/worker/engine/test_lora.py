@@ -125,6 +125,14 @@ def test_another_adapter_or_none_is_refused_on_every_rank(four: World, tmp_path:
     assert all("holds a whole model" in a for a in answers), answers
 
 
+@pytest.mark.skipif("qwen3_5" not in CONFIGS, reason="of transformers 5")
+def test_a_stage_without_an_adapted_linear_is_refused_on_every_rank(four: World) -> None:
+    config = CONFIGS["qwen3_5"]
+    for text, expected in (("122", "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj"), ("212", "built")):
+        answers = four.run(adapters.try_build, config, mesh(text), lora(config, targets=["q_proj"]))
+        assert all(expected in answer for answer in answers), answers
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["221 sp bf16", "221 fp16", "122 full"])
 def test_the_base_is_frozen_in_its_own_type(text: str, four: World) -> None:

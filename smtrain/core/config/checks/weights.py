@@ -16,7 +16,7 @@ from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.model.families import megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
-from smtrain.core.model.lora import targets_of
+from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
 from smtrain.core.model.remedies import (
     DEQUANTIZE,
     broken_link,
@@ -238,12 +238,16 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             "train.adapter: peft would not find the layers of the text part of a multimodal model "
             f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
         )
+    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp)
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
-            targets_of(shape, targets)
+            adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))
+            if len(shape.kinds) > 1 and not mesh_faults:
+                for fault in stage_faults(adapters, config.parallel.pp):
+                    yield {"model.path", "train.adapter.targets", "parallel.pp"}, fault
         except ConfigError as error:
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
-    for fault in shape.mesh_faults(config.parallel.tp, config.parallel.pp):
+    for fault in mesh_faults:
         yield {"model.path", "parallel.tp", "parallel.pp"}, fault
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2FN
 
 from smtrain.core.model.families import DeltaSizes
 
@@ -76,7 +77,7 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None) -> torch.Te
 
 def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
     """[B, S, heads, D]: what the heads give, before their norm."""
-    convolved = F.silu(_convolved(qkv, net.conv1d.weight.squeeze(1), number))
+    convolved = ACT2FN[net.activation](_convolved(qkv, net.conv1d.weight.squeeze(1), number))
     keys, times = net.key_dim, net.num_v_heads // net.num_k_heads
     q, k, v = torch.split(convolved, [keys, keys, net.value_dim], -1)
 

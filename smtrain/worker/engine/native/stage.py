@@ -19,11 +19,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from smtrain.core.errors import ConfigError
 from smtrain.core.model.families import FAMILIES
 from smtrain.core.model.footprint import IGNORED
 from smtrain.core.model.hf_config import normalise
 from smtrain.core.model.layout import Layout
-from smtrain.core.model.lora import A, AdapterShape, B, Lora
+from smtrain.core.model.lora import A, AdapterShape, B, Lora, stage_faults
 from smtrain.core.model.transformers_build import (
     base_of,
     build_rotary,
@@ -157,6 +158,8 @@ class Stage(nn.Module):
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
         self.model.requires_grad_(False)
         shape = AdapterShape.of(self.layout.shape, lora)
+        if faults := stage_faults(shape, self.mesh.pp):
+            raise ConfigError(faults, code="config.combination")
         layout = Layout(shape, self.mesh.tp, self.mesh.pp)
         table = layout.flat_table(self.mesh.pp_rank)
         self.trained = Trained(layout, table, *flat_parameters(layout, table, self.mesh, torch.float32))
