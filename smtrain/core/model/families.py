@@ -170,6 +170,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "ministral3",
+            since=5,
             qkv_bias="never",
             o_bias="never",
             windows="always",
@@ -267,6 +268,7 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "gemma4_text",
+            since=5,
             wide_norms=True,
             qk_norm="head",
             windows="kinds",

@@ -286,11 +286,11 @@ def _written(normal: HFConfig) -> dict[str, Any]:
     """The rotary embeddings in the forms of transformers 4 and 5."""
     assert normal.rope is not None
     out = normal.rope.written(normal.shape.family)
-    if normal.shape.rules.since > 4:
+    if normal.local_rope is None or normal.shape.rules.local_theta is None:
+        if normal.shape.rules.since == 4:
+            return out
         own = {"partial_rotary_factor": normal.rope.share} if normal.shape.rules.rotary_share != 1 else {}
         return {"rope_parameters": {**out["rope_parameters"], **own, **normal.rope.notes}}
-    if normal.local_rope is None or normal.shape.rules.local_theta is None:
-        return out
     local = normal.local_rope.written(normal.shape.family)
     both = {FULL: out["rope_parameters"], SLIDING: local["rope_parameters"]}
     key = normal.shape.rules.local_theta[0]

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import FAMILIES as TABLE
 from smtrain.core.model.hf_config import ACTIVATIONS, explicit, for_everyone, normalise, remarks
 from smtrain.core.model.transformers_build import check_model, rotary_of, transformers_config
 from tests.core.model.generations import CASES, FAMILIES, SIZES, spelled
@@ -181,3 +183,51 @@ def test_the_length_of_rows_decides_between_the_factors_and_is_told() -> None:
         wanted = torch.cos(restarting[0, :length] * frequency) * (1 + 2 / 5) ** 0.5
         assert cos.shape[1] == length
         assert torch.allclose(cos[0, :, 1], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [row.model_type for row in TABLE.values() if row.since > 4])
+def test_a_family_of_transformers_5_is_refused_by_name_in_4(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Any] = {**SIZES, "model_type": family, "num_key_value_heads": 2, "rope_theta": 1e4}
+    if family == "gemma4_text":
+        config |= {"hidden_size_per_layer_input": 0}
+    monkeypatch.setattr(transformers, "__version__", "4.57.6")
+    with pytest.raises(CheckpointError, match=rf"transformers 4\.57\.6 has no {family} models: install transformers 5"):
+        transformers_config(config)
+
+
+def test_a_config_of_qwen3_5_is_written_as_its_repositories_have_it() -> None:
+    rope = {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    }
+    config = {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": rope,
+        "tie_word_embeddings": True,
+        "vocab_size": 248320,
+    }
+    assert for_everyone(config) == config
+    without = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+    assert normalise({**config, "rope_parameters": without}) == normalise(config), "a quarter turns if it does not say"
+    whole = normalise({**config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}})
+    assert explicit({**config, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}})["rope_parameters"] == {
+        **rope, "partial_rotary_factor": 1.0
+    }  # fmt: skip
+    assert whole.rope is not None
+    assert whole.rope.turned == 256

@@ -71,7 +71,7 @@ def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None) -> torch.Te
     # Only these are kept for the backward pass.
     y: torch.Tensor = checkpoint(_mixed, net, *inputs, number, use_reentrant=False, preserve_rng_state=False)
     z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
-    out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).view(*x.shape[:2], -1))
+    out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1))
     return out
 
 
@@ -90,7 +90,7 @@ def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number
     decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
     beta = b.sigmoid().float().transpose(1, 2)
     out = delta_rule(q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta, number)
-    return out.transpose(1, 2).to(qkv.dtype)
+    return out.transpose(1, 2).to(qkv.dtype, memory_format=torch.contiguous_format)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
