@@ -390,6 +390,7 @@ def _beyond_megatron(rules: Family) -> str:
         "norms over all heads": rules.qk_norm == "wide",
         "multipliers of embeddings, residuals and logits": bool({"embedding", "residual", "logits"} & {*rules.scales}),
         "scaled embedding": rules.root_embedding,
+        "layers with gated delta nets of this form": rules.linear is not None,
         "queries that grow with the position": "llama_4_scaling_beta" in rules.rope_keys,
     }
     what = [name for name, is_so in signs.items() if is_so]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect, verify
 from smtrain.worker.checkpoint.targets import HuggingFace, Megatron, Native, NemoMegatron, Nxd, Target, make_target
@@ -361,6 +362,8 @@ def test_a_family_that_megatron_core_lacks_is_refused_by_name_both_ways(tmp_path
     words = f"{family} models are not converted from or to Megatron, whose library has no {why}: take a Hugging Face"
     with pytest.raises(CheckpointError, match=words):
         convert(folder, tmp_path / "out", to=Megatron())
+    with pytest.raises(CheckpointError, match=words):  # as stage export does
+        write_torch_dist(open_weights(folder), tmp_path / "out", Megatron())
     for form in ("torch_dist", "torch"):
         convert(hf_folder(tmp_path / f"llama-{form}", LLAMA), tmp_path / form, to=Megatron(form=form))
         with pytest.raises(CheckpointError, match=words):

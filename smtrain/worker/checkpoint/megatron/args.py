@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.families import refuse_elsewhere
 from smtrain.core.model.hf_config import HFConfig, normalise
 from smtrain.core.model.rope import Rope
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
@@ -42,6 +43,7 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
     Raises CheckpointError for a model that Megatron-core would compute differently.
     """
     normal = normalise(config)
+    refuse_elsewhere(normal.shape, "Megatron")
     if normal.parallel_residual:
         raise CheckpointError(
             "config.json has use_parallel_residual true, as GPT-NeoX-20B and Pythia: Megatron-core has no parallel "
