@@ -387,6 +387,12 @@ def test_a_family_that_megatron_core_knows_comes_back(tmp_path: Path, config: di
     assert same(weights_of(open_weights(tmp_path / "megatron")), random_weights(config))
 
 
+def test_biases_of_one_kind_are_refused(tmp_path: Path) -> None:
+    config = {**LLAMA, "model_type": "seed_oss", "attention_out_bias": True}
+    with pytest.raises(CheckpointError, match="gives biases to only one of o_proj and the MLP"):
+        convert(hf_folder(tmp_path / "model", config), tmp_path / "out", to=Megatron())
+
+
 def test_longrope_is_refused(tmp_path: Path) -> None:
     rope = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
     config = {**LLAMA, "model_type": "phi3", "rope_scaling": rope, "original_max_position_embeddings": 32}

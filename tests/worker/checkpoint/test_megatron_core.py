@@ -46,6 +46,9 @@ CONFIGS = {
     | {"layer_types": ["full_attention", "sliding_attention"], "pad_token_id": 0},
     "phi3": {**BASE, "model_type": "phi3", "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0},
     "phi3-window": {**BASE, "model_type": "phi3", "sliding_window": 4, "tie_word_embeddings": True, "pad_token_id": 0},
+    "ministral": {**BASE, "model_type": "ministral", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 4}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
+    "seed_oss": {**BASE, "model_type": "seed_oss", "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": 32,

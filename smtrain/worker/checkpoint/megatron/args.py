@@ -57,6 +57,12 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
             code="checkpoint.other_model",
         )
     shape, rope = normal.shape, normal.rope
+    if shape.rules.megatron and shape.o_bias != shape.mlp_bias:
+        raise CheckpointError(
+            "config.json gives biases to only one of o_proj and the MLP, and Megatron-core gives them to both or none: "
+            "convert to hf or native.",
+            code="checkpoint.other_model",
+        )
     plain, learned = shape.plain, rope is None
     return {
         "num_layers": shape.layers,
