@@ -177,7 +177,7 @@ def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokeni
             command = [sys.executable, "-c", DRIVER, *map(str, (text, tmp_path / "out", tokenizer_folder, place))]
             run = subprocess.Popen([*command, str(free_port())], stderr=subprocess.PIPE, text=True)
             while run.poll() is None and len(kills) < KILLS:
-                time.sleep(draw.uniform(1, 12))
+                time.sleep(draw.uniform(5, 40))
                 words = draw.choice(kinds)
                 with suppress(OSError, ValueError, KeyError):
                     os.environ["RAY_AUTH_TOKEN"] = json.loads((place / nodes.MEETING).read_text())["token"]
@@ -203,8 +203,7 @@ def test_a_cluster_that_exists(tmp_path: Path, tokenizer_folder: Path) -> None:
     """`ray start` elsewhere, without smtrain on its path; the cluster stays when we are done."""
     text, port = write(tmp_path / "text", 12), free_port()
     prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
-    token = "0" * 64
-    os.environ.update(nodes.cluster_environment(token))
+    os.environ.update(nodes.cluster_environment(nodes.cluster_token()))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     folder = tmp_path / "elsewhere"
     folder.mkdir()

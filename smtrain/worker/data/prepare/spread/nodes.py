@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +73,12 @@ class RayNode:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+@cache
+def cluster_token() -> str:
+    """The secret of this process's clusters: one for all, because Ray reads it once."""
+    return secrets.token_hex(32)
+
+
 def cluster_environment(token: str) -> dict[str, str]:
     """The environment of every process of a cluster that is ours."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -105,7 +112,7 @@ def _of_session(leader: int, folder: str) -> list[int]:
 @contextmanager
 def head(place: SharedPlace, address: str, port: int, cores: int) -> Iterator[RayExecutor]:
     """The cluster of a job, from its first host: an executor on it. Raises SmtrainError if it does not start."""
-    token = secrets.token_hex(32)
+    token = cluster_token()
     os.environ.update(cluster_environment(token))  # before Ray is imported, which reads it then
     ray_package()
     arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
