@@ -271,6 +271,13 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
             *("--unicode", "--strip-control", "--min-characters", "--deduplicate", "--near-duplicates", "--filter"),
             *("--pii", "--phone-region"),
         ),
+        "Languages and text of tests": (
+            "--fix-mojibake",
+            "--language",
+            "--language-model",
+            "--decontaminate",
+            "--decontaminate-column",
+        ),
         "Tokens": ("--model", "--seq-len", "--objective", "--overlong", "--no-eod", "--shard-size"),
         "Held-out text": ("--validation-fraction", "--validation-path"),
         "Running": ("--workers", "--overwrite", "--ray-address", "--max-crashed"),
@@ -278,6 +285,7 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
     "data report": {
         "How the text is read": ("--format", "--text-column", "--limit-mb"),
         "What is counted": ("--model", "--against", "--filter", "--near-duplicates", "--pii", "--phone-region"),
+        "Languages": ("--fix-mojibake", "--language", "--language-model"),
         "Output": ("--out", "--overwrite"),
     },
     "cluster template": {
