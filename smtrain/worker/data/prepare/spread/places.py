@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from smtrain.core.errors import DataError, first_line
 from smtrain.core.files import write_atomically
 
 _COPY = 8 << 20
+_STREAMS = 16
 _SCRATCH = ".scratch-"
 
 
@@ -99,16 +101,18 @@ class SharedPlace:
 
     def remove(self, *names: str) -> None:
         """Delete files that may be gone already."""
-        for name in names:
-            if self.local:
+        if self.local:
+            for name in names:
                 (self.local / name).unlink(missing_ok=True)
-            else:
-                with self._errors():
-                    self._fs.delete_file(f"{self._base}/{name}")
+            return
+        with self._errors(), ThreadPoolExecutor(_STREAMS) as pool:
+            list(pool.map(lambda name: self._fs.delete_file(f"{self._base}/{name}"), names))
 
     def clear(self) -> None:
         """Delete everything; records first, so that none is left without its files."""
-        self.remove(*sorted(self.names(), key=lambda name: not name.endswith(".json")))
+        names = self.names()
+        self.remove(*(name for name in names if name.endswith(".json")))
+        self.remove(*(name for name in names if not name.endswith(".json")))
         if self.local:
             shutil.rmtree(self.local, ignore_errors=True)
 
