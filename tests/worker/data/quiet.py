@@ -20,7 +20,7 @@ def _call(
     run: Callable[..., DatasetManifest], inputs: Any, output: Path, tokenizer: Path, options: dict[str, Any]
 ) -> DatasetManifest:
     calls = {"progress": ignore, "say": ignore}
-    calls |= {name: options.pop(name) for name in ("progress", "say", "parts", "machines") if name in options}
+    calls |= {name: options.pop(name) for name in ("progress", "say", "parts", "spread") if name in options}
     return run(inputs, output, tokenizer, PrepareOptions(**options), **calls)
 
 

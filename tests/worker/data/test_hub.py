@@ -19,40 +19,33 @@ from tests.client.launch.hub import COMMIT, Hub
 
 ROOT = Path(__file__).parents[3]
 # The hub's address is read when its packages are imported.
-_ONE_AT_A_TIME = """
-import threading
-from smtrain.worker.data.prepare import prepare_options
-listing, find = threading.Lock(), prepare_options.find_files
-def found(*given):
-    with listing:  # real machines are processes; the progress bars of datasets are not thread-safe
-        return find(*given)
-prepare_options.find_files = found
-"""
-_SCRIPT = f"""{_ONE_AT_A_TIME}
-import hashlib, json, sys
+_SCRIPT = """
+import hashlib, json, random, sys
 from pathlib import Path
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.sources import find_files
 from smtrain.core.errors import DataError
-from tests.worker.data.cluster.hosts import on_machines
+from smtrain.worker.data.prepare.spread.driver import Spread
+from tests.worker.data.spread.executors import InThisProcess
 
 blocks.BLOCK_BYTES = 256
 local, out, tokenizer = map(Path, sys.argv[1:])
-options, quiet = PrepareOptions(seq_len=8), {{"progress": lambda _: None}}
-said, sums = [], {{}}
+options, quiet = PrepareOptions(seq_len=8), {"progress": lambda _: None}
+said, sums = [], {}
 prepare(local, out / "files", tokenizer, options, **quiet)
 prepare("hf://org/set", out / "hub", tokenizer, options, say=said.append, **quiet)
-made = on_machines(3, ["hf://org/set"], out / "three", tokenizer, options, **quiet)
+spread = Spread(InThisProcess(random.Random(1)))
+made = prepare("hf://org/set", out / "three", tokenizer, options, spread=spread, **quiet)
 for name in ("files", "hub", "three"):
-    sums[name] = [hashlib.sha256((out / name / f"tokens.{{end}}").read_bytes()).hexdigest() for end in ("bin", "idx")]
+    sums[name] = [hashlib.sha256((out / name / f"tokens.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
 both = [file.name for file in find_files("hf://org/set@test+train#main")]
 try:
     find_files("hf://org/set@dev")
 except DataError as error:
     said.append(str(error))
-print(json.dumps({{"files": sums, "said": said, "sources": made.sources, "both": both}}))
+print(json.dumps({"files": sums, "said": said, "sources": made.sources, "both": both}))
 """
 
 
@@ -94,16 +87,20 @@ def test_files_of_the_hub_are_sources_on_any_number_of_machines(tmp_path: Path, 
     assert {row["name"].partition("/data/")[0] for row in result["sources"]} == {f"org/set@{COMMIT[:12]}"}
 
 
-_MOVING = f"""{_ONE_AT_A_TIME}
-import json, sys
+_MOVING = """
+import json, random, sys
 from pathlib import Path
+from smtrain.worker.data.prepare.prepare import prepare
+from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read import blocks
-from tests.worker.data.cluster.hosts import on_machines
+from smtrain.worker.data.prepare.spread.driver import Spread
+from tests.worker.data.spread.executors import InThisProcess
 
 blocks.BLOCK_BYTES = 256
 out, tokenizer = map(Path, sys.argv[1:])
-options = prepare_options.PrepareOptions(seq_len=8)
-made = on_machines(3, ["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, options)
+options = PrepareOptions(seq_len=8)
+spread = Spread(InThisProcess(random.Random(1)))
+made = prepare(["hf://org/set", "hf://org/set@train[:50%]"], out / "three", tokenizer, options, spread=spread)
 print(json.dumps([row["name"] for row in made.sources]))
 """
 

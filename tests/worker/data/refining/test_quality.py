@@ -14,14 +14,14 @@ from smtrain import load_config
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.quality import FILTERS, judge
-from smtrain.worker.data.prepare.prepare_options import PrepareOptions
+from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.read import blocks
 from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
 from tests.extras import need
-from tests.worker.data.cluster.hosts import ends_after, on_machines, until_done
 from tests.worker.data.corpora import digest
 from tests.worker.data.quiet import prepare
+from tests.worker.data.spread.executors import InThisProcess
 
 need("datatrove", "spacy", "rensa", "phonenumbers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -71,7 +71,7 @@ def test_every_filter_is_datatroves_own(name: str) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(2))
-def test_one_digest_for_every_number_of_machines_and_every_kill(
+def test_one_digest_for_every_cut_and_order(
     seed: int, tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2048)
@@ -82,22 +82,14 @@ def test_one_digest_for_every_number_of_machines_and_every_kill(
         (tmp_path / f"text/{number}.jsonl").write_text(rows)
     names = ("gopher_quality", "gopher_repetition", "fineweb", "c4")
     cleaning = Cleaning(deduplicate=True, filters=names, pii="mask", near=NearDuplicates())
-    options = PrepareOptions(seq_len=8, workers=1, cleaning=cleaning)
-    sources = [tmp_path / "text"]
-    made = prepare(sources, tmp_path / "wanted", tokenizer_folder, seq_len=8, workers=1, cleaning=cleaning)
+    sources, options = [tmp_path / "text"], {"seq_len": 8, "workers": 1, "cleaning": cleaning}
+    made = prepare(sources, tmp_path / "wanted", tokenizer_folder, **options)
     assert made.documents
     assert made.dropped["near duplicates"] == made.near_duplicates["left_out"] > 0
     assert {reason.split(":")[0] for reason in made.dropped} > {"by gopher_quality"}
     assert made.examples.keys() > {reason for reason in made.dropped if reason.startswith("by ")} - {"-"}
-    ends_after(monkeypatch, draw)
-
-    def run(progress: Any) -> None:
-        on_machines(
-            draw.randrange(1, 4), sources, tmp_path / "out", tokenizer_folder, options, share_bytes=4096,
-            progress=progress,
-        )  # fmt: skip
-
-    until_done(draw, run, [2, 5, 9], 4)
+    spread = Spread(InThisProcess(draw), share_bytes=4096)
+    prepare(sources, tmp_path / "out", tokenizer_folder, spread=spread, **options)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
 
 
