@@ -47,7 +47,8 @@ def keep_apart(net: Any) -> None:
             return _with_kernels(whole, hidden_states, attention_mask)
         return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number)
 
-    net.forward = forward
+    # With gradients, torch 2.13's compiler makes a view of the rule that its strides do not allow.
+    net.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
 
 
 def has_kernels() -> bool:
