@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ app = options.app()
 
 @app.command()
 def run(
+    context: typer.Context,
     start: options.StartOptions,
     more: Annotated[
         list[str] | None,
@@ -42,6 +44,8 @@ def run(
     from smtrain.tools.run import run as run_all
 
     options.folder_of("--download", download)
+    if extra := [word for word in more or () if not word.endswith((".yaml", ".yml")) and not Path(word).is_file()]:
+        context.fail(f"Got unexpected extra argument ({' '.join(extra)})")
     if more:
         _series(start, more, download, overwrite=overwrite, wait=wait)
         return

@@ -280,7 +280,7 @@ ADDRESSES: list[Row] = [
     ("plan run.yml", 2, "did you mean | run.yaml"),
     ("plan nowhere.yaml", 2, "`smtrain init nowhere.yaml`"),
     ("run nowhere.yaml", 2, "`smtrain init nowhere.yaml`"),
-    ("check text", 2, "is a folder"),
+    ("check text", 2, "text holds no config.json"),
     ("generate ./nope --prompt x", 2, "no such folder"),
     ("chat nope", 2, "nope"),
 ]  # fmt: skip
