@@ -32,6 +32,9 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     start = head.lstrip().lower()
     if size == 0:
         return f"is empty; {_AGAIN}"
+    # First, as the length of its header may begin like a pickle or a packed file.
+    if name.endswith(".safetensors") and _is_safetensors(head):
+        return None
     if head.startswith(_LFS):
         pointer = re.search(rb"size (\d+)", head)
         of = f" of a file of {int(pointer[1]):,} bytes" if pointer else ""
@@ -51,6 +54,11 @@ def misfit(name: str, head: bytes, size: int) -> str | None:
     return _misfit_weights(name, head)
 
 
+def _is_safetensors(head: bytes) -> bool:
+    """Whether a file begins with the length of a header, below 4 GiB, and the header."""
+    return len(head) > 9 and head[8:9] == b"{" and not any(head[4:8])
+
+
 def _misfit_json(head: bytes) -> str | None:
     if head.startswith(b"\xef\xbb\xbf"):
         return "begins with a byte-order mark; save it as UTF-8 without one"
@@ -68,7 +76,7 @@ def _misfit_weights(name: str, head: bytes) -> str | None:
     pickled = head.startswith((b"PK\3\4", b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"))
     if name.endswith(".safetensors") and pickled:
         return f"is a file of torch.save, not of safetensors; rename it to {stem.replace('model', 'pytorch_model')}.bin"
-    if name.endswith(".bin") and len(head) > 9 and head[8:9] == b"{" and not any(head[4:8]):
+    if name.endswith(".bin") and _is_safetensors(head):
         own = f"{stem.replace('pytorch_model', 'model')}.safetensors"
         return f"is a safetensors file, not one of torch.save; rename it to {own}"
     return None

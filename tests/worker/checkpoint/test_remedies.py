@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.remedies import misfit
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
@@ -464,6 +465,15 @@ def test_shards_and_steps_that_are_pointers_are_named(tmp_path: Path) -> None:
             inspect(tmp_path / kind)
         path.write_bytes(whole)
         inspect(tmp_path / kind)
+
+
+@pytest.mark.parametrize("start", [b"\x80\2", b"\x80\5", b"\x1f\x8b", b"BZ", b"PK"])
+def test_a_safetensors_file_is_known_by_its_header_and_not_by_its_length(start: bytes) -> None:
+    """The first bytes are the length of the header, which may be those of a pickle or of gzip."""
+    head = start + bytes(8 - len(start)) + b'{"__metadata__":{"format":"pt"}'
+    assert misfit("model-00006-of-00007.safetensors", head, 5000) is None
+    if start in (b"\x80\2", b"\x1f\x8b"):
+        assert misfit("model.safetensors", start + head[2:8][::-1] + b"no header", 5000) is not None
 
 
 def test_numbered_shards_do_without_an_index(tmp_path: Path) -> None:
