@@ -263,7 +263,7 @@ FAMILIES: dict[str, Family] = {
             max_positions=131072,
             activation=("hidden_activation", "gelu_pytorch_tanh"),
             only={"attn_logit_softcapping": None, "use_bidirectional_attention": False},
-            scales={"query": ("query_pre_attn_scalar", 256.0), "cap": ("final_logit_softcapping", None)},
+            scales={"query": ("query_pre_attn_scalar", 256), "cap": ("final_logit_softcapping", None)},
             defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096, "tie_word_embeddings": True}
             | {"vocab_size": 262208, "num_attention_heads": 8, "hidden_size": 2304, "intermediate_size": 9216}
             | {"num_hidden_layers": 26},

@@ -132,11 +132,12 @@ def _by_our_names(source: HFSource, config: Any) -> Any:
     """Load weights that transformers would not find because their names have a prefix."""
     family = FAMILIES[config.model_type]
     modules = {file: module for module, file in family.module_names.items()}
-    model: Any = AutoModelForCausalLM.from_config(config)
+    dtypes = {source.dtype(name) for name in source.names()}
+    dtype = source.read(next(iter(source.names()))).dtype if len(dtypes) == 1 else torch.float32
+    # As from_pretrained builds it: a cast afterwards would round the rotary frequencies, which stay in fp32.
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     known = set(model.state_dict())
     names = {name: name if name in known else modules.get(name, name) for name in source.names()}
-    dtypes = {source.dtype(name) for name in names}
-    model.to(source.read(next(iter(names))).dtype if len(dtypes) == 1 else torch.float32)
     model.load_state_dict({module: source.read(name) for name, module in names.items()}, strict=False)
     model.tie_weights()
     return model

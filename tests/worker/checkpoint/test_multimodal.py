@@ -16,12 +16,13 @@ from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.text_part import text_part
-from smtrain.core.model.transformers_build import transformers_config
+from smtrain.core.model.transformers_build import check_model, transformers_config
 from smtrain.worker.checkpoint.digest import weights_digest
 from smtrain.worker.checkpoint.huggingface.export import BaseModel, export
 from smtrain.worker.checkpoint.huggingface.folder import HFSource
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import verify
+from smtrain.worker.generation.load import _by_our_names
 from tests.worker.checkpoint.folders import LLAMA, hf_folder, random_weights, same, weights_of
 
 GEMMA = {
@@ -155,6 +156,17 @@ def test_the_text_part_is_described_like_a_plain_model() -> None:
     assert for_everyone(whole) == for_everyone(text_part(whole))
     assert text_part(whole) == {**LLAMA, "eos_token_id": 3, "torch_dtype": "bfloat16"}
     assert text_part(LLAMA) == LLAMA
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama"])
+def test_chat_in_bf16_leaves_the_rotary_frequencies_in_fp32(tmp_path: Path, family: str) -> None:
+    text = {**(GEMMA if family == "gemma3_text" else LLAMA), "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    folder = multimodal(tmp_path / "whole", text, "transformers 4.52")
+    smtrain.convert(folder, tmp_path / "bf16", to=smtrain.HuggingFace(dtype="bf16"))
+    described = json.loads((tmp_path / "bf16/config.json").read_text())
+    model = _by_our_names(HFSource(tmp_path / "bf16"), transformers_config(described))
+    check_model(model, normalise(described))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 def test_a_config_without_the_other_parts_is_refused_before_and_after_a_run(tmp_path: Path) -> None:
