@@ -24,6 +24,7 @@ from smtrain.cli.data_options import (
     cleaning,
     holdout,
     named,
+    refuse_without_effect,
     unescaped,
 )  # fmt: skip
 from smtrain.cli.data_report import report
@@ -131,6 +132,13 @@ def prepare(
             ) from None
     typed(FLAGS)
     text_column = one_key(json_keys, text_column)
+    refuse_without_effect(
+        objective, decontaminate_column=decontaminate_column != "text", max_crashed=max_crashed,
+        overlong=overlong != "truncate", text_column=text_column != "text", separator=separator,
+        unicode=unicode != "none", strip_control=strip_control, min_characters=min_characters, deduplicate=deduplicate,
+        no_eod=no_eod, filter=filters, near_duplicates=near_duplicates, pii=pii, fix_mojibake=fix_mojibake,
+        language=language, decontaminate=decontaminate, ray_address=ray_address,
+    )  # fmt: skip
     columns = renamed(map_keys, objective)
     tests = options.materialised(decontaminate) if decontaminate else None
     cleaned = cleaning(
@@ -146,12 +154,6 @@ def prepare(
     inputs, model = [options.materialised(word) for word in inputs], options.model_folder(model)
     validation_path = options.materialised(validation_path) if validation_path else validation_path
     sft = objective != "pretrain"
-    if sft and cleaned.refines:
-        raise ConfigError(
-            "--filter, --near-duplicates, --pii, --fix-mojibake, --language, --decontaminate: are for --objective "
-            "pretrain; leave them out",
-            code="config.combination",
-        )
     from smtrain.worker.data.prepare.prepare import prepare as prepare_text
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
     from smtrain.worker.data.prepare.sft import prepare_sft

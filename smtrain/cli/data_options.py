@@ -22,7 +22,8 @@ FLAGS = {
     "filters": "--filter", "near_duplicates.similarity": "--near-duplicates", "pii": "--pii",
     "phone_region": "--phone-region", "unicode": "--unicode", "data.language.model": "--language-model",
     "data.language": "--language", "language.keep": "--language", "data.fix_mojibake": "--fix-mojibake",
-    "data.decontaminate": "--decontaminate",
+    "data.decontaminate": "--decontaminate", "data.decontaminate.text_column": "--decontaminate-column",
+    "data.language.keep": "--language", "language": "--language",
 }  # fmt: skip
 Filters = Annotated[
     list[str] | None,
@@ -91,6 +92,30 @@ def cleaning(
         if given and not has:
             raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
     return Cleaning.of(data)
+
+
+def refuse_without_effect(objective: str, **given: object) -> None:
+    """Raise `ConfigError` for options that do nothing here; `given` has their values by name."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in given}
+    without = [
+        (flags[name], flags[needed])
+        for name, needed in (("decontaminate_column", "decontaminate"), ("max_crashed", "ray_address"))
+        if given.pop(name) and not given.get(needed)
+    ]
+    if without:
+        option, needed = without[0]
+        raise ConfigError(f"{option} has no effect without {needed}; give it too", code="config.combination")
+    del given["ray_address"]
+    cut = given.pop("overlong")
+    if objective == "pretrain":
+        used, of = ["--overlong"] if cut else [], "sft and dpo"
+    else:
+        used, of = [flags[name] for name, value in given.items() if value], "pretrain"
+    if used:
+        verb, them = ("are", "them") if len(used) > 1 else ("is", "it")
+        raise ConfigError(
+            f"{', '.join(used)}: {verb} for --objective {of}; leave {them} out", code="config.combination"
+        )
 
 
 def unescaped(separator: str | None) -> str | None:

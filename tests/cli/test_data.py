@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+
+import pytest
 
 from tests.cli.test_cli import smtrain as process
 from tests.typed import typed as smtrain
@@ -30,3 +33,43 @@ def test_the_whole_way(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
     done = process("data", "prepare", "hf://x/y", str(tmp_path / "z"), "--model", model, HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("smtrain: hf://x/y ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "--objective dpo --deduplicate --text-column q",
+            "--text-column, --deduplicate: are for --objective pretrain",
+        ),
+        ("--objective sft --no-eod", "--no-eod: is for --objective pretrain; leave it out"),
+        ("--objective sft --language en --pii mask", "--pii, --language: are for --objective pretrain; leave them out"),
+        ("--overlong drop", "--overlong: is for --objective sft and dpo; leave it out"),
+        ("--decontaminate-column q", "--decontaminate-column has no effect without --decontaminate; give it too"),
+        ("--max-crashed 2", "--max-crashed has no effect without --ray-address; give it too"),
+        ("--language EN", "--language: got"),
+        ("--language xx", "--language: lid.176.ftz has no 'xx'"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    tmp_path: Path, trained_inputs: dict[str, Path], words: str, sentence: str
+) -> None:
+    text, model = str(trained_inputs["text"]), str(trained_inputs["model"])
+    done = smtrain("data", "prepare", text, str(tmp_path / "out"), "--model", model, *shlex.split(words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"smtrain: {sentence}"), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_are_no_text_to_report_on(tmp_path: Path, trained_inputs: dict[str, Path]) -> None:
+    text, model, out = str(trained_inputs["text"]), str(trained_inputs["model"]), str(tmp_path / "out")
+    more = ("--model", model, "--seq-len", "32", "--separator", "\\n")
+    assert smtrain("data", "prepare", text, out, *more).returncode == 0
+    for words in (
+        ("report", out, "--out", str(tmp_path / "r.html")),
+        ("report", text, "--against", out, "--out", str(tmp_path / "r.html")),
+        ("prepare", text, str(tmp_path / "z"), *more, "--decontaminate", out),
+    ):
+        done = smtrain("data", *words)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert "tokens.idx holds tokens; give the text that they were made from" in done.stderr, words

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from smtrain.core.errors import DataError
-from smtrain.worker.data.clean.overlap import OverlapFinder
+from smtrain.worker.data.clean.cleaning import EvaluationTexts
+from smtrain.worker.data.clean.overlap import OverlapFinder, read_tests
 from smtrain.worker.data.report import report
 from smtrain.worker.data.report_page import page
 from tests.phone import assert_fits_a_phone
@@ -62,6 +63,11 @@ def test_what_a_model_will_be_tested_on_is_found_by_source(tmp_path: Path) -> No
         report([tmp_path / "none.jsonl"])
     with pytest.raises(DataError, match="no text of 1 has 13 words"):
         report([clean], against=[lines(tmp_path / "few.jsonl", ["few words"])])
+    tests.write_text(tests.read_text() + '{"question": "another field, whose text would not be compared"}\n')
+    with pytest.raises(DataError, match=r"tests\.jsonl, line 4: no column 'text'.*set data\.text_column to question"):
+        report([clean], against=[tests])
+    with pytest.raises(DataError, match=r"line 4: .*set data\.decontaminate\.text_column to question"):
+        read_tests(EvaluationTexts(str(tests)))
 
 
 def test_an_overlap_is_a_run_of_words_and_nothing_else() -> None:

@@ -75,8 +75,12 @@ class OverlapFinder:
 
 @lru_cache(maxsize=4)
 def read_tests(tests: EvaluationTexts) -> OverlapFinder:
-    """The texts of a test. Raises DataError if they cannot be read or all are too short to compare."""
-    return finder_of([tests.path], UnreadText(), tests.text_column)
+    """The texts of a test. Raises DataError if one cannot be read or all are too short to compare."""
+    try:
+        return finder_of([tests.path], UnreadText(), tests.text_column)
+    except DataError as error:
+        named = str(error).replace("data.text_column", "data.decontaminate.text_column")
+        raise DataError(named, code=error.code) from None
 
 
 def finder_of(
@@ -85,7 +89,8 @@ def finder_of(
 ) -> OverlapFinder:  # fmt: skip
     """The texts of several sources; `unread` counts text of their records that is not compared.
 
-    Raises DataError if they cannot be read or all are too short to compare.
+    Raises DataError if one cannot be read, as its text would stay in what is trained on unnoticed, or if all are too
+    short to compare.
     """
     finder = OverlapFinder(_texts(sources, text_column, format, encoding, unread))
     if finder.texts == finder.short:
@@ -101,4 +106,6 @@ def _texts(
             for block in cut_file(file, text_column):
                 documents = read_block(block, text_column)
                 unread.count(documents.unread)
+                if documents.bad:
+                    raise DataError(f"{documents.bad[0]}; correct it, as every text of a test is compared.")
                 yield from documents.texts.to_pylist()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from smtrain.core.config.textfiles import encoding_remedy
 from smtrain.core.errors import DataError, first_line
-from smtrain.worker.data.read.blocks import Block
+from smtrain.worker.data.read.blocks import Block, Tokens
 from smtrain.worker.data.read.fields import TextColumn
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_fields
 
@@ -86,9 +86,11 @@ class Documents:
 
 
 def read_block(block: Block, text_column: str = "text", separator: str | None = None) -> Documents:
-    """The documents of a block."""
+    """The documents of a block. Raises DataError for tokens."""
     if isinstance(block.payload, Documents):
         return block.payload
+    if isinstance(block.payload, Tokens):
+        raise DataError(f"{block.file.path} holds tokens; give the text that they were made from.")
     if block.file.kind in ("parquet", "arrow"):
         return _read_rows(block)
     if block.file.kind == "text":
