@@ -204,20 +204,39 @@ def prepare(
 @app.command()
 def merge(
     datasets: Annotated[list[str], typer.Argument(metavar="DATASET...", help=DATASET)],
-    output: Annotated[str, typer.Argument(metavar="PREFIX", help="Prefix of the pair of files to write.")],
+    output: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREFIX", help="Prefix of the pair of files to write; for instruction data a prepared folder."
+        ),
+    ],
     overwrite: options.Overwrite = False,
 ) -> None:
     """Append datasets to one another."""
     typed(FLAGS)
     for name in [*datasets, output]:
         named("DATASET or PREFIX", name)
+    from smtrain.worker.data.manifest import is_marked
     from smtrain.worker.data.pack import exchange
 
     folders = [Path(folder_of(name)) for name in datasets]
-    prefixes = [prefix for folder in folders for pairs in exchange.prefixes(folder) for prefix in pairs]
-    say(f"{output}: {exchange.merge(prefixes, Path(output), overwrite=overwrite):,} documents")
-    for note in filter(None, map(exchange.held_out_note, folders)):
-        say(note)
+    found = [exchange.prefixes(folder, answers=True) for folder in folders]
+    pairs = [pair for parts in found for shards in parts for pair in shards]
+    if any(map(is_marked, pairs)):
+        if other := next((folder for folder in folders if not folder.is_dir()), None):
+            raise ConfigError(
+                f"{other}: a pair without its prepared folder has no marks of answers, or only a part of them; name "
+                "folders that `smtrain data prepare` wrote with one --objective",
+                code="config.wrong_value",
+            )
+        made = exchange.merge_marked(folders, Path(output), overwrite=overwrite)
+        documents, held = made.documents, made.validation["documents"] if made.validation else 0
+    else:
+        kept = [pair for folder in folders for pair in exchange.held_out(folder)]
+        documents, held = exchange.merge(pairs, Path(output), kept, overwrite=overwrite)
+    say(f"{output}: {documents:,} documents")
+    if held:
+        say(f"held out for validation: {held:,} documents")
 
 
 @app.command()

@@ -38,6 +38,9 @@ _EXTRACTED = re.compile(r"wiki_\d+")
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 _SPLIT = re.compile(r"(train|test|validation|valid|val|dev)-\d{5}-of-\d{5}\b.*")
 _HEAD = 1 << 16
+_MASK = re.compile(r"(.+)_mask((?:-\d{5,})?\.idx)")
+_HELD_OUT = re.compile(r"(.+)_validation((?:-\d{5,})?\.idx)")
+_VALIDATION = re.compile(r"validation(-\d{5,})?\.idx")
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,8 @@ def choose(
             why = f"data.format is {form}"
         elif known == "arrow" and path.parent in described and path.name not in described[path.parent]:
             why = "it is not of the data set that the state.json next to it describes"
+        elif known == "megatron" and (companion := _companion(path, sizes)):
+            why = companion
         else:
             why = _no_lines(name, open_file) if _bare(name).endswith(".json") and known == "jsonl" else ""
             if known == "mediawiki" and form == "auto" and b"<mediawiki" not in _head(name, open_file):
@@ -188,6 +193,17 @@ def choose(
             made.read.append((name, str(known)))
     made.left_out += left_out
     return made
+
+
+def _companion(index: PurePosixPath, sizes: dict[str, int]) -> str:
+    """The reason why an index in a folder is not text to train on: a mask of another pair, or held out of one."""
+    if (match := _MASK.fullmatch(index.name)) and str(index.with_name(match[1] + match[2])) in sizes:
+        return f"it marks the answers in {match[1]}{match[2]}, which are read as text; data.prepared keeps the marks"
+    match = _HELD_OUT.fullmatch(index.name)
+    source = index.with_name(match[1] + match[2]) if match else None
+    if _VALIDATION.fullmatch(index.name):  # of a prepared folder
+        source = index.with_name("manifest.json")
+    return "it is held out for validation; name the file to read it" if str(source) in sizes else ""
 
 
 def choose_in(folder: Path, form: str) -> tuple[TextFiles, dict[str, int]]:

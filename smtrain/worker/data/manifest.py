@@ -21,6 +21,7 @@ MASK = f"{PREFIX}_mask"
 VALIDATION = "validation"
 VALIDATION_MASK = f"{VALIDATION}_mask"
 _SHARD = re.compile(r"(tokens(_mask|_\d+)?|validation(_mask)?)-\d{5,}\.(bin|idx|sums)")
+_NUMBERED = re.compile(r"(.*?)(-\d{5,}|)", re.DOTALL)
 
 
 def refuse_others(*places: Path) -> None:
@@ -52,8 +53,19 @@ class ShardRow:
     @property
     def mask(self) -> str:
         """The prefix of the mask of an sft dataset."""
-        name, dash, number = self.prefix.partition("-")
-        return f"{MASK if name == PREFIX else VALIDATION_MASK}{dash}{number}"
+        return mask_of(Path(self.prefix)).name
+
+
+def mask_of(prefix: Path) -> Path:
+    """The prefix of the mask of a pair: `x_mask` of `x`, `x_mask-00003` of the shard `x-00003`."""
+    name, number = _NUMBERED.fullmatch(prefix.name).groups()  # type: ignore[union-attr]
+    return prefix.with_name(f"{name}_mask{number}")
+
+
+def is_marked(prefix: Path) -> bool:
+    """Whether a mask of answers is next to a pair."""
+    mask = mask_of(prefix)
+    return mask.with_name(f"{mask.name}.idx").is_file()
 
 
 def shards_of(row: Mapping[str, Any]) -> list[ShardRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from smtrain.core.errors import DataError
+from smtrain.cli.data import app
+from smtrain.core.errors import DataError, SmtrainError
 from smtrain.worker.data import summary
 from smtrain.worker.data.clean.cleaning import Cleaning
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.load.heldout import HeldOut
 from smtrain.worker.data.load.loader import TokenLoader
 from smtrain.worker.data.load.packed import PackedLoader, WithinDocuments
+from smtrain.worker.data.load.rows import rows_of
 from smtrain.worker.data.manifest import DatasetManifest, shards_of
 from smtrain.worker.data.pack.exchange import export_blocks, import_tokens, merge, prefixes, split
 from smtrain.worker.data.prepare.prepare import prepare
@@ -75,6 +79,81 @@ def test_a_set_merges_to_the_bytes_of_one_pair(made: Path, size: str, tmp_path: 
     shared = [dataclasses.replace(it, files={}, parts=[], validation=None) for it in (one, many)]
     assert shared[0] == shared[1]
     assert set(many.files) == {path.name for path in (made / size).iterdir()} - {"manifest.json"}
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_merge_keeps_marks_of_answers_and_what_is_held_out(made: Path, size: str, tmp_path: Path) -> None:
+    assert "held out for validation" in run("merge", made / f"sft-{size}", tmp_path / "sft")
+    assert contents(tmp_path / "sft") == contents(made / "sft-one")
+    run("merge", made / size, tmp_path / "text")
+    for end in (".bin", ".idx", ".sums"):
+        assert (tmp_path / f"text_validation{end}").read_bytes() == (made / f"one/validation{end}").read_bytes()
+
+
+def test_merged_instruction_data_trains_as_the_parts_one_after_another(made: Path, tmp_path: Path) -> None:
+    run("merge", made / "sft-small", made / "sft-one", tmp_path / "both")
+    one, both = DatasetManifest.load(made / "sft-one"), DatasetManifest.load(tmp_path / "both")
+    assert both.validation
+    assert one.validation
+    assert (both.samples, both.validation["samples"]) == (2 * one.samples, 2 * one.validation["samples"])
+    assert both.bad_line_count == 2 * one.bad_line_count > 0
+    assert summary.inspect(tmp_path / "both").facts["learned_tokens"] == (
+        2 * summary.inspect(made / "sft-one").facts["learned_tokens"]
+    )
+    rows = [rows_of(folder, about, 24, 0) for folder, about in ((made / "sft-one", one), (tmp_path / "both", both))]
+    for number in range(one.samples):
+        wanted = rows[0].samples.sample(number)
+        for copy in (number, one.samples + number):
+            tokens, learned = rows[1].samples.sample(copy)
+            assert np.array_equal(tokens, wanted[0])
+            assert np.array_equal(learned, wanted[1])
+    for row in rows:
+        row.close()
+    held = HeldOut(tmp_path / "both", seq_len=24, global_batch_size=4, dp_rank=0, dp_size=1)
+    held.batch(0)
+    held.close()
+
+
+def test_marks_and_held_out_documents_are_not_lost_without_a_word(
+    made: Path, tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    for source in (made / "sft-small", made / "sft-small/tokens", made / "sft-one/tokens"):
+        with pytest.raises(DataError, match="answers are marked in files of their own"):
+            split(prefixes(source)[0], tmp_path / "part", [1, 1])
+        with pytest.raises(DataError, match="answers are marked in files of their own"):
+            export_blocks(source, tmp_path / "blocks", 8)
+        if source.name == "tokens":
+            with pytest.raises(DataError, match="answers are marked in files of their own"):
+                import_tokens(source, tmp_path / "import", tokenizer_folder, 8)
+    for words, why in (
+        ((made / "sft-one", made / "sft-small/tokens", tmp_path / "x"), "name folders that"),
+        ((made / "sft-one", made / "one", tmp_path / "x"), "was prepared with objective sft and .* with pretrain"),
+        ((made / "sft-one", made / "sft-small", made / "sft-one"), "is one of the folders to merge"),
+    ):
+        result = CliRunner().invoke(app, ["merge", *map(str, words)])
+        assert isinstance(result.exception, SmtrainError)
+        assert re.search(why, str(result.exception))
+    assert not (tmp_path / "x").exists()
+    for name, documents in (("one", "documents"), ("small", "documents"), ("sft-large", "samples")):
+        said: list[str] = []
+        manifest = DatasetManifest.load(made / name)
+        read = prepare(
+            made / name, tmp_path / name, tokenizer_folder, PrepareOptions(seq_len=8), progress=ignore,
+            say=said.append,
+        )  # fmt: skip
+        assert read.documents == getattr(manifest, documents), "no masks, no validation"
+        assert any("held out for validation" in line for line in said)
+        assert ("sequences with marks of their answers" in read.unread) is name.startswith("sft")
 
 
 def test_every_loader_reads_a_set_as_one_dataset(made: Path) -> None:

@@ -6,10 +6,11 @@ A block is `seq_len` tokens in the columns input_ids, attention_mask (ones) and 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -21,7 +22,18 @@ from numpy.typing import NDArray
 
 from smtrain.core.errors import DataError
 from smtrain.worker.data.checksums import SUFFIX, fingerprint, fingerprints
-from smtrain.worker.data.manifest import PREFIX, DatasetManifest, files_of, refuse_others, shards_of
+from smtrain.worker.data.manifest import (
+    MASK,
+    PREFIX,
+    VALIDATION,
+    VALIDATION_MASK,
+    DatasetManifest,
+    files_of,
+    is_marked,
+    mask_of,
+    refuse_others,
+    shards_of,
+)
 from smtrain.worker.data.pack.indexed import JoinedPairs, write_index
 from smtrain.worker.data.read.blocks import MODES
 from smtrain.worker.data.read.cut import cut_file
@@ -42,14 +54,18 @@ def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
 
     Raises DataError for prepared instruction or preference data, unless the caller handles the mask of `answers`.
     """
+    found = _prefixes(path)
+    if not answers and any(is_marked(pair) for pairs in found for pair in pairs):
+        raise DataError(
+            f"{path} holds data whose answers are marked in files of their own, which would be lost; "
+            "change the records and prepare them again, or append whole folders with `smtrain data merge`."
+        )
+    return found
+
+
+def _prefixes(path: Path) -> list[list[Path]]:
     if path.is_dir():
-        manifest = DatasetManifest.load(path)
-        if manifest.objective != "pretrain" and not answers:
-            raise DataError(
-                f"{path} holds data whose answers are marked in files of their own, which would be lost; "
-                "change the records and prepare them again."
-            )
-        return [[path / shard.prefix for shard in shards_of(part)] for part in manifest.parts]
+        return [[path / shard.prefix for shard in shards_of(part)] for part in DatasetManifest.load(path).parts]
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     if prefix.with_name(f"{prefix.name}.idx").is_file():
         return [[prefix]]
@@ -57,6 +73,12 @@ def prefixes(path: Path, *, answers: bool = False) -> list[list[Path]]:
     there = [(number.fullmatch(file.name), file) for file in prefix.parent.glob("*-*.idx")]
     shards = sorted((int(match[1]), file.with_suffix("")) for match, file in there if match)
     return [[shard for _, shard in shards] or [prefix]]
+
+
+def held_out(path: Path) -> list[Path]:
+    """The pairs that a prepared folder holds out for validation, in the order of the text."""
+    row = DatasetManifest.load(path).validation if path.is_dir() else None
+    return [path / shard.prefix for shard in shards_of(row)] if row else []
 
 
 def held_out_note(path: Path) -> str:
@@ -157,7 +179,7 @@ def _import(source: Path, output: Path, partial: Path, facts: TokenizerFacts, se
     """Write under other names, then rename; the manifest, which makes it a dataset, comes last."""
     bin_path, idx_path = (partial.with_name(partial.name + end) for end in (".bin", ".idx"))
     left_out: list[str] = []
-    pairs = prefixes(source)[0] if not source.is_dir() else [source]
+    pairs = prefixes(source)[0] if not source.is_dir() else [source]  # refuses marked ones
     if pairs[0].with_name(pairs[0].name + ".idx").is_file():
         pair = JoinedPairs(pairs)
         with bin_path.open("wb") as out:
@@ -244,19 +266,103 @@ def _check_ids(path: Path, tokens: NDArray[Any], facts: TokenizerFacts) -> None:
         )
 
 
-def merge(prefixes: Sequence[Path], target: Path, *, overwrite: bool = False) -> int:
-    """Append the datasets to one another as Megatron's own tool does; return the number of documents.
+def merge(
+    datasets: Sequence[Path], target: Path, held_out: Sequence[Path] = (), *, overwrite: bool = False
+) -> tuple[int, int]:
+    """Append the pairs with these prefixes as Megatron's own tool does; return the documents, and those held out.
 
-    Raises DataError if their token types differ, only some have modes or, without `overwrite`, the target exists.
+    Those that are `held_out` become the pair `TARGET_validation`. Raises DataError if their token types differ, only
+    some have modes or, without `overwrite`, a target exists.
     """
-    _refuse_target(target, overwrite)
-    data = JoinedPairs(prefixes)
-    with _partial(target, ".bin").open("wb") as out:
+    jobs = [(JoinedPairs(datasets), target)]
+    if held_out:
+        jobs.append((JoinedPairs(held_out), target.with_name(f"{target.name}_{VALIDATION}")))
+    for _, prefix in jobs:
+        _refuse_target(prefix, overwrite)
+    for data, prefix in jobs:
+        _append(data, _partial(prefix, ""))
+    for _, prefix in reversed(jobs):
+        _finish(prefix)
+    documents = [len(data.document_index) - 1 for data, _ in jobs]
+    return documents[0], sum(documents[1:])
+
+
+def _append(data: JoinedPairs, prefix: Path) -> None:
+    bin_path, idx_path = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx"))
+    with bin_path.open("wb") as out:
         for chunk in data.chunks():
             out.write(chunk.data)
-    write_index(_partial(target, ".idx"), data.dtype, data.lengths, data.document_index, data.modes)
-    _finish(target)
-    return len(data.document_index) - 1
+    write_index(idx_path, data.dtype, data.lengths, data.document_index, data.modes)
+
+
+def merge_marked(folders: Sequence[Path], output: Path, *, overwrite: bool = False) -> DatasetManifest:
+    """Append prepared instruction or preference data, with its masks and what is held out, as a prepared folder.
+
+    Raises DataError if the folders were prepared with different settings or, without `overwrite`, `output` holds a
+    dataset.
+    """
+    made = [DatasetManifest.load(folder) for folder in folders]
+    for name in ("objective", "tokenizer_sha256", "seq_len", "dtype", "eos_id"):
+        values = [getattr(one, name) for one in made]
+        if other := next((at for at, value in enumerate(values) if value != values[0]), None):
+            raise DataError(
+                f"{folders[0]} was prepared with {name} {values[0]} and {folders[other]} with {values[other]}; prepare "
+                "both with the same settings."
+            )
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; give a folder for the samples.")
+    if any(output.resolve() == folder.resolve() for folder in folders):
+        raise DataError(f"{output} is one of the folders to merge; give another folder.")
+    if not overwrite:
+        refuse_others(*files_of(output))
+    output.mkdir(parents=True, exist_ok=True)
+    held = [one.validation for one in made if one.validation]
+    pairs: dict[str, list[Path]] = {PREFIX: [], MASK: [], VALIDATION: [], VALIDATION_MASK: []}
+    for folder, one in zip(folders, made, strict=True):
+        for row in [*one.parts, *([one.validation] if one.validation else [])]:
+            for shard in shards_of(row):
+                name = PREFIX if row is not one.validation else VALIDATION
+                pairs[name].append(folder / shard.prefix)
+                pairs[mask_of(Path(name)).name].append(folder / shard.mask)
+    for name, prefixes_ in pairs.items():
+        if prefixes_:
+            _append(JoinedPairs(prefixes_), _partial(output / name, ""))
+    for old in files_of(output):  # without its manifest, which goes first, the folder is no dataset
+        old.unlink(missing_ok=True)
+    files: dict[str, dict[str, Any]] = {}
+    for name, prefixes_ in pairs.items():
+        if prefixes_:
+            files |= _finish(output / name)
+    total = _total([vars(one) for one in made])
+    manifest = dataclasses.replace(
+        made[0],
+        documents=total["documents"],
+        tokens=total["tokens"],
+        samples=total["samples"],
+        sources=[row for one in made for row in one.sources],
+        files=files,
+        bad_line_count=sum(one.bad_line_count for one in made),
+        bad_lines=[line for one in made for line in one.bad_lines],
+        parts=[{"prefix": PREFIX, **total}],
+        dropped=_added(one.dropped for one in made),
+        tokenized_by=" and ".join(dict.fromkeys(one.tokenized_by for one in made)),
+        left_out=[line for one in made for line in one.left_out],
+        validation={"prefix": VALIDATION, **_total(held)} if held else None,
+        unread=_added(one.unread for one in made),
+    )
+    manifest.save(output)
+    return manifest
+
+
+def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {name: sum(row[name] for row in rows) for name in ("documents", "tokens", "samples")}
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    every = UnreadText()
+    for some in counts:
+        every.count(some)
+    return dict(every)
 
 
 def split(
@@ -309,7 +415,10 @@ def _partial(prefix: Path, end: str) -> Path:
     return prefix.with_name(f".{prefix.name}.partial{end}")
 
 
-def _finish(prefix: Path) -> None:
-    fingerprints(_partial(prefix, ""))
+def _finish(prefix: Path) -> dict[str, dict[str, Any]]:
+    """Give a pair its name; return size and SHA-256 of its files."""
+    partial = _partial(prefix, "")
+    about = fingerprints(partial)
     for end in (".bin", SUFFIX, ".idx"):  # the index last: without it there is no dataset
-        _partial(prefix, end).replace(prefix.with_name(prefix.name + end))
+        partial.with_name(partial.name + end).replace(prefix.with_name(prefix.name + end))
+    return {prefix.name + name.removeprefix(partial.name): row for name, row in about.items()}

@@ -20,7 +20,8 @@ BLOCK_BYTES = 4 << 20
 LARGEST_DOCUMENT = 256 << 20
 Wanted = Literal["text", "ids"]
 MODES = "modes of a multimodal dataset"
-"""A part of a Megatron pair that text does not use."""
+MARKS = "sequences with marks of their answers"
+"""Parts of a Megatron pair that text does not use."""
 
 _MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which it begins with

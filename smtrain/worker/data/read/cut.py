@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from smtrain.core.errors import DataError
+from smtrain.worker.data.manifest import is_marked
 from smtrain.worker.data.pack.indexed import IndexedDataset
 from smtrain.worker.data.read import blocks, tables
-from smtrain.worker.data.read.blocks import MODES, Block, Stretch, Tokens, Wanted, unpacked
+from smtrain.worker.data.read.blocks import MARKS, MODES, Block, Stretch, Tokens, Wanted, unpacked
 from smtrain.worker.data.read.forms import form_blocks
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 
@@ -152,6 +153,11 @@ def _too_long(file: SourceFile) -> str:
     )
 
 
+def _lost_of_pair(data: IndexedDataset) -> dict[str, int]:
+    lost = {MODES: len(data)} if data.modes is not None else {}
+    return lost | ({MARKS: len(data)} if is_marked(data.bin_path.with_suffix("")) else {})
+
+
 def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
     if "://" in file.path:
         raise DataError(f"{file.path} is read in pages, which needs a file on this machine; download the pair first.")
@@ -165,6 +171,6 @@ def _megatron_blocks(file: SourceFile) -> Iterator[Block]:
         share = file.bytes * last // (len(bounds) - 1) - file.bytes * first // (len(bounds) - 1)
         ids = np.asarray(data.read(int(bounds[first]), int(bounds[last])))
         payload = Tokens(ids, np.diff(bounds[first : last + 1]), first, len(bounds) - 1)
-        lost = {MODES: len(data)} if data.modes is not None and first == 0 else {}
+        lost = {} if first else _lost_of_pair(data)
         yield Block(file, share, first == 0, payload, lost)
         first = last
