@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -188,6 +188,10 @@ class Work:
         """Bytes of a weight or an activation."""
         return width(self.precision)
 
+    def of_kind(self, kind: ModelShape) -> Work:
+        """This work for a model whose layers are all of one kind."""
+        return self if kind == self.shape else replace(self, shape=kind)
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -237,14 +241,19 @@ def layers_of(layers: int, pp: int, stage: int) -> int:
     return each + (stage >= pp - extra)
 
 
+@cache
 def stage_layers(shape: ModelShape, pp: int, stage: int) -> tuple[ModelShape, ...]:
     """A pipeline stage's part of `ModelShape.by_layer`."""
     first = sum(layers_of(shape.layers, pp, s) for s in range(stage))
     return shape.by_layer[first : first + layers_of(shape.layers, pp, stage)]
 
 
-def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Counter[ModelShape]:
+@cache
+def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Mapping[ModelShape, int]:
     """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
+    if len(shape.kinds) == 1:
+        count = layers_of(shape.layers, pp, stage)
+        return {shape.by_layer[0]: count} if count else {}
     return Counter(stage_layers(shape, pp, stage))
 
 

@@ -247,7 +247,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
-    kinds = {replace(work, shape=kind): n for kind, n in stage_kinds(shape, mesh.pp, stage).items()}
+    kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage).items()}
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
@@ -304,7 +304,7 @@ def _net_moments(
     last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
     if last is None or shape.delta is None:
         return
-    net = replace(work, shape=layers[last])
+    net = work.of_kind(layers[last])
     values, inner = shape.delta.values / mesh.tp, shape.intermediate / mesh.tp
     part = shape.hidden / _along_sequence(mesh)
     # What the backward pass has freed: the layers behind it, its own MLP with the norm before, and its output's norm.
@@ -314,7 +314,7 @@ def _net_moments(
     if mesh.recompute == "full":
         kept += saved[net] - w * part * tokens * (len(layers) - 1 - last)
     else:
-        kept -= sum(saved[replace(work, shape=kind)] for kind in layers[last + 1 :])
+        kept -= sum(saved[work.of_kind(kind)] for kind in layers[last + 1 :])
     if mesh.recompute == "selective":
         gone = tokens * (4 * w * inner + w * shape.hidden + _norm_bytes(shape, w) * part)
         kept += tokens * w * (2 * shape.delta.keys / mesh.tp + values)

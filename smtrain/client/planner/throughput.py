@@ -125,7 +125,7 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
     frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
     dense = attention = middle = 0.0
     for kind, count in kinds.items():
-        layer, scores = _layer_time(replace(work, shape=kind), mesh, k, tokens, rate)
+        layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
         dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
     head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate
     link = k.link_bytes_per_flop * machine.core_flops

@@ -61,6 +61,7 @@ def prepared(local_home: Path, trained_inputs: dict[str, Path]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # of engine nxd; the gate has test_native_graphs.py
 def test_graphs_are_compiled_once_and_every_later_job_knows(prepared: str, trained_inputs: dict[str, Path]) -> None:
     raw, said = {**config(trained_inputs, "ahead"), "data": {"prepared": prepared}}, list[str]()
     job = smtrain.launch(raw, stage="compile", say=said.append)

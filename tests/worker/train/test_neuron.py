@@ -95,7 +95,7 @@ def get_fallback_ops(): return ["aten::_cummax_helper", "aten::erfinv"]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full  # the gate trains on the device above, and joins a group in engine/neuron/test_engine.py
 def test_a_job_that_torchrun_starts_joins_trains_and_reports(prepared: Shell, tmp_path: Path) -> None:
     """torch loads the device by itself, as it loads torch_neuronx: by an entry point of the installed package."""
     root, site = tmp_path / "ml", tmp_path / "site"
