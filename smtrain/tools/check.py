@@ -83,7 +83,7 @@ def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Findi
     """Findings about the first records of the first file."""
     from smtrain.core.demo import materialise
     from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-    from smtrain.worker.data.read.records import record_blocks
+    from smtrain.worker.data.read.records import Records, record_blocks, refuse_no_records
     from smtrain.worker.data.read.sources import find_files
     from smtrain.worker.data.tokenize.pairs import PairMaker
 
@@ -97,14 +97,19 @@ def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Findi
     make = PairMaker(model, options)
     source = str(materialise(sources[0])) if sources[0].startswith("demo://") else sources[0]
     file = find_files(source, cast(Any, data.format), encoding=data.encoding)[0]
+    refuse_no_records(file, "dpo")
     block = next(record_blocks(file, make.columns), None)
     if block is None:
         return
+    read = 0
+    if isinstance(block.payload, Records):
+        block = replace(block, payload=Records(block.payload.rows[:FIRST], block.payload.bad))
+        read = len(block.payload.rows) + len(block.payload.bad)
     if isinstance(block.payload, bytes) and file.kind in ("jsonl", "json"):
         block = replace(block, payload=b"".join(block.payload.splitlines(keepends=True)[:FIRST]))
     piece = make.piece(block)
     yield from _repeated(config, block, named := f"{key}: {file.name}")
-    read, kept = piece.lines, len(piece.lengths) // 2
+    read, kept = read or piece.lines, len(piece.lengths) // 2
     if piece.bad and (len(piece.bad) > data.max_bad or not kept):
         bad = piece.bad[0]
         yield Finding(

@@ -259,3 +259,22 @@ def test_conversations_of_several_turns(tmp_path: Path) -> None:
     prepared(write(tmp_path / "a.jsonl", [row]), tmp_path / "out")
     (prompt, chosen), (_, rejected) = read(tmp_path / "out")
     assert [len(prompt), len(chosen), len(rejected)] == [11, 2, 2]
+
+
+def test_csv_holds_pairs_and_conversations(tmp_path: Path) -> None:
+    folder = GOLDEN / "model"
+    (tmp_path / "a.tsv").write_text("prompt\tchosen\trejected\nw1\t w2\t w3\nw4\t w5\t w6\nw7\t w8\n")
+    manifest = prepared(tmp_path / "a.tsv", tmp_path / "tsv", max_bad=1)
+    assert (manifest.samples, manifest.bad_lines) == (2, ["a.tsv, line 4: 2 fields, but the first line has 3"])
+    rows = [{"prompt": "w1", "chosen": " w2", "rejected": " w3"}, {"prompt": "w4", "chosen": " w5", "rejected": " w6"}]
+    prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "jsonl")
+    assert read(tmp_path / "tsv") == read(tmp_path / "jsonl")
+    (tmp_path / "b.csv").write_text("prompt,chosen,rejected\nw1,w2,\n")
+    with pytest.raises(DataError, match=r"b\.csv, line 2: no columns chosen and rejected, only 'prompt', 'chosen'"):
+        prepared(tmp_path / "b.csv", tmp_path / "none", max_bad=0)
+    (tmp_path / "c.csv").write_text("prompt,answer\nw1,w2\n")
+    with pytest.raises(DataError, match=r"c\.csv has the columns prompt, answer, and not chosen and rejected"):
+        prepared(tmp_path / "c.csv", tmp_path / "none")
+    (tmp_path / "d.csv").write_text("instruction,input,output\nw1,,w2\n")
+    made = prepare_sft(tmp_path / "d.csv", tmp_path / "sft", folder, seq_len=46, workers=1)
+    assert (made.samples, made.bad_line_count) == (1, 0)

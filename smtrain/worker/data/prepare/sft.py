@@ -32,7 +32,7 @@ from smtrain.worker.data.prepare.spread.tally import SpreadTally
 from smtrain.worker.data.prepare.workers import spawned_pool
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block
 from smtrain.worker.data.read.hub import commits_of
-from smtrain.worker.data.read.records import record_blocks
+from smtrain.worker.data.read.records import record_blocks, refuse_no_records
 from smtrain.worker.data.read.sources import SourceFile
 from smtrain.worker.data.read.unread import unread_sentence
 from smtrain.worker.data.tokenize.pairs import PairMaker, record_maker
@@ -53,8 +53,8 @@ def prepare_sft(
     """Write conversations, or pairs of answers, as samples into `output`.
 
     The folder appears with its manifest or stays as it was. The arguments are those of `prepare`; inputs are jsonl,
-    JSON, Parquet or Arrow, and conversations take the tokenizer's chat template. Call it from under `if __name__ ==
-    "__main__"`: the workers are spawned.
+    JSON, CSV, Parquet or Arrow, and conversations take the tokenizer's chat template. Call it from under `if __name__
+    == "__main__"`: the workers are spawned.
 
     Raises:
         DataError: If the input cannot be used: no records, more bad records than allowed, no sample on either side of
@@ -154,12 +154,8 @@ def _resolve(
 ) -> _Resolved:  # fmt: skip
     kind = "auto" if options.format in ("alpaca", "messages") else options.format
     inputs = resolve(sources, tokenizer, options, kind, output, commits, say)
-    if other := next((file for file in inputs.flat if file.kind not in ("jsonl", "json", "parquet", "arrow")), None):
-        raise DataError(
-            f"{other.name} is {'tokens' if other.kind == 'megatron' else 'plain text'}, and train.objective: "
-            f"{options.objective} learns from records (jsonl, json, parquet, arrow); remove it, or set "
-            "train.objective: pretrain."
-        )
+    for file in inputs.flat:
+        refuse_no_records(file, options.objective)
     return _Resolved(inputs, record_maker(tokenizer, options), options)
 
 

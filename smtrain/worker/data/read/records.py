@@ -1,8 +1,9 @@
-"""Records with several fields from JSON lines, Parquet and Arrow files, in blocks."""
+"""Records with several fields from JSON lines, tables and CSV, in blocks."""
 
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,18 +14,24 @@ import pyarrow.parquet as pq
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.blocks import BLOCK_BYTES, Block, Stretch, unpacked
 from smtrain.worker.data.read.cut import cut_file
+from smtrain.worker.data.read.forms import delimited
 from smtrain.worker.data.read.forms.arrays import objects
 from smtrain.worker.data.read.reading import BadLine, parse_line, split_lines
 from smtrain.worker.data.read.sources import SourceFile, unreadable
 from smtrain.worker.data.read.tables import arrow_batches
 from smtrain.worker.data.read.unread import UnreadText, unread_columns, unread_in_parquet
 
+KINDS = ("jsonl", "json", "parquet", "arrow", "csv")
+"""Kinds of files that hold records."""
 _ROWS = 1024
 
 
 @dataclass
 class Records:
-    """The records of a block: (line, record) in order, bad lines, and its number of lines, to place later ones."""
+    """The records of a block: (line, record) in order, bad lines, and its number of lines, to place later ones.
+
+    The lines of CSV are those of the file, so that it places none.
+    """
 
     rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     bad: list[BadLine] = field(default_factory=list)
@@ -46,6 +53,9 @@ def record_blocks(file: SourceFile, columns: RecordColumns, stretch: Stretch | N
     """
     if file.kind == "json":
         yield from _lines_of_array(file)
+        return
+    if file.kind == "csv":
+        yield from _rows_of_csv(file, columns)
         return
     if file.kind not in ("parquet", "arrow"):
         yield from cut_file(file, stretch=stretch)
@@ -73,6 +83,34 @@ def _lines_of_array(file: SourceFile) -> Iterator[Block]:
                 yield Block(file, raw.tell() - done, first, b"".join(lines))
                 done, first, lines, size = raw.tell(), False, [], 0
         yield Block(file, file.bytes - done, first, b"".join(lines))
+
+
+def _rows_of_csv(file: SourceFile, columns: RecordColumns) -> Iterator[Block]:
+    """The rows of CSV; an empty field is one that the record lacks."""
+    try:
+        with file.open() as raw:
+            done, first, records, size = 0, True, Records(), 0
+            for line, row in delimited.records(file, unpacked(file, raw), columns.fault):
+                if isinstance(row, BadLine):
+                    records.bad.append(row)
+                    continue
+                records.rows.append((line, {name: text for name, text in row.items() if text}))
+                size += sum(map(len, row.values()))
+                if size >= BLOCK_BYTES:
+                    yield Block(file, raw.tell() - done, first, records)
+                    done, first, records, size = raw.tell(), False, Records(), 0
+            yield Block(file, file.bytes - done, first, records)
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
+        raise unreadable(file, error, "as CSV ") from None
+
+
+def refuse_no_records(file: SourceFile, objective: str) -> None:
+    """Raise DataError for a file of a kind that holds no records."""
+    if file.kind not in KINDS:
+        raise DataError(
+            f"{file.name} is {'tokens' if file.kind == 'megatron' else 'plain text'}, and train.objective: {objective} "
+            f"learns from records ({', '.join(KINDS)}); remove it, or set train.objective: pretrain."
+        )
 
 
 def _batches(
@@ -106,6 +144,8 @@ def _kept(file: SourceFile, names: list[str], columns: RecordColumns) -> list[st
 
 def read_records(block: Block) -> Records:
     """The records of a block."""
+    if isinstance(block.payload, Records):
+        return Records([*block.payload.rows], [*block.payload.bad])  # callers add to it
     records = Records()
     if block.file.kind in ("parquet", "arrow"):
         for batch in pa.ipc.open_stream(block.payload):
