@@ -51,6 +51,17 @@ def said(answer: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": answer.strip()}]
 
 
+def test_messages_that_repeat_the_chosen_conversation_are_read(tmp_path: Path) -> None:
+    row = {
+        "prompt": turns("w1")[0]["content"],
+        "chosen": turns("w1") + said("w2"),
+        "rejected": turns("w1") + said("w3"),
+    }
+    rows = [{**row, "messages": row["chosen"]}, {**row, "messages": turns("w1") + said("w4")}]
+    manifest = prepared(write(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    assert manifest.unread == {"messages": 1}
+
+
 @pytest.mark.parametrize("form", ["explicit", "implicit", "conversational", "conversational_implicit"])
 def test_tokens_are_trl_s(form: str, tmp_path: Path) -> None:
     told: list[str] = []

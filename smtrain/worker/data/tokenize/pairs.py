@@ -81,9 +81,21 @@ def preference(row: dict[str, Any]) -> Preference:
         chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
     if prompt is None:
         prompt, chosen, rejected = _parted(chosen, rejected)
+    if _repeated(row, prompt, chosen):
+        read = {*read, "messages"}
     if isinstance(prompt, str):
         return Preference(prompt, chosen, rejected, read=frozenset({*names, *read}))
     return _conversation(row, prompt, chosen, rejected, {*names, *read})
+
+
+def _repeated(row: dict[str, Any], prompt: Any, chosen: Any) -> bool:
+    """Whether `messages` is the chosen conversation a second time, as UltraFeedback has it."""
+    if not isinstance(prompt, list) or not isinstance(row.get("messages"), list):
+        return False
+    try:
+        return bool(_turns(row["messages"], "messages") == [*prompt, *chosen])
+    except RecordFault:  # it is not needed
+        return False
 
 
 def _conversation(row: dict[str, Any], prompt: Turns, chosen: Any, rejected: Any, read: set[str]) -> Preference:
