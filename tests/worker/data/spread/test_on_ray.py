@@ -1,6 +1,6 @@
 """Tasks on real Ray clusters: one digest for any machines, and for any that die.
 
-$SMTRAIN_KILLS sets the number of kills of the full test (default 4).
+$SMTRAIN_KILLS sets the number of kills of the full test (default 4), $SMTRAIN_PAUSE the seconds of its pause (20).
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,11 +34,13 @@ from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from tests.worker.data.corpora import digest
 
+PAUSE = float(os.environ.get("SMTRAIN_PAUSE", "20"))
 KILLS = int(os.environ.get("SMTRAIN_KILLS", "4"))
 OPTIONS = PrepareOptions(
     seq_len=32, workers=1, holdout=HoldOut(fraction=0.1), shard_bytes=9 << 20, max_bad=99,
     cleaning=Cleaning(deduplicate=True),
 )  # fmt: skip
+KILLED = dataclasses.replace(OPTIONS, cleaning=Cleaning(deduplicate=True, near=NearDuplicates(words=5)))
 NEAR = Cleaning(deduplicate=True, near=NearDuplicates(similarity=0.7, words=3, permutations=32))
 
 
@@ -147,55 +151,144 @@ from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.spread import nodes
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
-from tests.worker.data.spread.test_on_ray import OPTIONS
+from tests.worker.data.spread.test_on_ray import KILLED
 text, out, model, place, port = sys.argv[1:]
 def run(executor):
-    prepare(text, Path(out), Path(model), OPTIONS, spread=Spread(executor, place, share_bytes=4 << 20))
+    prepare(text, Path(out), Path(model), KILLED, spread=Spread(executor, place, share_bytes=4 << 20))
 if __name__ == "__main__":
     nodes.on_cluster(SharedPlace(place), "127.0.0.1", int(port), lambda line: print(line, file=sys.stderr), run)
 """
 
 
+class Killed:
+    """A preparation by a first host in a process of its own; others join from threads of this one."""
+
+    def __init__(self, folder: Path, text: Path, model: Path) -> None:
+        self.place, self.statuses = folder / "place", list[int]()
+        self.done: dict[str, tuple[int, int]] = {}
+        self.again: set[str] = set()
+        self.most = 0
+        self.tokens: set[str] = set()
+        command = [sys.executable, "-c", DRIVER, *map(str, (text, folder / "out", model, self.place))]
+        self.command, self.log = command, folder / "log"
+        self.run = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen([*self.command, str(free_port())], stderr=log)
+
+    def look(self) -> int:
+        """See which shares are done, and which of those that were done at the last kill were written again."""
+        with suppress(OSError, ValueError, KeyError):
+            os.environ["RAY_AUTH_TOKEN"] = json.loads((self.place / nodes.MEETING).read_text())["token"]
+            self.tokens.add(os.environ["RAY_AUTH_TOKEN"])
+        there = self.records()
+        self.most = max(self.most, len(there))
+        self.again |= {name for name, when in there.items() if self.done.get(name, when) != when}
+        return len(there)
+
+    def records(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for path in self.place.glob("*/share-*.json"):
+            with suppress(OSError):
+                found[path.name] = (path.stat().st_mtime_ns, path.stat().st_ino)
+        return found
+
+    def after_more(self, shares: int) -> bool:
+        """Wait for so many further shares; False if the run ends first."""
+        wanted, deadline = self.look() + shares, time.monotonic() + 240
+        while self.look() < wanted:
+            if self.run.poll() is not None:
+                return False
+            assert time.monotonic() < deadline, "no share is done any more"
+            time.sleep(0.05)
+        return True
+
+    def kill(self, words: tuple[str, ...], number: int) -> bool:
+        pids = ours(*words) if words else [self.run.pid]
+        self.done = self.records()
+        for pid in pids[number % len(pids) :][:1] if pids else ():
+            os.kill(pid, signal.SIGKILL)
+        if not words:
+            self.statuses.append(self.run.wait())
+            self.run = self.start()
+        return bool(pids)
+
+
 @pytest.mark.full  # the gate has a worker that is killed above, and a driver in test_spread.py
 def test_killed_again_and_again_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer_folder: Path) -> None:
     draw = random.Random(5)
-    text = write(tmp_path / "text", 60)
-    prepare(text, tmp_path / "wanted", tokenizer_folder, OPTIONS, progress=ignore, say=ignore)
-    place, stop = tmp_path / "place", threading.Event()
-    joined = [
-        threading.Thread(target=nodes.join, args=(SharedPlace(str(place)), "127.0.0.1", stop, 1)) for _ in range(2)
-    ]
-    kinds = [("ray::outcome",), ("raylet/raylet",), ("gcs_server",), ()]
-    kills: list[str] = []
-    ends: list[str] = []
+    text = write(tmp_path / "text", 20 * KILLS + 60)
+    stop = threading.Event()
+    kinds = [("ray::outcome",), ("gcs_server",), (), ("raylet/raylet",)] * KILLS
     with ExitStack() as stack:
-        for thread in joined:
-            stack.callback(thread.join)
-        stack.callback(stop.set)
+        run = Killed(tmp_path, text, tokenizer_folder)
+        stack.callback(lambda: run.run.kill())
+        place = SharedPlace(str(run.place))
+        joined = [threading.Thread(target=nodes.join, args=(place, "127.0.0.1", stop, 1)) for _ in range(2)]
         joined[0].start()
-        while True:
-            command = [sys.executable, "-c", DRIVER, *map(str, (text, tmp_path / "out", tokenizer_folder, place))]
-            run = subprocess.Popen([*command, str(free_port())], stderr=subprocess.PIPE, text=True)
-            while run.poll() is None and len(kills) < KILLS:
-                time.sleep(draw.uniform(5, 40))
-                words = draw.choice(kinds)
-                with suppress(OSError, ValueError, KeyError):
-                    os.environ["RAY_AUTH_TOKEN"] = json.loads((place / nodes.MEETING).read_text())["token"]
-                pids = ours(*words) if words else [run.pid]
-                if pids and run.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.kill(draw.choice(pids), signal.SIGKILL)
-                    kills.append(words[0] if words else "driver")
-                if len(kills) == 2 and not joined[1].is_alive():
-                    joined[1].start()  # late
-            said = run.communicate(timeout=400)[1]
-            if run.returncode == 0:
-                break
-            ends.append(f"{run.returncode}: {said.strip().splitlines()[-1][:200] if said.strip() else ''}")
-            assert len(ends) <= KILLS + 2, ends
-    print(kills, *ends, sep="\n")
-    assert len(kills) >= min(KILLS, 2)
+        stack.callback(joined[0].join)
+        stack.callback(stop.set)
+        kills: list[tuple[str, ...]] = []
+        while len(kills) < KILLS:
+            assert run.after_more(2), "it ended before all kills"
+            time.sleep(draw.uniform(0, 1))
+            if run.kill(kinds[len(kills)], draw.randrange(9)):
+                kills.append(kinds[len(kills)])
+            if len(kills) == 2 and not joined[1].ident:
+                joined[1].start()  # late
+                stack.callback(joined[1].join)
+                stack.callback(stop.set)
+        assert run.after_more(2)
+        paused = [pid for pid in ours("raylet/raylet") if b"--head" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(paused[0], signal.SIGSTOP)
+        began = time.monotonic()
+        while time.monotonic() < began + PAUSE and run.run.poll() is None:
+            run.look()
+            time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.kill(paused[0], signal.SIGCONT)
+        while run.run.poll() is None:
+            run.look()
+            time.sleep(0.05)
+        run.statuses.append(run.run.wait())
+        said = (tmp_path / "log").read_text()
+        assert run.statuses == [-signal.SIGKILL] * kills.count(()) + [0], said[-3000:]
+        assert said.count("It is started again.") >= kills.count(("gcs_server",))
+        print(len(kills), "kills; shares written again:", sorted(run.again), "of", run.most)
+        assert len(run.again) <= 3 * len(kills), "finished shares were done again"
+        stop.set()
+        for thread in joined:
+            thread.join()
+        for token in run.tokens:
+            os.environ["RAY_AUTH_TOKEN"] = token
+            assert not ours(), "processes are left"
+    prepare(text, tmp_path / "wanted", tokenizer_folder, KILLED, progress=ignore, say=ignore)
     assert digest(tmp_path / "out") == digest(tmp_path / "wanted")
+
+
+def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="lt"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    own = tempfile.mkdtemp(prefix="smray", dir=folder)
+    nodes._locked(own)
+    make = "import sys, time; from smtrain.worker.data.prepare.spread import nodes; nodes._locked(sys.argv[1]); "
+    other = tempfile.mkdtemp(prefix="smray", dir=folder)
+    command = [sys.executable, "-c", f"{make}print(flush=True); time.sleep(60)", other]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{other}/session"])
+        nodes.remove_left_folders()
+        assert {*folder.iterdir()} == {Path(own), Path(other)}
+        holder.kill()
+        holder.wait()
+        nodes.remove_left_folders()
+        assert [*folder.iterdir()] == [Path(own)]
+        assert left.wait(5) == -signal.SIGKILL
+    shutil.rmtree(folder)
 
 
 @pytest.mark.full  # the gate has a cluster of our own above

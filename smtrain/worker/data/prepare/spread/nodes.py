@@ -1,12 +1,14 @@
 """A Ray cluster on the hosts of a job: the first host starts its head and drives, the others join it and wait.
 
 They meet in the place that all of them see: the head writes its address and a secret there. A host whose part of the
-cluster dies starts it again. The cluster ends with the job.
+cluster dies starts it again. If that is the first host, its process starts itself again too, because Ray blocks a
+driver whose cluster is gone, and ends it after a minute. The cluster ends with the job.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import secrets
@@ -39,6 +41,9 @@ _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
 _OF_BEFORE = 60.0  # seconds for which an end that is there at once may be that of an earlier attempt
 _AGAIN = 5
+_STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often this process has started its cluster
+_FOLDER = "smray"
+_LOCK = "lock"
 _LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
 
 
@@ -46,7 +51,9 @@ class RayNode:
     """This host's part of a cluster, as a child process; `arguments` are those of `ray start`."""
 
     def __init__(self, arguments: list[str], token: str, cores: int) -> None:
-        self._folder = tempfile.mkdtemp(prefix="ray", dir=_short_folder())
+        remove_left_folders()
+        self._folder = tempfile.mkdtemp(prefix=_FOLDER, dir=_short_folder())
+        self._lock: int | None = _locked(self._folder)
         self._process = subprocess.Popen(
             [
                 sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block",
@@ -71,6 +78,9 @@ class RayNode:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
 
 
 @cache
@@ -87,6 +97,31 @@ def cluster_environment(token: str) -> dict[str, str]:
 def _short_folder() -> str | None:
     folders = [tempfile.gettempdir(), "/tmp", "/dev/shm"]  # noqa: S108
     return next((one for one in folders if len(one) <= _LONGEST and os.access(one, os.W_OK)), None)
+
+
+def _locked(folder: str) -> int:
+    """Lock a folder for the life of this process; it appears locked, so no other process takes it for left behind."""
+    path = Path(folder, f"{_LOCK}.new")
+    lock = os.open(path, os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    path.rename(path.with_name(_LOCK))
+    return lock
+
+
+def remove_left_folders() -> None:
+    """Delete the folders of nodes whose process was killed, and end what still runs in them."""
+    for path in Path(_short_folder() or tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
+        try:
+            lock = os.open(path, os.O_RDWR)
+        except OSError:  # it has just been removed, or it is another user's
+            continue
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for pid in _of_session(-1, str(path.parent)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(path.parent, ignore_errors=True)
+        os.close(lock)
 
 
 def _ends_with_parent() -> None:
@@ -110,25 +145,52 @@ def _of_session(leader: int, folder: str) -> list[int]:
 
 
 @contextmanager
-def head(place: SharedPlace, address: str, port: int, cores: int) -> Iterator[RayExecutor]:
-    """The cluster of a job, from its first host: an executor on it. Raises SmtrainError if it does not start."""
+def head(
+    place: SharedPlace, address: str, port: int, cores: int, gone: Callable[[], None] = lambda: None
+) -> Iterator[RayExecutor]:
+    """The cluster of a job, from its first host: an executor on it.
+
+    `gone` is called in a thread if the cluster dies, also while Ray blocks this one. Raises SmtrainError if it does not
+    start.
+    """
     token = cluster_token()
     os.environ.update(cluster_environment(token))  # before Ray is imported, which reads it then
     ray_package()
     arguments = ["--head", f"--node-ip-address={address}", f"--port={port}", "--include-dashboard=false"]
     node = RayNode(arguments, token, cores)
+    ends = threading.Event()
+
+    def watch() -> None:
+        while not ends.wait(_LOOK_S):
+            if not node.runs:
+                node.close()
+                gone()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
     stack = ExitStack()
     try:
         _wait_for(node, address, port)
+        watcher.start()
         place.write(MEETING, json.dumps({"address": f"{address}:{port}", "token": token}).encode())
         executor = RayExecutor(f"{address}:{port}", alive=lambda: node.runs)
         try:
             stack.enter_context(executor)
         except SmtrainError as error:
             raise LostClusterError(str(error)) from None
-        yield executor
+        try:
+            yield executor
+        except LostClusterError:
+            raise  # the watcher stays: disconnecting from a dead cluster blocks too
+        except BaseException:
+            ends.set()
+            raise
+        ends.set()
     finally:
         stack.close()
+        ends.set()
+        if watcher.is_alive():
+            watcher.join()
         node.close()
 
 
@@ -149,20 +211,33 @@ def _wait_for(node: RayNode, address: str, port: int) -> None:
 def on_cluster(
     place: SharedPlace, address: str, port: int, say: Callable[[str], None], run: Callable[[RayExecutor], T]
 ) -> T:
-    """Call `run` with an executor; start the cluster again, a few times, if it dies. The others hear of the end."""
-    left = _AGAIN
+    """Call `run` with an executor. The others hear of the end.
+
+    If the cluster dies, this process starts its own command again, a few times; `run` must resume then.
+    """
+    started = int(os.environ.get(_STARTED, "0")) + 1
+    os.environ[_STARTED] = str(started)
+
+    def gone(error: object = f"the Ray cluster at {address}:{port} is gone.") -> None:
+        if started < _AGAIN:
+            say(f"prepare: {error} It is started again.")
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+        say(f"prepare: {error} It has died {started} times; what is done is kept, run the same command again to resume")
+        os._exit(1)
+
     try:
-        while True:
-            try:
-                with head(place, address, port, cores_here()) as executor:
-                    return run(executor)
-            except LostClusterError as error:
-                left -= 1
-                if not left:
-                    raise
-                say(f"prepare: {error} It is started again.")
+        with head(place, address, port, cores_here(), gone) as executor:
+            result = run(executor)
+    except LostClusterError as error:
+        if started < _AGAIN:
+            gone(error)
+        raise
     finally:
+        # not reached if this process starts again
         place.write(MEETING, json.dumps({"ended": True}).encode())
+        os.environ.pop(_STARTED, None)
+    return result
 
 
 def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from smtrain.worker.data.prepare.spread.work import TaskOutcome, outcome
 
 RETRIES = 2
 """Further tries of a task whose process or machine died; a share that crashes each time is set aside."""
+_LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
 _LOOK_S = 1.0
 _COMES_WITHIN = 60.0
@@ -81,8 +83,15 @@ class RayExecutor:
         ray = ray_package()
         remote = ray.remote(outcome)
         known = [ray.put(value) for value in shared]
-        running: dict[Any, Any] = {}
-        cores, looked, more = 0, 0.0, True
+        running: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        lost: Counter[Any] = Counter()
+
+        def submit(label: Any, arguments: tuple[Any, ...]) -> None:
+            take = max(1, each // 2) if large else 1
+            task = remote.options(num_cpus=take, max_retries=RETRIES, scheduling_strategy="SPREAD")
+            running[task.remote(function, *known, *arguments)] = label, arguments
+
+        cores, each, looked, more = 0, 1, 0.0, True
         try:
             while True:
                 if not self._alive():
@@ -96,17 +105,22 @@ class RayExecutor:
                     if item is None:
                         more = False
                         break
-                    label, arguments = item
-                    take = max(1, each // 2) if large else 1
-                    task = remote.options(num_cpus=take, max_retries=RETRIES, scheduling_strategy="SPREAD")
-                    running[task.remote(function, *known, *arguments)] = label
+                    submit(*item)
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
                 for reference in ready:
-                    label = running.pop(reference)
-                    yield label, _result(ray, reference)
-        except ray.exceptions.RaySystemError as error:
+                    label, arguments = running.pop(reference)
+                    try:
+                        yield label, _result(ray, reference)
+                    except ray.exceptions.NodeDiedError:  # says nothing about the task
+                        lost[label] += 1
+                        if lost[label] > _LOST:
+                            raise
+                        submit(label, arguments)
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
             raise LostClusterError(f"the Ray cluster at {self._address} is gone ({first_line(error)}).") from None
         finally:
             for reference in running if self._alive() else ():
@@ -123,6 +137,6 @@ def _cores(ray: Any) -> tuple[int, int]:
 def _result(ray: Any, reference: Any) -> TaskOutcome:
     try:
         result: TaskOutcome = ray.get(reference)
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
         return TaskOutcome(error=first_line(error), crashed=True)
     return result
