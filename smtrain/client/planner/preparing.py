@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import ceil
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.data import Data
@@ -12,6 +13,9 @@ from smtrain.core.extras import MODULES
 from smtrain.core.facts import table
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 
+_DOCUMENT = 3000  # bytes
+_BANDS = 16  # of the default similarity and permutations
+_STORED, _BYTES_A_KEY, _PASS_BYTES = 12, 64, 512 << 20  # as worker/data/prepare/spread/driver.py has them
 _SIZE = re.compile(r"\.(\d*)(x?)large$")
 
 
@@ -42,6 +46,25 @@ def vcpus(kind: str) -> int:
     return 2
 
 
+def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) -> str:
+    """What finding duplicates among all documents on several machines takes a terabyte; "" if it is not asked for."""
+    rows = {"data.deduplicate": data.deduplicate, "data.near_duplicates": data.near_duplicates is not None}
+    if data.machines == 1 or not any(rows.values()):
+        return ""
+    each = []
+    for key, asked in rows.items():
+        keys = 1e12 / _DOCUMENT * (_BANDS if key == "data.near_duplicates" else 1)
+        tasks = ceil(keys * _BYTES_A_KEY / _PASS_BYTES)
+        seconds = keys / assumptions["duplicate_keys_per_s_vcpu"] / vcpus(kind) / data.machines
+        if asked:
+            each.append(
+                f"{key} {spell(seconds)}, {keys * _STORED / 1e9:.0f} GB written and read, {tasks} tasks of 0.5 GB of "
+                "memory"
+            )
+    bands = f" and {_BANDS} bands" if rows["data.near_duplicates"] else ""
+    return f"prepare: a TB of text, at 3 KB a document{bands}, also takes {'; '.join(each)} (computed)"
+
+
 def preparing_warnings(
     config: JobConfig, kind: str, size: float | None, assumptions: Mapping[str, float] | None = None
 ) -> list[str]:
@@ -54,6 +77,8 @@ def preparing_warnings(
         each = ", ".join(f"{key} {spell(seconds * 1e9 / machines)}" for key, seconds in passes.items())
         whole = f"; {spell(sum(passes.values()) * size / machines)} for this text" if size else ""
         out.append(f"prepare: on {where}, a GB of text takes {each}{whole}")
+    if not data.prepared and (said := duplicates_warning(data, kind, assumptions or table("prices")["assumptions"])):
+        out.append(said)
     if config.target == "aws":
         for need in data_needs(data.model_dump()):
             if need == "data.machines" and data.machines > 1:
