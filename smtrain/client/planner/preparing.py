@@ -47,7 +47,7 @@ def vcpus(kind: str) -> int:
 
 
 def duplicates_warning(data: Data, kind: str, assumptions: Mapping[str, float]) -> str:
-    """What finding duplicates among all documents on several machines takes a terabyte; "" if it is not asked for."""
+    """State time and data a terabyte of finding duplicates on several machines; "" if it is not asked for."""
     rows = {"data.deduplicate": data.deduplicate, "data.near_duplicates": data.near_duplicates is not None}
     if data.machines == 1 or not any(rows.values()):
         return ""
