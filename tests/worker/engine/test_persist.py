@@ -41,7 +41,8 @@ def whole_state(checkpoint: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_no_steps_change_no_bit(name: str, four: World, tmp_path: Path) -> None:
     config = CONFIGS[name]
     expected = cases.weights(config)
-    for text in ("221 sp", "141", "411") if name.startswith("llama") else ("221 sp", "411"):
+    widest = "212" if name.startswith("phi3") else "411"  # a fused matrix has no copies of key and value heads
+    for text in ("221 sp", "141", widest) if name.startswith("llama") else ("221 sp", widest):
         four.run(cases.save_start, config, text, tmp_path / text)
         saved = cases.read_all(tmp_path / text / "step_00000000")
         assert saved.keys() == expected.keys()
