@@ -158,15 +158,15 @@ def resolve(config: JobConfig, target: JobPlace) -> Resolved:
 
 
 def _placed(section: Any, key: str, place: Callable[[str | None, str], str | None]) -> Any:
-    """An optional section of `data` with the path in `key` under a URI."""
-    return section and section.model_copy(update={key: place(getattr(section, key), "text")})
+    """An optional section with the text in `key`, if it names one, under a URI."""
+    path = section and getattr(section, key)
+    return section.model_copy(update={key: place(path, "text")}) if path else section
 
 
 def _placed_train(config: JobConfig, target: JobPlace, place: Callable[[str | None, str], str | None]) -> Train:
     """The section `train` with the held-out text and the reference of dpo under URIs."""
     train = config.train
-    if train.validation is not None and train.validation.path is not None:
-        placed = train.validation.model_copy(update={"path": place(train.validation.path, "text")})
+    if (placed := _placed(train.validation, "path", place)) is not train.validation:
         train = train.model_copy(update={"validation": placed})
     if train.dpo is not None and train.dpo.folder is not None:
         path = train.dpo.folder

@@ -26,7 +26,7 @@ from smtrain.client.launch.stages import Chain
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.checks.machines import least_time
-from smtrain.core.config.schema import other_inputs
+from smtrain.core.config.schema import inputs_of
 from smtrain.core.config.slurm_options import options_of
 from smtrain.core.config.units import spell
 from smtrain.core.extras import MODULES
@@ -101,10 +101,9 @@ def _inputs(chain: Chain, place: SlurmPlace) -> Iterator[Finding]:
 def inputs_in_place(chain: Chain) -> list[str]:
     """The paths that a run reads in place; inputs that it copies first do not exist there yet."""
     config, copied = chain.config, {upload.uri for upload in chain.resolved.uploads}
-    uris = [config.model.path, config.data.prepared, config.evaluate.data]
-    uris += [path for _, _, path in other_inputs(config)]
-    uris += [source.path for source in config.data.all_sources]
-    return list(dict.fromkeys(path_of(uri) for uri in uris if uri and uri.startswith(SCHEME) and uri not in copied))
+    return list(
+        dict.fromkeys(path_of(uri) for _, uri in inputs_of(config) if uri.startswith(SCHEME) and uri not in copied)
+    )
 
 
 def _partitions(chain: Chain, place: SlurmPlace, stages: Sequence[Stage]) -> Iterator[Finding]:

@@ -123,6 +123,21 @@ def other_inputs(config: JobConfig) -> list[tuple[str, str, str]]:
     return [(key, channel, path) for key, channel, path in named if path]
 
 
+def inputs_of(config: JobConfig) -> list[tuple[str, str]]:
+    """(key, path) of everything that the stages of a run read: models, text, tests, prepared data, tasks."""
+    reference = config.train.preference.folder if config.train.preference else None
+    named = [
+        ("model.path", config.model.path),
+        ("model.weights", config.model.weights),
+        ("train.dpo.reference", reference),
+        ("data.prepared", config.data.prepared),
+        ("evaluate.data", config.evaluate.data),
+        *(("data.path", source.path) for source in config.data.all_sources),
+        *((key, path) for key, _, path in other_inputs(config)),
+    ]
+    return [(key, path) for key, path in named if path]
+
+
 def text_channels(config: JobConfig) -> list[str]:
     """The prepare stage's input channel of each source: `text`, or `text_0`, `text_1`... of several."""
     return [f"text_{i}" for i in range(len(config.data.sources))] or ["text"]

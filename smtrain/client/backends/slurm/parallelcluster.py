@@ -13,7 +13,7 @@ from typing import Any
 from smtrain.client.planner.cost import Prices, own_prices
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.machines import trainium2_instead
-from smtrain.core.config.schema import other_inputs
+from smtrain.core.config.schema import inputs_of
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import instance
 from smtrain.core.near import hint
@@ -138,10 +138,7 @@ def _training(config: JobConfig, site: Site, kind: str) -> dict[str, Any]:
 
 def _buckets(config: JobConfig) -> list[str]:
     """Buckets of the config's inputs, which nodes must be allowed to read."""
-    uris = [config.model.path, config.data.prepared, config.evaluate.data]
-    uris += [path for _, _, path in other_inputs(config)]
-    uris += [source.path for source in config.data.all_sources]
-    return sorted({split_uri(uri)[0] for uri in uris if uri and uri.startswith("s3://")})
+    return sorted({split_uri(uri)[0] for _, uri in inputs_of(config) if uri.startswith("s3://")})
 
 
 def _resource(kind: str, count: int) -> dict[str, Any]:

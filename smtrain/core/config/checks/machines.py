@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
-from smtrain.core.config.schema import JobConfig
+from smtrain.core.config.schema import JobConfig, inputs_of
 from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
@@ -172,16 +172,8 @@ def machine_faults(config: JobConfig) -> Iterator[Fault]:
 
 def _places(config: JobConfig) -> list[tuple[str, str]]:
     """The keys that may hold a URI, with their values."""
-    named = {
-        "model.path": config.model.path,
-        "model.weights": config.model.weights,
-        "train.dpo.reference": config.train.preference.folder if config.train.preference else None,
-        "data.prepared": config.data.prepared,
-        "checkpoint.s3_uri": config.checkpoint.s3_uri,
-        "output.s3_uri": config.output.s3_uri,
-    }
-    every = [*named.items(), *(("data.path", source.path) for source in config.data.all_sources)]
-    return [(key, uri) for key, uri in every if uri]
+    written = (("checkpoint.s3_uri", config.checkpoint.s3_uri), ("output.s3_uri", config.output.s3_uri))
+    return [*inputs_of(config), *((key, uri) for key, uri in written if uri)]
 
 
 def _name_faults(config: JobConfig) -> Iterator[Fault]:

@@ -249,21 +249,10 @@ class PairMaker:
         fitted = [self._fitted(ids, counts) for ids in self._encoded(pairs)]
         samples = [sample for pair in fitted for sample in pair]
         kept = np.array([bool(pair) for pair in fitted], bool)
-        sides = None
-        if self.holdout:
-            hashes = [conversation_hash([{"prompt": pair.prompt}]) for pair, _ in pairs]
-            sides = self.holdout.by_hash(np.array(hashes, np.uint64))
-        return SamplePiece(
-            block.without_payload(),
-            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
-            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
-            np.array([len(ids) for ids, _ in samples], np.int32),
-            sorted(records.bad, key=lambda bad: bad.line),
-            records.lines,
-            +counts,
-            None if sides is None else np.repeat(sides[kept], self.sequences),
-            unread,
-        )
+        hashes = [conversation_hash([{"prompt": pair.prompt}]) for pair, _ in pairs] if self.holdout else []
+        sides = self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None
+        sides = None if sides is None else np.repeat(sides[kept], self.sequences)
+        return SamplePiece.of(block, records, samples, counts, sides, unread)
 
     def _named(self, row: dict[str, Any]) -> dict[str, Any]:
         columns = self.options.columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from smtrain.worker.data.clean.holdout import conversation_hash
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.read.blocks import Block
 from smtrain.worker.data.read.reading import BadLine
-from smtrain.worker.data.read.records import RecordColumns, read_records
+from smtrain.worker.data.read.records import RecordColumns, Records, read_records
 from smtrain.worker.data.read.unread import UnreadText
 from smtrain.worker.data.tokenize.chat import (
     COLUMNS,
@@ -59,6 +59,24 @@ class SamplePiece:
     counts: Counter[str]
     sides: NDArray[np.int8] | None = None
     unread: UnreadText = field(default_factory=UnreadText)
+
+    @classmethod
+    def of(
+        cls, block: Block, records: Records, samples: Sequence[tuple[NDArray[Any], NDArray[np.uint8]]],
+        counts: Counter[str], sides: NDArray[np.int8] | None, unread: UnreadText,
+    ) -> SamplePiece:  # fmt: skip
+        """The piece of a block with these samples: ids and mask of each."""
+        return cls(
+            block.without_payload(),
+            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
+            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
+            np.array([len(ids) for ids, _ in samples], np.int32),
+            sorted(records.bad, key=lambda bad: bad.line),
+            records.lines,
+            +counts,
+            sides,
+            unread,
+        )
 
 
 class SampleMaker:
@@ -136,17 +154,8 @@ class SampleMaker:
         sides = self.holdout.by_hash(np.array(hashes, np.uint64)) if self.holdout else None
         samples = [sample for sample in fitted if sample is not None]
         kept = np.array([sample is not None for sample in fitted], bool)
-        return SamplePiece(
-            block.without_payload(),
-            np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in samples)]),
-            np.concatenate([np.zeros(0, np.uint8), *(mask for _, mask in samples)]),
-            np.array([len(ids) for ids, _ in samples], np.int32),
-            sorted(records.bad, key=lambda bad: bad.line),
-            records.lines,
-            +counts,
-            None if sides is None else sides[kept],
-            unread,
-        )
+        sides = None if sides is None else sides[kept]
+        return SamplePiece.of(block, records, samples, counts, sides, unread)
 
     def _unread(self, row: dict[str, Any], dialogue: Dialogue, texts: list[Rendered]) -> UnreadText:
         """The text of a record that its samples do not have."""

@@ -10,6 +10,7 @@ import pytest
 from smtrain.client.backends.slurm.parallelcluster import OSES, Site, dollars_per_hour, template
 from smtrain.client.planner.resolve import load_config
 from smtrain.core.config import JobConfig
+from smtrain.core.config.training import DpoSection
 from smtrain.core.errors import ConfigError
 
 SITE = Site(head_subnet="subnet-0123456789abcdef0", compute_subnet="subnet-0123456789abcdef1", key_name="mine")
@@ -75,6 +76,16 @@ def test_nodes_may_read_the_buckets_of_inputs(raw: dict[str, Any]) -> None:
     made = template(config({**raw, "data": {"path": "s3://corpus/text"}}), SITE)
     assert [one["Iam"] for one in made["Scheduling"]["SlurmQueues"]] == [{"S3Access": [{"BucketName": "corpus"}]}] * 2
     assert all("Iam" not in one for one in template(config(raw), SITE)["Scheduling"]["SlurmQueues"])
+
+
+def test_nodes_may_read_the_buckets_of_a_reference_and_of_tests_too(raw: dict[str, Any]) -> None:
+    tested = {"path": "s3://corpus/text", "decontaminate": {"path": "s3://tests/t"}}
+    plain = config({**raw, "data": tested})
+    pairs = {"objective": "dpo", "dpo": DpoSection(reference="s3://references/m")}
+    train, _ = template(plain.model_copy(update={"train": plain.train.model_copy(update=pairs)}), SITE)["Scheduling"][
+        "SlurmQueues"
+    ]
+    assert [one["BucketName"] for one in train["Iam"]["S3Access"]] == ["corpus", "references", "tests"]
 
 
 def test_the_train_nodes_alone_run_and_may_read_a_script_as_they_start(raw: dict[str, Any]) -> None:
