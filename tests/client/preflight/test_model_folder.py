@@ -27,7 +27,11 @@ def quantized(folder: Path) -> None:
         (unknown, "has model_type 'arcee', which smtrain cannot train", "nearest is llama, which has no kind = x"),
         (quantized, "is quantized (mxfp4)", "give the bf16 or fp32 model"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read", ""),
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json cannot be read", ""),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            "config.json cannot be read (it is not a JSON object)",
+            "",
+        ),
         (lambda folder: (folder / "config.json").unlink(), "without its config.json", ""),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors", ""),
     ],

@@ -218,10 +218,12 @@ def _check_tokens(tally: TokenTally | SpreadTally, seq_len: int, sources: list[s
             tally.close()
             held = tally.held_from_sources
             left = f" (without {held.documents} that {key} holds out)" if held else ""
+            dropped = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items())
+            dropped = f" (left out: {dropped})" if dropped else ""
             remedy = f"add text, hold out less ({key}) or lower train.seq_len" if left else ""
             raise DataError(
-                f"{source} gives {part.tokens} tokens in {part.documents} documents{left}, and one sample needs "
-                f"seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
+                f"{source} gives {part.tokens} tokens in {part.documents} documents{left}{dropped}, and one sample "
+                f"needs seq_len + 1 = {seq_len + 1}; {remedy or 'add text or lower train.seq_len'}."
             )
     if held_out and held_out.tokens < 2:
         tally.close()

@@ -35,6 +35,8 @@ def test_documents_in_other_languages_are_left_out_and_counted(tmp_path: Path, t
     made = prepared(tmp_path / "text", texts, tokenizer_folder, languages=Languages(("en", "fr")))
     assert made.documents == 2
     assert made.dropped == {"by language: de": 2, "by language: unsure": 1}
+    with pytest.raises(DataError, match=r"gives 0 tokens in 0 documents \(left out: 5 by language: \w+"):
+        prepared(tmp_path / "other", [GERMAN] * 5, tokenizer_folder, languages=Languages(("ja",)))
 
 
 def test_the_language_model_is_one_that_the_user_names(tmp_path: Path) -> None:
