@@ -20,6 +20,8 @@ class Step:
     uri: str
     lacking: tuple[str, ...]
     """Files that are missing, or of another size than in the manifest; the manifest itself if it is missing."""
+    model: dict[str, Any] | None
+    """The config.json of the model that was trained, if the record holds it."""
 
     @property
     def name(self) -> str:
@@ -47,10 +49,12 @@ def saved_steps(target: JobPlace, uri: str, job: str | None = None) -> list[Step
     steps = []
     for _, step in lines.steps(lines.parts(job if job in lines.folders else lines.newest)):
         files = {name[len(step) + 1 :]: size for name, size in held.items() if name.startswith(f"{step}/")}
-        lacking = [_RECORDS[0]]
+        lacking, model = [_RECORDS[0]], None
         if record := next((name for name in _RECORDS if name in files), None):
-            about: dict[str, Any] = json.loads(read(f"{step}/{record}"))["files"]  # a size each, or a mapping with it
-            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about.items()}
+            about = json.loads(read(f"{step}/{record}"))
+            model = about.get("config")
+            # a size each, or a mapping with it
+            sizes = {name: entry if isinstance(entry, int) else entry["size"] for name, entry in about["files"].items()}
             lacking = [name for name, size in sizes.items() if files.get(name) != size]
-        steps.append(Step(f"{uri}{step}/", tuple(lacking)))
+        steps.append(Step(f"{uri}{step}/", tuple(lacking), model))
     return steps

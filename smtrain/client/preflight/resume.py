@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smtrain.client.backends.choose import sagemaker
-from smtrain.client.jobs.checkpoints import saved_steps
+from smtrain.client.jobs.checkpoints import Step, saved_steps
 from smtrain.client.launch.ownership import look
-from smtrain.client.preflight.context import Context, Unread
+from smtrain.client.preflight.context import Context, Unread, described_in
 from smtrain.client.preflight.findings import Finding
-from smtrain.core.errors import JobError
+from smtrain.core.errors import CheckpointError, JobError
+from smtrain.core.model.hf_config import normalise
 from smtrain.core.protocol.owner import OwnerError, owner_uri
 from smtrain.stages.base import checkpoint_uri
 
@@ -48,6 +49,11 @@ def resume(context: Context) -> Iterator[Finding]:
             f"{_names(newest.lacking)}",
             "restore the missing files, or give the run another name to start over",
         )  # fmt: skip
+    elif _of_another_model(context, whole[-1]):
+        yield Finding(
+            "resume", "fault", f"{whole[-1].uri} holds another model than the config.json of model.path describes",
+            "name the model that it was trained from, or give the run another name to start over",
+        )  # fmt: skip
     elif newest.whole:
         yield Finding("resume", "ok", f"resumes from {newest.uri}")
     else:
@@ -56,6 +62,17 @@ def resume(context: Context) -> Iterator[Finding]:
             f"{whole[-1].name}",
             "nothing needs to be done; the steps since then are trained again",
         )  # fmt: skip
+
+
+def _of_another_model(context: Context, step: Step) -> bool:
+    """True if the trained model has other sizes than the config's; the worker refuses to resume from it."""
+    try:
+        described = described_in(context, context.model_path)
+        if described is None or step.model is None:
+            return False
+        return normalise(described).shape != normalise(step.model).shape
+    except (CheckpointError, Unread):
+        return False  # check `model` reports it
 
 
 def _taken(context: Context) -> Finding | None:

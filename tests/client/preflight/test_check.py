@@ -23,6 +23,7 @@ from smtrain.client.preflight.limits import violations
 from smtrain.plane.client import ensure_running
 from smtrain.stages import stages_of
 from tests.client.preflight.account import Account, Answer
+from tests.conftest import LLAMA
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 OTHER_ROLE = "arn:aws:iam::123456789012:role/of/training"
@@ -478,6 +479,14 @@ def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucke
     assert f"resumes from {run}/step_00000005/" in str(report(aws, "resume"))
     put(f"{run}/tiny-train-aaaaaaaa/step_00000007", {"manifest.json": manifest, "a.safetensors": b"abc"})
     assert f"resumes from {run}/tiny-train-aaaaaaaa/step_00000007/" in str(report(aws, "resume"))
+    other = {**manifest, "config": {**LLAMA, "num_hidden_layers": 2}}
+    put(f"{run}/tiny-train-aaaaaaaa/step_00000008", {"manifest.json": other, "a.safetensors": b"abc"})
+    assert "step_00000008/ holds another model" in only_fault(report(aws, "resume"), "resume")
+    put(
+        f"{run}/tiny-train-aaaaaaaa/step_00000009",
+        {"manifest.json": {**manifest, "config": LLAMA}, "a.safetensors": b"abc"},
+    )
+    assert report(aws, "resume").ok
     anew = with_(aws, "checkpoint", resume=False)
     assert "checkpoint.resume is false" in only_fault(report(anew, "resume"), "resume")
 
