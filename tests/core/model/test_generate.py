@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from smtrain.core.errors import CheckpointError
 from smtrain.worker.checkpoint.convert import convert
@@ -39,7 +39,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make(folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
-    """A model and its byte-level tokenizer, saved by transformers itself."""
+    """A model and its byte-level tokenizer, saved by transformers itself; skips if this release lacks the family."""
+    if name.partition(" ")[0] not in CONFIG_MAPPING:
+        pytest.skip(f"{name} is of a later transformers")
     keys = {"model_type": name, **SIZES, **{**FAMILIES, **NEWER}[name]}
     config = AutoConfig.for_model(**{key: value for key, value in keys.items() if value is not None})
     torch.manual_seed(1)
