@@ -35,6 +35,8 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
         if key in train and train[key] is usual:
             del train[key]
     kept["parallel"]["dp"] = config.dp
+    if config.parallel.cp == 1:
+        del kept["parallel"]["cp"]
     kept["compute"] = {
         "instance_count": config.compute.instance_count,
         "instance_type": config.compute.instance_type,
@@ -99,6 +101,7 @@ class TrainStage(JobStage):
         parallel, train = config.parallel, config.train
         return {
             "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
+            **({"cp": parallel.cp} if parallel.cp > 1 else {}),
             "processes_per_instance": config.processes_per_instance,
             "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
             "lr": train.lr, "precision": train.precision,

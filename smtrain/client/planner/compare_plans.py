@@ -61,7 +61,7 @@ class Sides:
             ("", [side.name for side in self.sides]),
             ("model", [f"{p.model}, {counted(p.parameters)}" for p in plans]),
             ("machines", [p.machines for p in plans]),
-            ("mesh", [f"tp {p.mesh.tp} x pp {p.mesh.pp} x dp {p.mesh.dp}" for p in plans]),
+            ("mesh", [str(p.mesh).partition(",")[0] for p in plans]),
             ("memory", [_memory(p) for p in plans]),
         ]
         for key, name, form, unit in _ROWS:

@@ -77,8 +77,9 @@ def _faults(config: JobConfig) -> Iterator[str]:
     try:
         work, _ = work_of(config, shape_of(config))
     except ConfigError:
-        if parallel.tp * parallel.pp * config.dp != machine.world:
-            yield f"tp x pp x dp = {parallel.tp * parallel.pp * config.dp} is not its {machine.world} processes"
+        if parallel.tp * parallel.pp * config.shards != machine.world:
+            factors = "tp x pp x cp x dp" if parallel.cp > 1 else "tp x pp x dp"
+            yield f"{factors} = {parallel.tp * parallel.pp * config.shards} is not its {machine.world} processes"
         elif config.train.global_batch_size % (config.dp * parallel.micro_batch_size):
             yield f"train.global_batch_size is no multiple of dp x micro_batch_size = {config.dp} x {mesh.micro_batch}"
         elif (group := broken_group(config)) and machine.torus_chip:

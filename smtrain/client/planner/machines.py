@@ -130,7 +130,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The division of model and batch over processes; tp innermost, pp outermost."""
+    """The division of model, batch and sequences over processes: pp outermost, then dp, cp, and tp innermost."""
 
     tp: int
     pp: int
@@ -138,6 +138,7 @@ class Mesh:
     micro_batch: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = False
+    cp: int = 1
 
     @classmethod
     def of_config(cls, config: JobConfig) -> Mesh:
@@ -145,11 +146,17 @@ class Mesh:
         parallel = config.parallel
         return cls(
             parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-            parallel.sequence_parallel,
+            parallel.sequence_parallel, parallel.cp,
         )  # fmt: skip
 
+    @property
+    def shards(self) -> int:
+        """Ranks that hold the same parameters and share the optimizer's state."""
+        return self.dp * self.cp
+
     def __str__(self) -> str:
-        text = f"tp {self.tp} x pp {self.pp} x dp {self.dp}, micro-batch {self.micro_batch}"
+        long = f" x cp {self.cp}" if self.cp > 1 else ""
+        text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}, micro-batch {self.micro_batch}"
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         return text + (", sequence parallel" if self.sequence_parallel else "")
 
@@ -284,17 +291,17 @@ def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool 
     if machine.torus_chip is None:
         return None
     pairs = pairs_of(mesh.pp, tied=work.shape.tied, neighbours=neighbours)
-    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs)
+    return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp)
 
 
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
     yield from shape.mesh_faults(mesh.tp, mesh.pp)
-    if mesh.tp * mesh.pp * mesh.dp != machine.world:
+    if mesh.tp * mesh.pp * mesh.shards != machine.world:
         yield (
-            f"tp x pp x dp = {mesh.tp * mesh.pp * mesh.dp} is not the {machine.count} x {machine.cores} = "
-            f"{machine.world} cores"
+            f"{'tp x pp x cp x dp' if mesh.cp > 1 else 'tp x pp x dp'} = {mesh.tp * mesh.pp * mesh.shards} is not the "
+            f"{machine.count} x {machine.cores} = {machine.world} cores"
         )
     elif group := untiled_group(work, machine, mesh):
         yield torus_sentence(group, machine.torus_chip or 1, machine.type)
@@ -305,7 +312,10 @@ def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         )
     if work.precision == "fp16" and (machine.neuron or not machine.accelerated):
         yield no_gpu_for_fp16(machine.type)
-    if mesh.sequence_parallel and work.seq_len % mesh.tp:
+    if mesh.cp > 1 and work.seq_len % (mesh.cp * (mesh.tp if mesh.sequence_parallel else 1)):
+        more = f" x tp = {mesh.cp * mesh.tp} for sequence parallelism" if mesh.sequence_parallel else f" = {mesh.cp}"
+        yield f"train.seq_len = {work.seq_len} cannot be cut over cp{more}"
+    elif mesh.sequence_parallel and work.seq_len % mesh.tp:
         yield f"train.seq_len = {work.seq_len} cannot be cut over tp = {mesh.tp} for sequence parallelism"
 
 

@@ -24,10 +24,9 @@ def torus_faults(config: JobConfig) -> Iterator[Fault]:
     compute, chip = config.compute, torus_chip(config.compute.instance_type, config.lnc)
     group = None if config.target == "local" or not mesh_fits(config) else broken_group(config)
     if group is not None and chip is not None:
-        parallel = config.parallel
         yield (
             {*MESH_KEYS, "model.path", "train.global_batch_size"},
-            f"parallel: with tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}, "
+            f"parallel: with {config.mesh_words}, "
             f"{torus_sentence(group, chip, compute.instance_type)}; {_remedy(config, chip)}",
         )
 
@@ -43,7 +42,7 @@ def broken_group(config: JobConfig) -> Group | None:
     except ConfigError:  # reported when the model is read
         tied = False
     pairs = pairs_of(parallel.pp, tied=tied)
-    return untiled(parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs)
+    return untiled(parallel.tp, parallel.pp, config.dp, config.processes_per_instance, chip, pairs, parallel.cp)
 
 
 def _remedy(config: JobConfig, chip: int) -> str:
@@ -64,10 +63,9 @@ def _remedy(config: JobConfig, chip: int) -> str:
             if found is not None:
                 more = f" and compute.instance_count: {count}" if count != least else ""
                 without = "".join(f" and leave out {key}" for key in left_out)
-                mesh = found.parallel
                 return (
-                    f"set parallel: auto{more}{without}, which gives tp {mesh.tp} x pp {mesh.pp} x dp {found.dp} with "
-                    f"micro-batches of {mesh.micro_batch_size}"
+                    f"set parallel: auto{more}{without}, which gives {found.mesh_words} with micro-batches of "
+                    f"{found.parallel.micro_batch_size}"
                 )
     return (
         f"on up to {counts[-1]} of these machines no mesh of this model does so and fits; take GPUs (ml.p5.48xlarge) "
@@ -108,6 +106,7 @@ def _by_geometry(config: JobConfig, chip: int) -> str:
     tp, pp = found or (1, 1)
     dp = world // (tp * pp)
     keys = f"parallel.tp: {tp}, parallel.pp: {pp}" + (f", parallel.dp: {dp}" if parallel.dp is not None else "")
+    keys += ", parallel.cp: 1" if parallel.cp > 1 else ""
     each = dp * parallel.micro_batch_size
     if rest := config.train.global_batch_size % each:
         keys += f", train.global_batch_size: {config.train.global_batch_size + each - rest}"

@@ -47,7 +47,7 @@ def processes_here(config: JobConfig) -> int | None:
         return None
     if "processes_per_instance" in compute.model_fields_set:
         return None
-    replica = parallel.tp * parallel.pp
+    replica = parallel.tp * parallel.pp * parallel.cp
     copies = parallel.dp or max(1, gpus_here() // replica)
     if parallel.dp is None and "global_batch_size" in train.model_fields_set:
         sizes = range(copies, 0, -1)
@@ -61,12 +61,13 @@ def what_fits(config: JobConfig, cores: int, free: float | None) -> str | None:
     The mesh stays if it fits; else it is data parallel.
     """
     parallel, batch = config.parallel, config.train.global_batch_size
-    for tp, pp, micro in ((parallel.tp, parallel.pp, parallel.micro_batch_size), (1, 1, 1)):
-        for dp in range(cores // (tp * pp), 0, -1):
+    given = parallel.tp, parallel.pp, parallel.cp, parallel.micro_batch_size
+    for tp, pp, cp, micro in (given, (1, 1, 1, 1)):
+        for dp in range(cores // (tp * pp * cp), 0, -1):
             if batch % (dp * micro):
                 continue
-            values = {"tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro}
-            compute = {"instance_count": 1, "processes_per_instance": tp * pp * dp}
+            values = {"tp": tp, "pp": pp, "dp": dp, "cp": cp, "micro_batch_size": micro}
+            compute = {"instance_count": 1, "processes_per_instance": tp * pp * cp * dp}
             tried = config.model_copy(
                 update={
                     "parallel": parallel.model_copy(update=values),
@@ -93,7 +94,7 @@ def memory_of(config: JobConfig) -> float | None:
         return None
     mesh, plain = Mesh.of_config(config), _host(config)
     held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
-    return held * mesh.tp * mesh.dp + PROCESS * config.world_size
+    return held * mesh.tp * mesh.shards + PROCESS * config.world_size
 
 
 def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool = True) -> Plan:

@@ -105,7 +105,18 @@ class JobConfig(Section):
     @property
     def dp(self) -> int:
         """Data-parallel degree."""
-        return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp))
+        return self.parallel.dp or max(1, self.world_size // (self.parallel.tp * self.parallel.pp * self.parallel.cp))
+
+    @property
+    def shards(self) -> int:
+        """Processes that hold the same parameters and share the optimizer's state: dp x cp."""
+        return self.dp * self.parallel.cp
+
+    @property
+    def mesh_words(self) -> str:
+        """The mesh for people: tp 8 x pp 2 x dp 4, with cp only if sequences are cut."""
+        long = f" x cp {self.parallel.cp}" if self.parallel.cp > 1 else ""
+        return f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}"
 
 
 VALIDATION_CHANNEL, TESTS_CHANNEL, LANGUAGE_CHANNEL = "validation", "tests", "language"

@@ -57,7 +57,10 @@ class Parallel(Section):
     """Pipeline-parallel degree: into how many stages the layers are cut."""
     dp: int | None = Field(None, ge=1)
     """Data-parallel degree: how many copies of the model train, each on different data; default: processes / (tp x
-    pp)."""
+    pp x cp)."""
+    cp: int = Field(1, ge=1)
+    """Context-parallel degree: into how many parts every sequence is cut, each on another process, which divides the
+    activations of long sequences. Attention stays exact. Engine native only."""
     micro_batch_size: int = Field(1, ge=1)
     """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
     sequence_parallel: bool = Field(False, json_schema_extra=_chosen)

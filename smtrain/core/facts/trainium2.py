@@ -61,23 +61,23 @@ def _in_line(places: set[int]) -> bool:
 
 @cache
 def untiled(
-    tp: int, pp: int, dp: int, host: int, per_chip: int, pairs: tuple[tuple[int, int], ...] = ()
+    tp: int, pp: int, dp: int, host: int, per_chip: int, pairs: tuple[tuple[int, int], ...] = (), cp: int = 1
 ) -> Group | None:
     """The first group of a mesh that does not tile the torus; None if all do.
 
-    Ranks are in the order of the engine: pp outermost, then dp, tp innermost; `host` of them are on each host. A group
-    over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs within
-    a tensor-parallel group (copies of key/value heads) tile if the group does.
+    Ranks are in the order of the engine: pp outermost, then dp, cp, tp innermost; `host` of them are on each host. A
+    group over several hosts is judged by its part on each, which is an inference: the rule was read for one host. Runs
+    within a tensor-parallel group (copies of key/value heads) tile if the group does.
 
     pairs: pipeline stages whose ranks exchange in twos (`pairs_of`).
     """
     if host > SIDE**2 * per_chip:  # more processes than cores, which is a fault by itself
         return None
-    for local in _hosts(tp, pp, dp, host):
+    for local in _hosts(tp, cp, pp, dp, host):
         for group in local:
             if not tiles(group.members, per_chip):
                 return group
-    stage = tp * dp
+    stage = tp * cp * dp
     for low, high in pairs if stage < host else ():
         for rank in range(stage):
             first, last = low * stage + rank, high * stage + rank
@@ -88,12 +88,12 @@ def untiled(
     return None
 
 
-def _hosts(tp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
+def _hosts(tp: int, cp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
     """The groups of each host; hosts that are divided like an earlier one are left out."""
-    stage, seen = tp * dp, set()
+    stage, seen = tp * cp * dp, set()
     for start in range(0, stage * pp, host):
         within = start % stage
-        way = start % tp, within if within + host > stage else -1
+        way = start % (tp * cp), within if within + host > stage else -1
         if way in seen:
             continue
         seen.add(way)
@@ -101,6 +101,8 @@ def _hosts(tp: int, pp: int, dp: int, host: int) -> Iterator[list[Group]]:
         for local in range(min(host, stage * pp - start)):
             rank = start + local
             found.setdefault(("tensor-parallel group", rank // tp, 0), []).append(local)
+            if cp > 1:
+                found.setdefault(("context-parallel group", rank // (tp * cp), rank % tp), []).append(local)
             found.setdefault(("data-parallel group", rank // stage, rank % tp), []).append(local)
             found.setdefault(("pipeline group", rank % stage, 0), []).append(local)
         yield [Group(kind, tuple(members)) for (kind, _, _), members in found.items()]

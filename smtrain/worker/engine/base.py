@@ -16,7 +16,7 @@ from smtrain.worker.checkpoint.native.pruning import Arrived
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """The mesh of tp x pp x dp processes, tp innermost and pp outermost, and options of the parallel model."""
+    """The mesh of pp x dp x cp x tp processes, pp outermost and tp innermost, and options of the parallel model."""
 
     tp: int = 1
     pp: int = 1
@@ -42,6 +42,8 @@ class ParallelOptions:
     """native: torch.compile of each layer."""
     deterministic: bool = True
     """native: use only kernels that return the same bits each time, on accelerators."""
+    cp: int = 1
+    """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide its length."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Evaluation:
 class Engine(Protocol):
     """A parallel model with its optimizer. Every method is collective: all ranks call it, in the same order.
 
-    Batches are those of this rank's `dp_rank`; ranks that differ in tp and pp only must pass the same one.
+    Batches are those of this rank's `dp_rank`; ranks that differ in tp, cp and pp only must pass the same one.
     """
 
     rank: int

@@ -79,7 +79,7 @@ class BaseWeights:
 
 def _share(config: JobConfig, source: WeightSource, here: range) -> tuple[int, int]:
     """The part that this rank checks of what it reads, as (i, n): a guess at which ranks read the same."""
-    tp, stage, rank = config.parallel.tp, config.parallel.tp * config.dp, dist.get_rank()
+    tp, stage, rank = config.parallel.tp, config.parallel.tp * config.shards, dist.get_rank()
     if config.train.engine != "native":  # the nxd engine lays its ranks out by itself
         return (here.index(rank), len(here)) if source.read_alike else (0, 1)
     alike = [r for r in here if r // stage == rank // stage and (source.read_alike or r % tp == rank % tp)]

@@ -130,12 +130,12 @@ def arithmetic(step: int, state: Mapping[str, Any]) -> str | None:
 def settings(config: JobConfig) -> dict[str, Any]:
     """The settings that a resume may change, each with a line in the log."""
     train = config.train.model_dump(mode="json")
-    parallel, preference = config.parallel, config.train.preference
+    preference = config.train.preference
     pairs = preference.model_dump(exclude={"reference", "packing"}) if preference else {}
     return {
         **{key: train[key] for key in SETTINGS},
         **pairs,
-        "mesh": f"tp {parallel.tp} x pp {parallel.pp} x dp {config.dp}",
+        "mesh": config.mesh_words,
     }
 
 

@@ -109,6 +109,7 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
         zero1=parallel.zero1, pipeline_cuts=parallel.pipeline_cuts, virtual_stages=parallel.virtual_stages,
         apart=config.apart, compile=options.compile, deterministic=options.deterministic,
+        cp=parallel.cp,
     )  # fmt: skip
     adamw = OptimizerOptions(
         betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip

@@ -130,7 +130,7 @@ class Resume:
 
     def __init__(self, choice: ResumeChoice, records: EngineRecords, gather: Gather, config: JobConfig) -> None:
         self._choice, self._records, self._gather = choice, records, gather
-        self._mesh = (config.parallel.tp, config.parallel.pp, config.dp)
+        self._mesh = (config.parallel.tp, config.parallel.pp, config.shards)
         self._full, self._steps = config.checkpoint.verify == "full", config.train.steps
         self._begun = self._verify(choice.saved[0]) if choice.saved else None
         self.passed_over: list[str] = []

@@ -201,7 +201,7 @@ def _profiler(config: JobConfig, container: Container, engine: Engine, gather: G
     options = config.train.profile
     if not options:
         return None
-    stage, within = divmod(engine.rank, config.parallel.tp * config.dp)
+    stage, within = divmod(engine.rank, config.parallel.tp * config.shards)
     folder = container.output_data_dir / PROFILE
     return StepProfiler(options, folder, engine.rank, None if within else stage, gather, log_line)
 
@@ -273,7 +273,7 @@ def _announce(config: JobConfig, engine: Engine, resumed_from: str | None) -> No
     adapted = f" of which {counted(engine.trained)} in LoRA adapters are trained," if config.train.adapter else ""
     log_line(
         f"{counted(engine.parameters)} parameters,{adapted} "
-        f"tp {config.parallel.tp} x pp {config.parallel.pp} x dp {config.dp}, "
+        f"{config.mesh_words}, "
         f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens a step, "
         f"{config.train.precision}, from {origin}"
     )

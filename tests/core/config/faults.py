@@ -58,6 +58,34 @@ MACHINES = (
         ("use a multiple of tp", {"train.seq_len": 40}),
     ),
     case(
+        "local",
+        {"parallel.cp": 2, "parallel.pp": 1, "train.seq_len": 33},
+        "train.seq_len: 33 cannot be cut over parallel.cp = 2",
+        ("use a multiple of 2", {"train.seq_len": 34}),
+    ),
+    case(
+        "local",
+        {"parallel.cp": 2, "parallel.pp": 1, "train.seq_len": 34, "parallel.sequence_parallel": True},
+        "parallel.cp = 2 and, for parallel.sequence_parallel, tp = 2",
+        ("use a multiple of 4", {"train.seq_len": 36}),
+    ),
+    case(
+        "local",
+        {"parallel.cp": 2},
+        "parallel.tp, parallel.pp, parallel.cp: tp x pp x cp = 8 does not divide",
+        ("change tp", {"parallel.tp": 1}),
+        (" pp, ", {"parallel.pp": 1}),
+        ("cp, ", {"parallel.cp": 1}),
+        ("compute.instance_count", {"compute.instance_count": 4}),
+        ("compute.processes_per_instance", {"compute.processes_per_instance": 4}),
+    ),
+    case(
+        "local",
+        {"parallel.cp": 2, "parallel.pp": 1, "parallel.dp": 3},
+        "tp x pp x cp x dp = 12, but",
+        "dp = 1 would do",
+    ),
+    case(
         "gpu",
         {"network.subnets": ["subnet-1"]},
         "only one is set",
@@ -326,6 +354,7 @@ TRAIN = (
         ("set only", {"compute.compile_ahead": OUT}),
         (" one", {"network.isolation": OUT}),
     ),
+    case("nxd", {"parallel.tp": 1, "parallel.cp": 2}, "parallel.cp: only engine native cuts", "leave it out"),
     case(
         "nxd",
         {"train.precision": "bf16", "parallel.sequence_parallel": False},

@@ -221,10 +221,11 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2`: tp, pp, dp, then options; micro-batches are of 4 samples unless m says otherwise."""
+    """`221 sp full bf16 m2`: tp, pp, dp, then options such as cp2; micro-batches are of 4 samples unless m says otherwise."""
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
+    options = replace(options, cp=next((int(c[2:]) for c in more if c[:2] == "cp"), 1))
     if "full" in more:
         options = replace(options, activation_checkpointing="full")
     if "selective" in more:

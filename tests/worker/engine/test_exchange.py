@@ -27,7 +27,7 @@ def sums_alike(rank: int, config: dict[str, Any], options: ParallelOptions) -> b
     torch.manual_seed(rank)
     optimizer.gradients.flat.normal_()
     expected = torch.empty(optimizer.shard)
-    scatter_sum_into(expected, optimizer.gradients.flat.clone(), group=e.mesh.dp_group)
+    scatter_sum_into(expected, optimizer.gradients.flat.clone(), group=e.mesh.shard_group)
     optimizer.sums.finish()
     return torch.equal(optimizer.sums.own, expected)
 

@@ -15,7 +15,7 @@ from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
 from smtrain.core.protocol.uris import data_source, is_mounted
 
 MESH_KEYS = {
-    "parallel.tp", "parallel.pp", "parallel.dp",
+    "parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp",
     "compute.instance_count", "compute.processes_per_instance", "compute.instance_type",
 }  # fmt: skip
 _MESH = " ".join(sorted(MESH_KEYS))
@@ -26,13 +26,13 @@ _MARGIN = 120  # seconds: Slurm's signal may come a minute early, and a minute i
 
 
 def mesh_fits(config: JobConfig) -> bool:
-    """Whether tp x pp x dp is the number of the job's processes."""
+    """Whether tp x pp x cp x dp is the number of the job's processes."""
     mesh, dp = _mesh(config), config.parallel.dp
     return config.world_size % mesh == 0 if dp is None else dp * mesh == config.world_size
 
 
 def _mesh(config: JobConfig) -> int:
-    return config.parallel.tp * config.parallel.pp
+    return config.parallel.tp * config.parallel.pp * config.parallel.cp
 
 
 def _processes(config: JobConfig) -> str:
@@ -44,22 +44,27 @@ def _processes(config: JobConfig) -> str:
 
 def _wrong_dp(config: JobConfig) -> str:
     mesh, world = _mesh(config), config.world_size
-    remedy = f"dp = {world // mesh} would do" if world % mesh == 0 else "change tp, pp or compute"
+    long = config.parallel.cp > 1
+    others = "tp, pp, cp" if long else "tp, pp"
+    remedy = f"dp = {world // mesh} would do" if world % mesh == 0 else f"change {others} or compute"
     if way := _on_torus(config):
-        remedy = f"tp = {way[0]}, pp = {way[1]} and dp = {world // (way[0] * way[1])} would do"
+        one = ", cp = 1" if long else ""
+        remedy = f"tp = {way[0]}, pp = {way[1]}{one} and dp = {world // (way[0] * way[1])} would do"
     product = mesh * (config.parallel.dp or 1)
-    return f"parallel.dp: tp x pp x dp = {product}, but the processes are {_processes(config)}; {remedy}"
+    factors = "tp x pp x cp x dp" if long else "tp x pp x dp"
+    return f"parallel.dp: {factors} = {product}, but the processes are {_processes(config)}; {remedy}"
 
 
 def _not_divided(config: JobConfig) -> str:
-    way = _on_torus(config)
-    remedy = (
-        f"tp = {way[0]} and pp = {way[1]} would do" if way
-        else "change tp, pp, compute.instance_count or compute.processes_per_instance"
-    )  # fmt: skip
+    way, long = _on_torus(config), config.parallel.cp > 1
+    remedy = f"change tp, pp, {'cp, ' if long else ''}compute.instance_count or compute.processes_per_instance"
+    if way:
+        remedy = f"tp = {way[0]}{', cp = 1' if long else ''} and pp = {way[1]} would do"
+    keys, factors = ("parallel.tp, parallel.pp", "tp x pp")
+    if long:
+        keys, factors = f"{keys}, parallel.cp", f"{factors} x cp"
     return (
-        f"parallel.tp, parallel.pp: tp x pp = {_mesh(config)} does not divide the number of processes, "
-        f"{_processes(config)}; {remedy}"
+        f"{keys}: {factors} = {_mesh(config)} does not divide the number of processes, {_processes(config)}; {remedy}"
     )
 
 
@@ -69,6 +74,11 @@ def _on_torus(config: JobConfig) -> tuple[int, int] | None:
     if chip is None or config.own_machine is not None or config.target == "local":
         return None
     return instead(config.parallel.tp, config.parallel.pp, config.world_size, config.processes_per_instance, chip)
+
+
+def _parts(config: JobConfig) -> int:
+    """The parts into which a sequence is cut."""
+    return config.parallel.cp * (config.parallel.tp if config.parallel.sequence_parallel else 1)
 
 
 def _wrong_batch(config: JobConfig) -> str:
@@ -88,10 +98,16 @@ MESH = (
     Rule(f"{_MESH} train.global_batch_size parallel.micro_batch_size",
          lambda c: mesh_fits(c) and c.train.global_batch_size % (c.dp * c.parallel.micro_batch_size),
          _wrong_batch),
-    Rule("train.seq_len parallel.tp parallel.sequence_parallel",
-         lambda c: c.parallel.sequence_parallel and c.train.seq_len % c.parallel.tp,
+    Rule("train.seq_len parallel.tp parallel.cp parallel.sequence_parallel",
+         lambda c: c.parallel.sequence_parallel and c.parallel.cp == 1 and c.train.seq_len % c.parallel.tp,
          lambda c: f"train.seq_len: {c.train.seq_len} cannot be cut over tp = {c.parallel.tp} for "
                    "parallel.sequence_parallel; use a multiple of tp"),
+    Rule("train.seq_len parallel.cp parallel.tp parallel.sequence_parallel",
+         lambda c: c.parallel.cp > 1 and c.train.seq_len % _parts(c),
+         lambda c: f"train.seq_len: {c.train.seq_len} cannot be cut over parallel.cp = {c.parallel.cp}"
+                   + (f" and, for parallel.sequence_parallel, tp = {c.parallel.tp}"
+                      if c.parallel.sequence_parallel else "")
+                   + f"; use a multiple of {_parts(c)}"),
 )  # fmt: skip
 
 COMPUTE = (
@@ -223,7 +239,7 @@ def trainium2_instead(config: JobConfig) -> str:
         "parallel" not in config.model_fields_set
         or (mesh_fits(other) and other.train.global_batch_size % (other.dp * parallel.micro_batch_size) == 0
             and not untiled(parallel.tp, parallel.pp, other.dp, other.processes_per_instance, chip,
-                            pairs_of(parallel.pp, tied=True)))
+                            pairs_of(parallel.pp, tied=True), parallel.cp))
     )  # fmt: skip
     return f"set compute.instance_type: {TRAINIUM2}" + ("" if kept else " and parallel: auto")
 

@@ -89,6 +89,8 @@ NATIVE = tuple(
 )  # fmt: skip
 
 NXD = (
+    Rule("parallel.cp train.engine", lambda c: c.parallel.cp > 1,
+         "parallel.cp: only engine native cuts sequences over processes; leave it out"),
     Rule("train.compile train.engine", lambda c: c.train.compile,
          "train.compile: engine nxd's steps are compiled graphs already; leave it out"),
     Rule("train.deterministic train.engine", lambda c: not c.train.deterministic,

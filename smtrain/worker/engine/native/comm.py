@@ -104,24 +104,32 @@ def gather(value: Any) -> list[Any]:
 
 
 class ProcessMesh:
-    """The (pp, dp, tp) grid of all ranks, tp innermost, with this rank's place and its groups."""
+    """The (pp, dp, cp, tp) grid of all ranks, tp innermost, with this rank's place and its groups.
+
+    Ranks that differ in dp and cp only hold the same parameters: they share the optimizer's state (`shards`).
+    """
 
     def __init__(self, options: ParallelOptions, device: torch.device) -> None:
-        self.tp, self.pp, self.dp = options.tp, options.pp, options.dp
+        self.tp, self.pp, self.dp, self.cp = options.tp, options.pp, options.dp, options.cp
         self.world_size, self.rank, self.device = dist.get_world_size(), dist.get_rank(), device
-        if self.tp * self.pp * self.dp != self.world_size:
+        if self.tp * self.pp * self.dp * self.cp != self.world_size:
+            names, sizes = "tp x pp x dp", f"{self.tp} x {self.pp} x {self.dp}"
+            if self.cp > 1:
+                names, sizes = "tp x pp x cp x dp", f"{self.tp} x {self.pp} x {self.cp} x {self.dp}"
             raise ConfigError(
-                [
-                    f"parallel.tp x pp x dp = {self.tp} x {self.pp} x {self.dp} must be the number of processes, "
-                    f"{self.world_size}"
-                ],
+                [f"parallel.{names} = {sizes} must be the number of processes, {self.world_size}"],
                 code="config.combination",
             )
+        self.shards = self.dp * self.cp
         self._grid: DeviceMesh = init_device_mesh(
-            device.type, (self.pp, self.dp, self.tp), mesh_dim_names=("pp", "dp", "tp")
+            device.type, (self.pp, self.shards, self.tp), mesh_dim_names=("pp", "shard", "tp")
         )
-        self.tp_rank, self.pp_rank, self.dp_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "dp"))
-        self.tp_group, self.pp_group, self.dp_group = (self._grid.get_group(a) for a in ("tp", "pp", "dp"))
+        self.tp_rank, self.pp_rank, self.shard_rank = (self._grid.get_local_rank(a) for a in ("tp", "pp", "shard"))
+        self.tp_group, self.pp_group, self.shard_group = (self._grid.get_group(a) for a in ("tp", "pp", "shard"))
+        self.dp_rank, self.cp_rank = divmod(self.shard_rank, self.cp)
+        of_cp = [range(first, first + self.cp) for first in range(0, self.shards, self.cp)]
+        self.cp_group = self.subgroup("shard", of_cp)
+        """The ranks that share this one's sequences; None if cp is 1."""
         if self.pp > 1:
             # NCCL makes a group's communicator at its first use, in which all ranks must take part; the pipeline's own
             # first messages go between some of them only.
@@ -133,7 +141,7 @@ class ProcessMesh:
 
         Every rank takes part in making every group, as torch requires.
         """
-        grid, dim = self._grid.mesh, ("pp", "dp", "tp").index(axis)
+        grid, dim = self._grid.mesh, ("pp", "shard", "tp").index(axis)
         mine = None
         for line in grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist():
             for members in sets:

@@ -101,7 +101,7 @@ class NativeEngine:
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments, references)
             counts = [_counted(labels)] if preference is None else pair_counts(labels, segments, references)
-            counted = [comm.count_sum(count, self.mesh.dp_group, self.device) for count in counts]
+            counted = [comm.count_sum(count, self.mesh.shard_group, self.device) for count in counts]
             # At least 1, so that a batch without labels has loss 0.
             shares = [comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted]
             scale = shares[0] if preference is None else preference.scale(*shares)
@@ -112,7 +112,7 @@ class NativeEngine:
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):
-            for group in (self.mesh.dp_group, self.mesh.pp_group):  # only the last stages have the sum
+            for group in (self.mesh.shard_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
         made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale])])
         if self._to_compile and self.rank == 0:
@@ -141,13 +141,13 @@ class NativeEngine:
         references: torch.Tensor | None = None,
     ) -> Evaluation:  # fmt: skip
         sums = self.pipeline.evaluate(self._micro_batches(input_ids, labels, segments, references))
-        dist.all_reduce(sums, group=self.mesh.dp_group)
+        dist.all_reduce(sums, group=self.mesh.shard_group)
         dist.all_reduce(sums, group=self.mesh.pp_group)
         if self._preference is None:
             total, correct, tokens = sums.tolist()
             return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
         counts = pair_counts(labels, segments, references)
-        counted = [comm.count_sum(count, self.mesh.dp_group, self.device).tolist() for count in counts]
+        counted = [comm.count_sum(count, self.mesh.shard_group, self.device).tolist() for count in counts]
         sizes, numbers = [_size(words) for words in counted], sums.tolist()
         metrics = self._preference.metrics(numbers, sizes[0])
         pairs = round(sizes[0]) if any(counted[0]) else 0
@@ -170,7 +170,7 @@ class NativeEngine:
     def joined(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the values of all data-parallel ranks, on the host. Collective."""
         summed = to_device(values, self.device)
-        dist.all_reduce(summed, group=self.mesh.dp_group)
+        dist.all_reduce(summed, group=self.mesh.shard_group)
         return summed.cpu()
 
     def begin_from(self, weights: WeightSource | RandomWeights) -> None:

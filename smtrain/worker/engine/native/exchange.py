@@ -52,17 +52,17 @@ class GradientSums:
         """`late` names parameters whose gradients change once more between the backward pass and `finish`."""
         grad = gradients.flat
         self._mesh, self._grad = mesh, grad
-        self._ranks = dist.get_process_group_ranks(mesh.dp_group)
-        self._backend = dist.get_backend(mesh.dp_group)
-        shard = len(grad) // mesh.dp
-        self.own = grad[mesh.dp_rank * shard : (mesh.dp_rank + 1) * shard]
+        self._ranks = dist.get_process_group_ranks(mesh.shard_group)
+        self._backend = dist.get_backend(mesh.shard_group)
+        shard = len(grad) // mesh.shards
+        self.own = grad[mesh.shard_rank * shard : (mesh.shard_rank + 1) * shard]
         self._spans: list[Span] = []
         self._of_span: list[int] = []
         self._missing: list[int] | None = None
         self._works: list[Any] = []
-        if mesh.dp > 1 and (self._backend == "nccl" or (self._backend == "gloo" and mesh.dp == 2)):
+        if mesh.shards > 1 and (self._backend == "nccl" or (self._backend == "gloo" and mesh.shards == 2)):
             self._watch(table, gradients, shard, late)
-        elif mesh.dp > 1 and self._backend != "gloo":
+        elif mesh.shards > 1 and self._backend != "gloo":
             self.own = torch.empty_like(self.own)
 
     def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
@@ -73,7 +73,7 @@ class GradientSums:
             waits = any(start < span.stop and span.start < stop for name, start, stop in entries if name in late)
             return waits, span.start >= table.decayed, -span.start  # vectors are ready when the first layer is
 
-        self._spans = sorted(spans_of(table, shard, self._mesh.dp), key=order)
+        self._spans = sorted(spans_of(table, shard, self._mesh.shards), key=order)
         self._of_span = [0] * len(self._spans)
         for name, start, stop in entries:
             touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop]
@@ -101,11 +101,11 @@ class GradientSums:
         """Send the next span in line, which is the same on every rank."""
         span = self._spans[len(self._works)]
         sent = self._grad[span.start : span.stop]
-        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._mesh.dp_group, async_op=True))
+        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._mesh.shard_group, async_op=True))
 
     def finish(self) -> None:
         """Send the remaining spans, and wait for all."""
-        if self._mesh.dp == 1:
+        if self._mesh.shards == 1:
             return
         with part("data parallel"):
             if self._spans:
@@ -115,9 +115,9 @@ class GradientSums:
                     work.wait()
                 self._works, self._missing = [], None
             elif self._backend == "gloo":
-                dist.all_reduce(self._grad, group=self._mesh.dp_group)
+                dist.all_reduce(self._grad, group=self._mesh.shard_group)
             else:
-                scatter_sum_into(self.own, self._grad, group=self._mesh.dp_group)
+                scatter_sum_into(self.own, self._grad, group=self._mesh.shard_group)
 
 
 class WeightShares:
@@ -129,13 +129,13 @@ class WeightShares:
         The number `layers` itself stands for what comes after them; other parameters are needed before the first layer.
         """
         self._mesh, self._flat = mesh, trained.flat
-        self._ranks = dist.get_process_group_ranks(mesh.dp_group)
-        self._backend = dist.get_backend(mesh.dp_group)
-        self._shard = len(trained.flat) // mesh.dp
+        self._ranks = dist.get_process_group_ranks(mesh.shard_group)
+        self._backend = dist.get_backend(mesh.shard_group)
+        self._shard = len(trained.flat) // mesh.shards
         self._works: list[Any] = []
         self._there = 0
         table = trained.table
-        spans = spans_of(table, self._shard, mesh.dp) if self._backend == "gloo" and mesh.dp > 1 else []
+        spans = spans_of(table, self._shard, mesh.shards) if self._backend == "gloo" and mesh.shards > 1 else []
         self._spans = sorted(spans, key=lambda span: (span.start < table.decayed, span.start))  # vectors first
         self._before = [0] * (layers + 1)
         for name, start, size in table.entries:
@@ -146,18 +146,18 @@ class WeightShares:
     def send(self) -> None:
         """Begin to send; `before` and `settle` wait."""
         self.settle()
-        if self._mesh.dp == 1:
+        if self._mesh.shards == 1:
             return
         with part("data parallel"):
             if self._spans:
                 for span in self._spans:
                     sent = self._flat[span.start : span.stop]
                     source = self._ranks[span.owner]
-                    self._works.append(dist.broadcast(sent, source, group=self._mesh.dp_group, async_op=True))
+                    self._works.append(dist.broadcast(sent, source, group=self._mesh.shard_group, async_op=True))
                 return
-            own = self._flat[self._mesh.dp_rank * self._shard : (self._mesh.dp_rank + 1) * self._shard]
+            own = self._flat[self._mesh.shard_rank * self._shard : (self._mesh.shard_rank + 1) * self._shard]
             whole = own if self._backend == "nccl" else own.clone()  # NCCL gathers in place
-            self._works.append(gather_into(self._flat, whole, group=self._mesh.dp_group, async_op=True))
+            self._works.append(gather_into(self._flat, whole, group=self._mesh.shard_group, async_op=True))
 
     def before(self, layer: int) -> None:
         """Wait for the weights of a layer."""

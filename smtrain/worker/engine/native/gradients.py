@@ -113,7 +113,7 @@ def flat_parameters(
     layout: Layout, table: FlatTable, mesh: ProcessMesh, dtype: torch.dtype
 ) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
     """Make a buffer of zeros, padded to equal parts for the data-parallel ranks, and this rank's parameters in it."""
-    padded = -(-table.size // mesh.dp) * mesh.dp
+    padded = -(-table.size // mesh.shards) * mesh.shards
     flat = torch.zeros(padded, dtype=dtype, device=mesh.device)
     made = {
         name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, mesh.tp_rank)))

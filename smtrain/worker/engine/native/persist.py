@@ -34,8 +34,8 @@ class StageContents:
         state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
         if trained.flat.dtype == torch.float32:
             del state["master"]  # the model files hold it
-        out = {optimizer_file(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank): state}
-        if mesh.dp_rank == 0:
+        out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
+        if mesh.shard_rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
         return out
 
@@ -46,11 +46,11 @@ class StageContents:
         return Manifest(
             step=step,
             optimizer_steps=engine.optimizer.updates,
-            topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.dp},
+            topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.shards},
             precision=engine.options.precision if lora is None else "fp32",
             config=engine.config,
             flat=[[list(entry) for entry in t.entries] for t in tables],
-            shard=[-(-t.size // mesh.dp) for t in tables],
+            shard=[-(-t.size // mesh.shards) for t in tables],
             files={},
             state=state,
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
@@ -71,13 +71,13 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     filled: set[Kind] = set()
-    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.dp)):
+    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards)):
 
         def put(kind: Kind, at: int, numbers: Bits) -> None:
             filled.add(kind)
             getattr(optimizer, kind)[at : at + len(numbers)].copy_(tensor(numbers, FP32))
 
-        name, crc = reader.own_part(mesh.dp_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
+        name, crc = reader.own_part(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
         if read is not None and crc is not None:
             read[name] = crc
     for kind in KINDS:

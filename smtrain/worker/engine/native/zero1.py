@@ -36,8 +36,8 @@ class Zero1AdamW:
         self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
         trained = stage.trained
         self.table, self.flat = trained.table, trained.flat
-        self.shard = len(self.flat) // mesh.dp
-        self.start = mesh.dp_rank * self.shard
+        self.shard = len(self.flat) // mesh.shards
+        self.start = mesh.shard_rank * self.shard
         self.gradients = Gradients(stage, mesh.device)
         self._summed_over_tp: list[torch.Tensor] = []
         kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
