@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from smtrain.core.model.families import DeltaSizes, ModelShape
+    from smtrain.core.model.families import DeltaSizes, ExpertNames, ExpertSizes, ModelShape
 
 
 class Role(Enum):
@@ -34,6 +34,13 @@ class Role(Enum):
     DELTA_HEADS = "one row or number for each value head of a gated delta net"
     DELTA_COLUMNS = "columns by value head of a gated delta net"
     FACTOR = "whole on every rank, which sees its own part of the other factor only (LoRA)"
+    SINK = "one number for each query head (gpt-oss)"
+    EXPERT_COLUMN = "rows by intermediate unit of an expert"
+    EXPERT_ROW = "columns by intermediate unit of an expert"
+    EXPERTS_PAIRS = "third dimension by intermediate unit, gate and up of each side by side, for all experts (gpt-oss)"
+    EXPERTS_PAIRS_BIAS = "second dimension by intermediate unit, gate and up of each side by side (gpt-oss)"
+    EXPERTS_ROW = "second dimension by intermediate unit, for all experts (gpt-oss)"
+    EXPERTS_SUM = "whole on every rank, which sees its own part of the experts only: routers, biases of their sums"
     WHOLE = "whole on every rank"
     CONSTANT = "whole on every rank, stored and not trained (a buffer of transformers)"
 
@@ -47,10 +54,24 @@ class Spec:
     shape: tuple[int, ...]
     turned: bool = False
     """Stored with its inputs first (GPT-2's Conv1D): rows in the role are columns here."""
+    expert: int | None = None
+    """The one expert of the layer that has this parameter; only its expert-parallel rank holds it."""
+    stacked: bool = False
+    """The first dimension counts the experts of the layer; expert parallelism cuts it (gpt-oss)."""
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it multiplies, and has weight decay: vectors of all experts in one table are no matrix."""
+        return len(self.shape) - self.stacked > 1
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether expert parallelism divides it."""
+        return self.expert is not None or self.stacked
 
     def upright(self) -> Spec:
         """The same parameter stored with its outputs first, as in other families."""
@@ -83,12 +104,15 @@ def _llama_block(s: ModelShape) -> Iterator[Spec]:
     yield from norms("input")
     yield from _delta_net(s, s.delta) if s.delta is not None else _attention(s)
     yield from norms("post_attention", "pre_feedforward")
-    if s.rules.fused:
+    if s.experts is not None and s.rules.experts is not None:
+        yield from _experts(s, s.experts, s.rules.experts)
+    elif s.rules.fused:
         yield from _linear("mlp.gate_up_proj", Role.GATE_UP, 2 * s.intermediate, s.hidden, s.mlp_bias)
     else:
         yield from _linear("mlp.gate_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
         yield from _linear("mlp.up_proj", Role.COLUMN, s.intermediate, s.hidden, s.mlp_bias)
-    yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
+    if s.experts is None:
+        yield from _linear("mlp.down_proj", Role.ROW, s.hidden, s.intermediate, s.mlp_bias)
     yield from norms("post_feedforward")
     if s.rules.scalar:
         yield Spec("layer_scalar", Role.CONSTANT, (1,))
@@ -111,6 +135,28 @@ def _attention(s: ModelShape) -> Iterator[Spec]:
         yield Spec("self_attn.q_norm.weight", Role.Q_NORM, (q,))
         yield Spec("self_attn.k_norm.weight", Role.K_NORM, (kv,))
     yield from _linear("self_attn.o_proj", Role.O, s.hidden, q, s.o_bias)
+    if s.rules.sinks:
+        yield Spec("self_attn.sinks", Role.SINK, (s.heads,))
+
+
+def _experts(s: ModelShape, sizes: ExpertSizes, names: ExpertNames) -> Iterator[Spec]:
+    """A router and its experts. Gate and up of expert after expert, then all down: transformers 5 has two tensors with
+    this content, which views of a flat buffer in this order can be."""
+    yield Spec(f"{names.router}.weight", Role.EXPERTS_SUM, (sizes.count, s.hidden))
+    if names.stacked:
+        yield Spec(f"{names.router}.bias", Role.EXPERTS_SUM, (sizes.count,))
+        up, down, f = f"{names.path}.{names.parts[1]}", f"{names.path}.{names.parts[2]}", sizes.width
+        yield Spec(up, Role.EXPERTS_PAIRS, (sizes.count, s.hidden, 2 * f), stacked=True)
+        yield Spec(f"{up}_bias", Role.EXPERTS_PAIRS_BIAS, (sizes.count, 2 * f), stacked=True)
+        yield Spec(down, Role.EXPERTS_ROW, (sizes.count, f, s.hidden), stacked=True)
+        yield Spec(f"{down}_bias", Role.EXPERTS_SUM, (sizes.count, s.hidden), stacked=True)
+        return
+    gate, up, down = names.parts
+    for j in range(sizes.count):
+        for part in (gate, up):
+            yield Spec(f"{names.path}.{j}.{part}.weight", Role.EXPERT_COLUMN, (sizes.width, s.hidden), expert=j)
+    for j in range(sizes.count):
+        yield Spec(f"{names.path}.{j}.{down}.weight", Role.EXPERT_ROW, (s.hidden, sizes.width), expert=j)
 
 
 def _delta_net(s: ModelShape, d: DeltaSizes) -> Iterator[Spec]:

@@ -23,6 +23,28 @@ from smtrain.core.text import with_article
 
 
 @dataclass(frozen=True)
+class ExpertNames:
+    """A family's mixture of experts: its names in files, its keys in config.json, and its router's rule.
+
+    Expert J has `<path>.J.<part>.weight` for gate, up and down. If they are `stacked`, gate and up of all experts are
+    one tensor `<path>.<part>` [E, H, 2F] of alternate columns with a `_bias` [E, 2F], and down is [E, F, H] with a
+    `_bias` [E, H]; gate and up then have the same name.
+    """
+
+    router: str = "mlp.gate"
+    path: str = "mlp.experts"
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked: bool = False
+    width: str = "intermediate_size"
+    """The key of an expert's intermediate size."""
+    normalised: bool | None = None
+    """Whether a token's weights are divided by their sum; None: as norm_topk_prob says."""
+    aux_default: float | None = 0.001
+    """transformers' router_aux_loss_coef if config.json has none; None: it must, as transformers 4 and 5 take other
+    ones."""
+
+
+@dataclass(frozen=True)
 class Family:
     """One model type as data: the names of its parts, its keys in config.json, and its differences from Llama.
 
@@ -92,6 +114,10 @@ class Family:
     """q_proj gives a gate next to each head's query, which multiplies what attention gives."""
     linear: str | None = None
     """The module of layers with linear attention, a gated delta net, in place of the one of attention (Qwen3.5)."""
+    experts: ExpertNames | None = None
+    """The names of a mixture of experts in place of the MLP; some layers may have the MLP."""
+    sinks: bool = False
+    """A trained number for each head is one more score of attention, whose value is zero (gpt-oss)."""
     ignored: tuple[str, ...] = ()
     """Beginnings of names of tensors in files that are no part of the text model."""
     since: int = 4
@@ -317,6 +343,50 @@ FAMILIES: dict[str, Family] = {
             | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
         ),
         Family(
+            "qwen3_moe",
+            qk_norm="head",
+            max_positions=32768,
+            only={"use_sliding_window": False},
+            experts=ExpertNames(width="moe_intermediate_size"),
+            defaults={"num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768}
+            | {"num_experts": 128, "num_experts_per_tok": 8},
+        ),
+        Family(
+            "mixtral",
+            qkv_bias="never",
+            o_bias="never",
+            windows="always",
+            max_positions=131072,
+            theta=1000000.0,
+            eps=("rms_norm_eps", 1e-5),
+            experts=ExpertNames(
+                "block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2"), normalised=True
+            ),
+            defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+        Family(
+            "gpt_oss",
+            wide_norms=True,
+            sinks=True,
+            windows="kinds",
+            full_every=2,
+            max_positions=131072,
+            theta=150000.0,
+            rope_default={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+            | {"original_max_position_embeddings": 4096},
+            eps=("rms_norm_eps", 1e-5),
+            only={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+            experts=ExpertNames(
+                "mlp.router",
+                parts=("gate_up_proj", "gate_up_proj", "down_proj"),
+                stacked=True,
+                normalised=True,
+                aux_default=None,
+            ),
+            defaults={"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "attention_bias": True}
+            | {"num_local_experts": 128, "num_experts_per_tok": 4},
+        ),
+        Family(
             "gpt_neox",
             "gpt_neox",
             "embed_in",
@@ -404,6 +474,7 @@ LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 
 
 _MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000}
+_MOST_EXPERTS = 4096
 """Limits of sizes over which code loops, against a damaged config.json."""
 
 
@@ -569,6 +640,52 @@ def _delta_sizes(got: Mapping[str, Any], family: Family) -> DeltaSizes:
     return delta
 
 
+def _expert_sizes(config: Mapping[str, Any], got: Mapping[str, Any], family: Family) -> ExpertSizes | None:
+    """The sizes of a mixture of experts; None for a family without. Raises `CheckpointError` if they cannot be.
+
+    transformers 4 calls the count of some families num_experts, transformers 5 that of all num_local_experts.
+    """
+    if family.experts is None:
+        return None
+    counts = {key: config[key] for key in ("num_experts", "num_local_experts") if config.get(key) is not None}
+    if len(set(counts.values())) > 1:
+        both = " and ".join(f"{key} = {value!r}" for key, value in counts.items())
+        raise CheckpointError(
+            f"config.json has {both}, so transformers 4 and 5 would build different models of it: keep what the model "
+            "was trained with"
+        )
+    usual = next(got[key] for key in ("num_experts", "num_local_experts") if key in family.defaults)
+    key, count = next(iter(counts.items()), ("num_experts", usual))
+    width, chosen = _size(got, family, family.experts.width), _size(got, family, "num_experts_per_tok")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_EXPERTS:
+        raise CheckpointError(
+            f"config.json has {key} = {count!r}: it must be a whole number from 1 to {_MOST_EXPERTS}, the experts of a "
+            "layer"
+        )
+    if chosen > count:
+        raise CheckpointError(
+            f"config.json has num_experts_per_tok = {chosen}, more than the {count} experts of a layer: keep what the "
+            "model was trained with"
+        )
+    return ExpertSizes(count, chosen, width)
+
+
+def sparse_layers(config: Mapping[str, Any], family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts, not an MLP: mlp_only_layers and decoder_sparse_step of Qwen3-MoE.
+
+    Raises `CheckpointError` for a list of other than numbers of layers.
+    """
+    if family.experts is None or family.experts.normalised is not None:
+        return (family.experts is not None,) * layers
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(i) is not int or i < 0 for i in dense):
+        raise CheckpointError(
+            f"config.json has mlp_only_layers = {dense!r}: it must list numbers of layers, from 0 to {layers - 1}"
+        )
+    every = _count(config, "decoder_sparse_step", 1)
+    return tuple(i not in dense and (i + 1) % every == 0 for i in range(layers))
+
+
 def _untrained(config: Mapping[str, Any], family: Family) -> str | None:
     """The sentence for a part of the model that smtrain does not train, if config.json asks for one."""
     for key, (usual, what) in family.refused.items():
@@ -605,6 +722,18 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True)
+class ExpertSizes:
+    """Sizes of a mixture of experts."""
+
+    count: int
+    """Experts of a layer."""
+    chosen: int
+    """Experts of a token."""
+    width: int
+    """Intermediate units of an expert; `ModelShape.intermediate` are those of layers without experts."""
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """The sizes of a decoder, and what follows from them."""
 
@@ -636,6 +765,10 @@ class ModelShape:
     """Sizes of the layers with linear attention, if there are any."""
     linear: tuple[bool, ...] = ()
     """Whether each layer has linear attention, if some have and others do not."""
+    experts: ExpertSizes | None = None
+    """Sizes of the layers with experts, if there are any."""
+    sparse: tuple[bool, ...] = ()
+    """Whether each layer has experts, if some have and others do not."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelShape:
@@ -669,7 +802,7 @@ class ModelShape:
             full = tuple(w is None for w in layer_windows(got, family, layers, window))
         if family.full_sizes:
             got |= _full_sizes(got, full)
-        linear = linear_layers(got, family, layers)
+        linear, sparse = linear_layers(got, family, layers), sparse_layers(got, family, layers)
 
         def biased(rule: Bias, key: str) -> bool:
             return rule == "always" or (rule == "key" and bool(got.get(key, False)))
@@ -694,6 +827,8 @@ class ModelShape:
             positions=size("max_position_embeddings") if gpt2 else None,
             delta=_delta_sizes(got, family) if any(linear) else None,
             linear=linear if any(linear) and not all(linear) else (),
+            experts=_expert_sizes(config, got, family) if any(sparse) else None,
+            sparse=sparse if any(sparse) and not all(sparse) else (),
         )
 
     @property
@@ -729,6 +864,9 @@ class ModelShape:
         if self.linear:
             kinds = {True: replace(self, linear=()), False: replace(self, linear=(), delta=None)}
             return tuple(kinds[linear] for linear in self.linear)
+        if self.sparse:
+            kinds = {True: replace(self, sparse=()), False: replace(self, sparse=(), experts=None)}
+            return tuple(kinds[sparse] for sparse in self.sparse)
         if self.full_head_dim is None:
             return (self,) * self.layers
         alike = replace(self, full=(), full_head_dim=None, full_kv_heads=None)
@@ -765,7 +903,7 @@ class ModelShape:
             last.append(Spec(self.head_name, Role.VOCAB, table))
         return first, last
 
-    def _numbers(self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT) -> int:
+    def numbers(self, counted: Callable[[Spec], bool] = lambda spec: spec.role is not Role.CONSTANT) -> int:
         """Size of the parameters that are `counted`; one layer of each kind is multiplied."""
         ends = sum(s.size for part in self._ends for s in part if counted(s))
         return ends + sum(n * sum(s.size for s in kind.layer if counted(s)) for kind, n in self.kinds.items())
@@ -794,7 +932,25 @@ class ModelShape:
     def file_name(self, module_name: str) -> str:
         """The name in files of the parameter that transformers calls `module_name`."""
         name = FAMILIES[self.family].module_names.get(module_name, module_name)
+        if self.experts is not None and self.rules.experts is not None:
+            name = name.replace(".mlp.gate.", f".{self.rules.experts.router}.")
         return self.embed_name if self.tied and name == f"{FAMILIES[self.family].head}.weight" else name
+
+    def file_parts(self, module_name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The parameters in files, with their shapes, of which the module's parameter `module_name` consists.
+
+        transformers 5 has gate_up_proj [E, 2F, H] and down_proj [E, H, F] of all experts of a layer for the tensors of
+        each expert in files. They follow one another in the module's memory in the order given here.
+        """
+        names, (path, _, leaf) = self.rules.experts, module_name.rpartition(".")
+        if names is None or names.stacked or not path.endswith(".mlp.experts"):
+            return {self.file_name(module_name): shape}
+        path = path.removesuffix("mlp.experts") + names.path
+        gate, up, down = names.parts
+        count, rows, columns = shape
+        if leaf == "down_proj":
+            return {f"{path}.{j}.{down}.weight": (rows, columns) for j in range(count)}
+        return {f"{path}.{j}.{part}.weight": (rows // 2, columns) for j in range(count) for part in (gate, up)}
 
     def file_aliases(self, name: str) -> list[str]:
         """Other names of `name` in files, as some tools write the module's name."""
@@ -804,7 +960,14 @@ class ModelShape:
 
     def parameters(self) -> int:
         """Number of parameters; a tied matrix counts once."""
-        return self._numbers()
+        return self.numbers()
+
+    def active_parameters(self) -> int:
+        """Number of parameters that a token meets: of the experts of a layer, only those that it chooses."""
+        if self.experts is None:
+            return self.parameters()
+        of_experts = self.numbers(lambda spec: spec.of_experts)
+        return self.parameters() - of_experts + of_experts * self.experts.chosen // self.experts.count
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of one token's forward and backward pass, for MFU; recomputation not counted.
@@ -813,9 +976,13 @@ class ModelShape:
         (everything but the embedding lookup, norms and biases; a tied head does multiply), L layers, H heads, Q head
         size, T the sequence length or the sliding window, if shorter. As in PaLM, the causal mask saves nothing here.
         A gated delta net has in place of 12 H Q T three products of a head's keys and values (what the state holds for
-        the key, the state's update, what it holds for the query): 18 D_k D_v for each value head.
+        the key, the state's update, what it holds for the query): 18 D_k D_v for each value head. Of experts only those
+        count that a token chooses.
         """
-        multiplied = self._numbers(lambda spec: len(spec.shape) > 1) - (self.positions or 0) * self.hidden
+        multiplied: float = self.numbers(lambda spec: spec.is_matrix) - (self.positions or 0) * self.hidden
+        if self.experts is not None:
+            idle = self.experts.count - self.experts.chosen
+            multiplied -= self.numbers(lambda spec: spec.is_matrix and spec.of_experts) * idle / self.experts.count
         if not self.tied:
             multiplied -= self.vocab * self.hidden
         spans = sum(
@@ -827,8 +994,8 @@ class ModelShape:
         recurrent = 18.0 * nets * self.delta.values * self.delta.key_dim if self.delta else 0.0
         return 6.0 * multiplied + 12.0 * self.heads * spans + recurrent
 
-    def mesh_faults(self, tp: int, pp: int) -> list[str]:
-        """All reasons, one sentence each, why this model cannot be divided for (tp, pp)."""
+    def mesh_faults(self, tp: int, pp: int, ep: int = 1) -> list[str]:
+        """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep)."""
         faults = []
         if self.heads % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
@@ -843,7 +1010,13 @@ class ModelShape:
                 f"parallel.tp = {tp} does not divide the {self.delta.key_heads} key heads of the model's linear "
                 "attention"
             )
-        if self.intermediate % tp:
+        if self.experts is not None and self.experts.width % tp:
+            faults.append(f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's experts")
+        if self.experts is not None and self.experts.count % ep:
+            faults.append(f"parallel.ep = {ep} does not divide the {self.experts.count} experts of the model's layers")
+        if self.experts is None and ep > 1:
+            faults.append(f"parallel.ep = {ep} divides experts, and a {self.family} model has none: set it to 1")
+        if any(kind.experts is None for kind in self.kinds) and self.intermediate % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
         if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:
             faults.append(

@@ -54,6 +54,16 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
+class Routing:
+    """The rule by which a token chooses experts, and the loss that balances them."""
+
+    normalised: bool
+    """A token's weights are divided by their sum."""
+    aux: float
+    """router_aux_loss_coef: the factor of the auxiliary loss."""
+
+
+@dataclass(frozen=True)
 class HFConfig:
     """The contents of config.json; equal for two files that describe the same model."""
 
@@ -74,6 +84,8 @@ class HFConfig:
     """The numbers of the family's `scales`."""
     rotated: tuple[bool, ...]
     """Whether each layer turns its queries and keys."""
+    routing: Routing | None = None
+    """None without experts."""
     local_rope: Rope | None = None
     """Layers with a window: rotary embeddings of their own; None: those of the others."""
 
@@ -141,9 +153,25 @@ def normalise(config: Mapping[str, Any]) -> HFConfig:
         activation=activation,
         windows=layer_windows({**shape.rules.defaults, **config}, shape.rules, shape.layers, shape.sliding_window),
         rotated=rotated_layers(config, shape.rules, shape.layers),
+        routing=None if shape.experts is None else _routing(config, shape),
         parallel_residual=neox and bool(config.get("use_parallel_residual", True)),
         scales={name: number for name in shape.rules.scales if (number := _scale(config, shape, name)) is not None},
     )
+
+
+def _routing(config: Mapping[str, Any], shape: ModelShape) -> Routing:
+    names, key = shape.rules.experts, "router_aux_loss_coef"
+    assert names is not None
+    aux = config.get(key, names.aux_default)
+    if aux is None:
+        raise CheckpointError(
+            f"config.json has no {key}, for which transformers 4 takes 0.9 and transformers 5 takes 0.001: add the one "
+            "that the model was trained with"
+        )
+    if isinstance(aux, bool) or not isinstance(aux, (int, float)) or not 0 <= aux < math.inf:
+        raise CheckpointError(f"config.json has {key} = {aux!r}: it must be a number of at least 0")
+    normalised = bool(config.get("norm_topk_prob", False)) if names.normalised is None else names.normalised
+    return Routing(normalised, float(aux))
 
 
 def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tuple[Rope, Rope | None]:
@@ -154,6 +182,8 @@ def _ropes(config: Mapping[str, Any], shape: ModelShape, positions: int) -> tupl
         return read_rope({**plain, **some}, rules, head_dim, positions, usual)
 
     old = {key: config[key] for key in KEYS if key in config}
+    if rules.rope_default and rules.local_theta is None and not {"rope_scaling", "rope_parameters"} & {*old}:
+        old["rope_parameters"] = {"rope_theta": config.get("rope_theta", rules.theta), **rules.rope_default}
     if rules.local_theta is None:
         return read(old, rules.theta), None
     key, usual = rules.local_theta
@@ -246,7 +276,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out |= {"attention_bias": shape.qkv_bias}
     else:
         out |= {"head_dim": shape.head_dim, "rms_norm_eps": normal.eps}
-    if shape.family == "mistral":
+    if shape.family in ("mistral", "mixtral"):
         out["sliding_window"] = shape.sliding_window
         out.pop("layer_types", None)
     if shape.rules.windows in ("asked", "kinds"):
@@ -255,7 +285,7 @@ def explicit(config: Mapping[str, Any]) -> dict[str, Any]:
         out["layer_types"] = [FULL if kind.delta is None else LINEAR for kind in shape.by_layer]
     if shape.rules.rotates_some:
         out["no_rope_layers"] = [int(turned) for turned in normal.rotated]
-    out |= _full_sizes(out, shape)
+    out |= _full_sizes(out, shape) | _experts(normal)
     out |= {key: usual if usual is None else type(usual)() for key, (usual, _) in shape.rules.refused.items()}
     return out | {key: normal.scales.get(name) for name, (key, _) in shape.rules.scales.items()}
 
@@ -267,7 +297,7 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     if normal.rope is None:
         return copy.deepcopy(dict(config))
     out = _without_rope(config) | _written(normal)
-    out |= _full_sizes(out, normal.shape)
+    out |= _full_sizes(out, normal.shape) | _experts(normal)
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
@@ -280,6 +310,18 @@ def _full_sizes(out: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
     out.pop("per_layer_config", None)
     heads = {"num_global_key_value_heads": shape.full_kv_heads} if shape.values_are_keys else {}
     return {"global_head_dim": shape.full_head_dim, **heads}
+
+
+def _experts(normal: HFConfig) -> dict[str, Any]:
+    """The counts of experts under the names of transformers 4 and 5, and their auxiliary loss."""
+    names, sizes, routing = normal.shape.rules.experts, normal.shape.experts, normal.routing
+    if names is None or sizes is None or routing is None:
+        return {}
+    out = {"num_local_experts": sizes.count, "num_experts_per_tok": sizes.chosen, names.width: sizes.width}
+    if names.normalised is None:  # Qwen3-MoE
+        out |= {"num_experts": sizes.count, "norm_topk_prob": routing.normalised}
+        out |= {"intermediate_size": normal.shape.intermediate}
+    return {**out, "router_aux_loss_coef": routing.aux}
 
 
 def _written(normal: HFConfig) -> dict[str, Any]:

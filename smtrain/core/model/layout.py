@@ -63,6 +63,9 @@ class Layout:
     order; the native engine, and NxD on trn2), and head `j % heads` with `tiled` (K0 K1 K0 K1; queries follow their
     key; NxD on trn1). `cuts` name the last layer of every stage but the last one, as NxD's pipeline_cuts do.
 
+    Each of `ep` expert-parallel ranks has a block of experts of every layer, and all other parameters; `tp` cuts each
+    expert too.
+
     Raises `ConfigError` with all reasons why the model cannot be divided so.
     """
 
@@ -74,11 +77,12 @@ class Layout:
         kv_order: KvOrder = "grouped",
         cuts: Sequence[int] | None = None,
         kv_multiplier: int | None = None,
+        ep: int = 1,
     ) -> None:
-        faults = shape.mesh_faults(tp, pp)
+        faults = shape.mesh_faults(tp, pp, ep)
         if faults:
             raise ConfigError(faults, code="config.combination")
-        self.shape, self.tp, self.pp, self.kv_order = shape, tp, pp, kv_order
+        self.shape, self.tp, self.pp, self.ep, self.kv_order = shape, tp, pp, ep, kv_order
         self._multiplier = kv_multiplier
         for kv_heads in dict.fromkeys(kind.kv_heads for kind in shape.kinds):
             group, times = shape.heads // kv_heads, self.copies(kv_heads)
@@ -109,8 +113,21 @@ class Layout:
         return range(self._starts[pp_rank], self._starts[pp_rank + 1])
 
     def names(self, pp_rank: int) -> list[str]:
-        """The parameters that a stage holds, in the model's order."""
+        """The parameters that a stage holds, those of all experts included, in the model's order."""
         return [s.name for s in self.shape.specs if pp_rank in self.stages(s.name)]
+
+    def experts(self, ep_rank: int) -> range:
+        """The experts of each layer that an expert-parallel rank holds."""
+        count = 0 if self.shape.experts is None else self.shape.experts.count // self.ep
+        return range(ep_rank * count, (ep_rank + 1) * count)
+
+    def expert_ranks(self, name: str) -> range:
+        """The expert-parallel ranks that hold a part of `name`."""
+        expert = self.spec(name).expert
+        if expert is None:
+            return range(self.ep)
+        owner = expert // len(self.experts(0))
+        return range(owner, owner + 1)
 
     @property
     def kv_multiplier(self) -> int:
@@ -156,17 +173,29 @@ class Layout:
 
     def local_shape(self, name: str, tp_rank: int) -> tuple[int, ...]:
         shard = self.shard(name, tp_rank)
-        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(self.spec(name).shape))
+        spec = self.spec(name)
+        own = (spec.shape[0] // self.ep, *spec.shape[1:]) if spec.stacked else spec.shape
+        return tuple(shard.size if i == shard.dim else n for i, n in enumerate(own))
 
-    def flat_table(self, pp_rank: int) -> FlatTable:
-        """The flat buffer of a rank of a stage: matrices first, as only they have weight decay."""
-        names = sorted(self.names(pp_rank), key=lambda n: len(self.spec(n).shape) == 1)
+    def flat_table(self, pp_rank: int, ep_rank: int | None = None) -> FlatTable:
+        """The flat buffer of a rank of a stage: matrices first, as only they have weight decay.
+
+        With `ep` above 1 there are two: that of everything but experts, the same for all expert-parallel ranks, and
+        with `ep_rank` that of this rank's experts.
+        """
+        specs = (self.spec(name) for name in self.names(pp_rank))
+        if self.ep > 1:
+            specs = (
+                s
+                for s in specs
+                if s.of_experts == (ep_rank is not None) and (ep_rank or 0) in self.expert_ranks(s.name)
+            )
         entries, at, decayed = [], 0, 0
-        for name in names:
-            local = self.local_shape(name, 0)
-            entries.append((name, at, prod(local)))
-            at += prod(local)
-            decayed = at if len(local) > 1 else decayed
+        for spec in sorted(specs, key=lambda s: not s.is_matrix):
+            size = prod(self.local_shape(spec.name, 0))
+            entries.append((spec.name, at, size))
+            at += size
+            decayed = at if spec.is_matrix else decayed
         return FlatTable(tuple(entries), decayed, at)
 
     @cached_property
@@ -177,7 +206,7 @@ class Layout:
     def _shard(self, role: Role, t: int, s: ModelShape) -> Shard:
         if role in (Role.WHOLE, Role.CONSTANT):
             return Shard(copies=self.tp)
-        if role in (Role.HEAD_NORM, Role.FACTOR):
+        if role in (Role.HEAD_NORM, Role.FACTOR, Role.EXPERTS_SUM):
             return Shard(copies=self.tp, partial=self.tp > 1)
         if role is Role.VOCAB:
             size = -(-s.vocab // self.tp)
@@ -185,6 +214,9 @@ class Layout:
             return Shard(0, ((start, stop),), size)
         if role is Role.COLUMN or role is Role.ROW:
             return _units(0 if role is Role.COLUMN else 1, [t], s.intermediate // self.tp)
+        if s.experts is not None and role in _EXPERTS:
+            dim, each = _EXPERTS[role]
+            return _units(dim, [t], each * s.experts.width // self.tp)
         if role is Role.GATE_UP:
             return _units(0, [t, self.tp + t], s.intermediate // self.tp)
         if role is Role.QKV_BLOCKS:
@@ -200,6 +232,8 @@ class Layout:
             return self._delta_shard(role, t, s.delta)
         if role is Role.Q_GATE:
             return _units(0, self.query_heads(t), 2 * s.head_dim)
+        if role is Role.SINK:
+            return _units(0, self.query_heads(t, s.kv_heads), 1)
         if role in (Role.KV, Role.K_NORM):
             return _units(0, [h for h, _ in self.kv_slots(t, s.kv_heads)], s.head_dim, self.copies(s.kv_heads))
         return _units(1 if role is Role.O else 0, self.query_heads(t, s.kv_heads), s.head_dim)
@@ -214,6 +248,11 @@ class Layout:
         return _joined(0, [(start, start + width) for start, width in starts])
 
 
+_EXPERTS = {
+    Role.EXPERT_COLUMN: (0, 1), Role.EXPERT_ROW: (1, 1),
+    Role.EXPERTS_PAIRS: (2, 2), Role.EXPERTS_PAIRS_BIAS: (1, 2), Role.EXPERTS_ROW: (1, 1),
+}  # fmt: skip
+"""The dimension that tensor parallelism cuts, and its rows or columns for each intermediate unit of an expert."""
 _DELTA = (Role.DELTA_QKV, Role.DELTA_ROWS, Role.DELTA_HEADS, Role.DELTA_COLUMNS)
 
 

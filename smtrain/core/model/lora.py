@@ -41,9 +41,16 @@ class Lora:
 
 
 def linears(shape: ModelShape) -> tuple[str, ...]:
-    """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`..."""
-    specs = (s for kind in shape.kinds for s in kind.layer if len(s.shape) == 2 and not s.turned)
+    """The names of the decoder layers' linears, in the model's order: `q_proj`, `k_proj`...
+
+    Routers and experts are none, as in peft with transformers 5, where they are no linear modules.
+    """
+    specs = (s for kind in shape.kinds for s in kind.layer if _is_linear(s) and not s.turned)
     return tuple(dict.fromkeys(s.name.removesuffix(".weight").rpartition(".")[2] for s in specs))
+
+
+def _is_linear(spec: Spec) -> bool:
+    return len(spec.shape) == 2 and not spec.of_experts and spec.role is not Role.EXPERTS_SUM
 
 
 def targets_of(shape: ModelShape, targets: Sequence[str]) -> tuple[str, ...]:
@@ -93,7 +100,7 @@ class AdapterShape(ModelShape):
         out = []
         for spec in self.base.layer:
             module = spec.name.removesuffix(".weight")
-            if len(spec.shape) == 2 and module.rpartition(".")[2] in self.lora.targets:
+            if _is_linear(spec) and module.rpartition(".")[2] in self.lora.targets:
                 rows, (width, into) = spec.role not in _COLUMNS_CUT, spec.shape
                 out.append(Spec(module + A, Role.FACTOR if rows else spec.role, (self.lora.rank, into)))
                 out.append(Spec(module + B, spec.role if rows else Role.FACTOR, (width, self.lora.rank)))

@@ -43,7 +43,9 @@ def check_model(model: Any, config: HFConfig) -> None:
     Raises `CheckpointError` with all differences in rotary embeddings, norms, activation, attention and parameters.
     """
     shape = config.shape
-    theirs = {shape.file_name(name): tuple(p.shape) for name, p in model.named_parameters()}
+    theirs: dict[str, tuple[int, ...]] = {}
+    for name, p in model.named_parameters():
+        theirs |= shape.file_parts(name, tuple(p.shape))
     ours = {spec.name: spec.shape for spec in shape.specs}
     theirs |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in ours}
     if theirs != ours:
@@ -145,8 +147,12 @@ def _differences(model: Any, config: HFConfig) -> Iterator[str]:
             of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm", "v_norm"))
             norms += [norm for norm in of_heads if norm is not None]
             yield from _attention_differences(attention, model.config, config, window)
-        named = (getattr(block.mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
-        yield from _activation_differences(next(filter(None, named)), config.activation)
+        mlp = getattr(block, "mlp", None) or block.block_sparse_moe  # Mixtral in transformers 4
+        if kind.experts is None:
+            named = (getattr(mlp, name, None) for name in ("act_fn", "activation_fn", "act"))
+            yield from _activation_differences(next(filter(None, named)), config.activation)
+        else:
+            yield from _expert_differences(mlp, model.config, config)
         if (wanted := config.scales.get("residual", 1.0)) != getattr(block, "residual_multiplier", 1.0):
             yield f"a block adds its parts times {block.residual_multiplier:g}, not {wanted:g}"
         if shape.family == "gpt_neox" and block.use_parallel_residual != config.parallel_residual:
@@ -181,6 +187,28 @@ def _attention_differences(attention: Any, made: Any, config: HFConfig, window: 
         built = made.sliding_window if config.shape.rules.windows == "always" else attention.sliding_window
         if built != window:
             yield f"a layer's sliding window is {built}, not {window}"
+
+
+def _expert_differences(mlp: Any, made: Any, config: HFConfig) -> Iterator[str]:
+    """The differences of a mixture of experts: of transformers 5 in modules with all experts, of 4 in one for each."""
+    sizes, routing = config.shape.experts, config.routing
+    assert sizes is not None
+    assert routing is not None
+    router = getattr(mlp, "router", None) or mlp.gate
+    chosen = getattr(router, "top_k", None) or mlp.top_k
+    if chosen != sizes.chosen:
+        yield f"a token chooses {chosen} experts, not {sizes.chosen}"
+    normalised = getattr(router, "norm_topk_prob", getattr(mlp, "norm_topk_prob", True))
+    if bool(normalised) != routing.normalised:
+        yield f"a token's weights are {'' if normalised else 'not '}divided by their sum"
+    if not _close(made.router_aux_loss_coef, routing.aux):
+        yield f"router_aux_loss_coef is {made.router_aux_loss_coef}, not {routing.aux}"
+    experts = mlp.experts
+    one = experts[0] if hasattr(experts, "__getitem__") else experts
+    if hasattr(one, "act_fn"):
+        yield from _activation_differences(one.act_fn, config.activation)
+    if hasattr(one, "limit") and (one.alpha, one.limit) != (1.702, 7.0):
+        yield f"experts have alpha {one.alpha} and limit {one.limit}, not 1.702 and 7"
 
 
 def _activation_differences(activation: Any, name: str) -> Iterator[str]:

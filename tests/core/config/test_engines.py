@@ -91,7 +91,7 @@ def test_what_nxd_alone_does_is_refused_by_native(raw: dict[str, Any], changes: 
             {"compute": {"compile_ahead": True}, "network": {"isolation": True}},
             "compute.compile_ahead: keeps graphs in S3, and network.isolation keeps jobs from it",
         ),
-        ({"model": {"config": {"model_type": "mixtral"}}}, "model.path: config.json has model_type 'mixtral', which"),
+        ({"model": {"config": {"model_type": "phimoe"}}}, "model.path: config.json has model_type 'phimoe', which"),
     ],
 )  # fmt: skip
 def test_what_nxd_cannot_do_is_refused(raw: dict[str, Any], changes: dict[str, Any], fault: str) -> None:

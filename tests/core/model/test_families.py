@@ -22,6 +22,7 @@ SIZES = {
 }
 PLAIN = {"gemma4_text": {"hidden_size_per_layer_input": 0}}
 """Keys without which transformers' defaults describe a model that smtrain does not train."""
+TWO_EXPERTS = {"num_experts_per_tok": 2, "attention_bias": True}
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"num_key_value_heads": 2}),
     ("llama", {"num_key_value_heads": 1, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
@@ -60,6 +61,11 @@ CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("seed_oss", {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True}),
     ("seed_oss", {"num_key_value_heads": 4, "attention_bias": False, "attention_out_bias": True}),
     ("phi3", {"num_key_value_heads": 2}),
+    ("qwen3_moe", {"num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 24, **TWO_EXPERTS}),
+    ("qwen3_moe", {**TWO_EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    ("mixtral", {"num_key_value_heads": 2}),
+    ("gpt_oss", {"num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 8}),
+    ("gpt_oss", {**TWO_EXPERTS, "num_local_experts": 2, "num_key_value_heads": 4, "attention_bias": False}),
     ("gpt_neox", {}),
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("gpt2", {}),
@@ -74,7 +80,9 @@ def test_names_and_shapes_are_those_of_transformers(family: str, changes: dict[s
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()  # which transformers 5.0 leaves out on `meta`
     shape = ModelShape.from_config(config.to_dict())
-    theirs = {shape.file_name(n): tuple(p.shape) for n, p in model.state_dict().items()}
+    theirs: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        theirs |= shape.file_parts(name, tuple(tensor.shape))
     assert {s.name: s.shape for s in shape.specs} == theirs
     assert shape.parameters() == sum(p.numel() for p in model.parameters())
 
@@ -85,6 +93,9 @@ def test_a_key_left_out_means_what_transformers_takes_it_for(family: str) -> Non
     own = {
         "mistral": ["sliding_window", "head_dim"],
         "gpt_neox": [],
+        "qwen3_moe": [],
+        "mixtral": ["head_dim"],
+        "gpt_oss": [],
         "ministral3": [],
         "ministral": ["sliding_window", "head_dim"],
         "gemma3_text": ["final_logit_softcapping"],
@@ -148,6 +159,24 @@ def test_every_reason_against_a_mesh_is_given() -> None:
     assert [f for f in net.mesh_faults(32, 1) if "16 key heads of the model's linear attention" in f]
 
 
+@pytest.mark.parametrize(("family", "sizes", "total", "active"), [
+    ("qwen3_moe", (2048, 48, 32, 4, 128, 768, 128, 8, 151936), 30_532_122_624, 3_353_032_704),
+    ("mixtral", (4096, 32, 32, 8, 128, 14336, 8, 2, 32000), 46_702_792_704, 12_879_925_248),
+    ("gpt_oss", (2880, 24, 64, 8, 64, 2880, 32, 4, 201088), 20_914_757_184, 4_187_440_704),
+    ("gpt_oss", (2880, 36, 64, 8, 64, 2880, 128, 4, 201088), 116_829_156_672, 5_711_982_912),
+])  # fmt: skip
+def test_counts_of_published_mixtures_of_experts(family: str, sizes: tuple[int, ...], total: int, active: int) -> None:
+    """Totals as in the safetensors indices of the hub."""
+    hidden, layers, heads, kv_heads, head_dim, width, experts, chosen, vocab = sizes
+    config = {
+        "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": width, "vocab_size": vocab,
+        "moe_intermediate_size": width, "num_local_experts": experts, "num_experts_per_tok": chosen,
+    }  # fmt: skip
+    shape = ModelShape.from_config(config)
+    assert (shape.parameters(), shape.active_parameters()) == (total, active)
+
+
 def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
     base = {**SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 4, "head_dim": 16, "num_key_value_heads": 2}
     net = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
@@ -166,9 +195,16 @@ def test_counts_of_a_model_with_layers_of_two_kinds() -> None:
         ({"model_type": "mamba"}, "'mamba', which smtrain cannot train: take one of llama, qwen2, qwen3, mistral"),
         ({"model_type": None}, "config.json has no model_type: add the one of the model"),
         (
-            {"model_type": "qwen3_moe", "num_experts": 8},
-            "'qwen3_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
+            {"model_type": "qwen2_moe", "num_experts": 8},
+            "'qwen2_moe' (a mixture of experts), which smtrain cannot train: take one of llama",
         ),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 4, "num_experts_per_tok": 9},
+            "num_experts_per_tok = 9, more than the 8 experts",
+        ),
+        ({"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": True}, "num_local_experts = True"),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 9}, "transformers 4 and 5 would build"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers = 3: it must list numbers of layers"),
         ({"hidden_size": None}, "has no hidden_size, which a llama model needs"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),

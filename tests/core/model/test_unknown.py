@@ -46,8 +46,8 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "bert", **SIZES, "type_vocab_size": 2}, "(texts read in both directions, by type_vocab_size)"
     ),
     "experts": (
-        {"model_type": "qwen3_moe", **SIZES, "num_experts": 128, "moe_intermediate_size": 768},
-        "gpt2; nearest is qwen3, which has no moe_intermediate_size = 768, num_experts = 128",
+        {"model_type": "qwen2_moe", **SIZES, "num_experts": 60, "shared_expert_intermediate_size": 5632},
+        "(a mixture of experts), which smtrain cannot train",
     ),
     "Granite 4 without experts and state-space layers": (
         {"model_type": "granitemoehybrid", **SIZES, "layer_types": ["attention"] * 2, "mamba_d_state": 128}

@@ -510,6 +510,6 @@ def test_a_dense_model_of_an_unknown_family_is_not_called_a_mixture(tmp_path: Pa
     with_config({"model_type": "glm4", "num_experts": None, "num_experts_per_tok": 2})(folder)
     with pytest.raises(CheckpointError, match=r"model_type 'glm4', which smtrain cannot train"):
         inspect(folder)
-    with_config({"model_type": "mixtral", "num_local_experts": 8})(folder)
-    with pytest.raises(CheckpointError, match=r"'mixtral' \(a mixture of experts\)"):
+    with_config({"model_type": "phimoe", "num_local_experts": 8})(folder)
+    with pytest.raises(CheckpointError, match=r"'phimoe' \(a mixture of experts\)"):
         inspect(folder)
