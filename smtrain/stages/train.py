@@ -34,9 +34,7 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     for key, usual in defaults.items():
         if key in train and train[key] is usual:
             del train[key]
-    kept["parallel"]["dp"] = config.dp
-    if config.parallel.cp == 1:
-        del kept["parallel"]["cp"]
+    kept["parallel"] = {**config.parallel.named(), "dp": config.dp}
     kept["compute"] = {
         "instance_count": config.compute.instance_count,
         "instance_type": config.compute.instance_type,

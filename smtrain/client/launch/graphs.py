@@ -53,7 +53,7 @@ def cache_uri(
         "family": config.compute.instance_type.split(".")[1],
         "processes": [config.compute.instance_count, config.processes_per_instance],
         "model": model,
-        "parallel": {**parallel.model_dump(mode="json", exclude={"cp"}), "dp": config.dp},
+        "parallel": {**parallel.named(), "dp": config.dp},
         "micro_batches": train.global_batch_size // (config.dp * parallel.micro_batch_size),
         "train": train.model_dump(
             mode="json", include={"engine", "seq_len", "precision", "stochastic_rounding"}

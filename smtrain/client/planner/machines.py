@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby, pairwise
 from math import prod
 from typing import Any, Literal
 
@@ -139,14 +140,21 @@ class Mesh:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     cp: int = 1
+    layers: tuple[int, ...] = ()
+    """Decoder layers of each pipeline stage; empty: even stages, the remainder last."""
 
     @classmethod
-    def of_config(cls, config: JobConfig) -> Mesh:
-        """The mesh that a config names."""
-        parallel = config.parallel
+    def of_config(cls, config: JobConfig, layers: int | None = None) -> Mesh:
+        """The mesh that a config names; `layers`, those of the model, tell what its pipeline_cuts leave to the last
+        stage."""
+        parallel, each = config.parallel, config.parallel.layers_per_stage
+        if parallel.pipeline_cuts and layers is not None:
+            each = tuple(stop - start for start, stop in pairwise((-1, *parallel.pipeline_cuts, layers - 1)))
+        if parallel.virtual_stages > 1 and each:
+            each = tuple(sum(each[rank :: parallel.pp]) for rank in range(parallel.pp))
         return cls(
             parallel.tp, parallel.pp, config.dp, parallel.micro_batch_size, parallel.activation_checkpointing,
-            parallel.sequence_parallel, parallel.cp,
+            parallel.sequence_parallel, parallel.cp, each,
         )  # fmt: skip
 
     @property
@@ -158,7 +166,10 @@ class Mesh:
         long = f" x cp {self.cp}" if self.cp > 1 else ""
         text = f"tp {self.tp} x pp {self.pp}{long} x dp {self.dp}, micro-batch {self.micro_batch}"
         text += "" if self.recompute == "none" else f", {self.recompute} recomputation"
-        return text + (", sequence parallel" if self.sequence_parallel else "")
+        text += ", sequence parallel" if self.sequence_parallel else ""
+        runs = [(count, len([*same])) for count, same in groupby(self.layers)]
+        stages = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in runs)
+        return text + (f", stages of {stages} layers" if stages else "")
 
 
 @dataclass(frozen=True)
@@ -242,32 +253,35 @@ def cut(shape: ModelShape, tp: int) -> Cut:
     )
 
 
-def layers_of(layers: int, pp: int, stage: int) -> int:
-    """Decoder layers of a pipeline stage: contiguous blocks, the rest on the last stages (core/model/layout.py)."""
+def layers_of(layers: int, pp: int, stage: int, given: tuple[int, ...] = ()) -> int:
+    """Decoder layers of a pipeline stage: the `given`, or contiguous blocks with the rest on the last stages
+    (core/model/layout.py)."""
+    if given:
+        return given[stage]
     each, extra = divmod(layers, pp)
     return each + (stage >= pp - extra)
 
 
 @cache
-def stage_layers(shape: ModelShape, pp: int, stage: int) -> tuple[ModelShape, ...]:
+def stage_layers(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()) -> tuple[ModelShape, ...]:
     """A pipeline stage's part of `ModelShape.by_layer`."""
-    first = sum(layers_of(shape.layers, pp, s) for s in range(stage))
-    return shape.by_layer[first : first + layers_of(shape.layers, pp, stage)]
+    first = sum(layers_of(shape.layers, pp, s, given) for s in range(stage))
+    return shape.by_layer[first : first + layers_of(shape.layers, pp, stage, given)]
 
 
 @cache
-def stage_kinds(shape: ModelShape, pp: int, stage: int) -> Mapping[ModelShape, int]:
+def stage_kinds(shape: ModelShape, pp: int, stage: int, given: tuple[int, ...] = ()) -> Mapping[ModelShape, int]:
     """Count a pipeline stage's decoder layers of each shape in `ModelShape.by_layer`."""
     if len(shape.kinds) == 1:
-        count = layers_of(shape.layers, pp, stage)
+        count = layers_of(shape.layers, pp, stage, given)
         return {shape.by_layer[0]: count} if count else {}
-    return Counter(stage_layers(shape, pp, stage))
+    return Counter(stage_layers(shape, pp, stage, given))
 
 
 def stage_numbers(shape: ModelShape, mesh: Mesh, stage: int) -> int:
     """Parameters on a rank of a pipeline stage."""
     held = cut(shape, mesh.tp)
-    n = sum(count * cut(kind, mesh.tp).layer for kind, count in stage_kinds(shape, mesh.pp, stage).items())
+    n = sum(count * cut(kind, mesh.tp).layer for kind, count in stage_kinds(shape, mesh.pp, stage, mesh.layers).items())
     if stage == 0:
         n += held.embed + held.positions
     if stage == mesh.pp - 1:
@@ -279,7 +293,7 @@ def trained_numbers(work: Work, mesh: Mesh, stage: int) -> int:
     """Parameters of a rank that the optimizer updates: all, or those of its adapters."""
     if work.lora is None:
         return stage_numbers(work.shape, mesh, stage)
-    kinds = stage_kinds(work.shape, mesh.pp, stage)
+    kinds = stage_kinds(work.shape, mesh.pp, stage, mesh.layers)
     return sum(count * _adapters(_one_layer(kind), work.lora, mesh.tp) for kind, count in kinds.items())
 
 
@@ -294,10 +308,20 @@ def untiled_group(work: Work, machine: Machine, mesh: Mesh, *, neighbours: bool 
     return untiled(mesh.tp, mesh.pp, mesh.dp, machine.cores, machine.torus_chip, pairs, mesh.cp)
 
 
+def stage_faults(shape: ModelShape, mesh: Mesh) -> Iterator[str]:
+    """The reason why the stages do not hold the model's layers, if they do not."""
+    if mesh.layers and (sum(mesh.layers) != shape.layers or min(mesh.layers) < 1):
+        yield (
+            f"parallel.layers_per_stage: {list(mesh.layers)} adds up to {sum(mesh.layers)} layers, and the model has "
+            f"{shape.layers}; correct it, or leave it out"
+        )
+
+
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
     yield from shape.mesh_faults(mesh.tp, mesh.pp)
+    yield from stage_faults(shape, mesh)
     if mesh.tp * mesh.pp * mesh.shards != machine.world:
         yield (
             f"{'tp x pp x cp x dp' if mesh.cp > 1 else 'tp x pp x dp'} = {mesh.tp * mesh.pp * mesh.shards} is not the "

@@ -98,9 +98,9 @@ def worst_core(work: Work, machine: Machine, mesh: Mesh) -> tuple[int, CoreMemor
 def telling_stages(work: Work, mesh: Mesh) -> list[int]:
     """The stages of which one needs the most memory: the ends, the second, and the first with an extra layer.
 
-    All stages if layers are of different kinds.
+    All stages if layers are of different kinds, or dealt unevenly.
     """
-    if len(work.shape.kinds) > 1:
+    if len(work.shape.kinds) > 1 or mesh.layers:
         return list(range(mesh.pp))
     extra = work.shape.layers % mesh.pp
     more = mesh.pp - extra if extra else 0
@@ -247,7 +247,7 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
-    kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage).items()}
+    kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()}
     layers = sum(kinds.values())
     part = tokens * shape.hidden / _along_sequence(mesh)
     whole = tokens * shape.hidden
@@ -300,7 +300,7 @@ def _net_moments(
 ) -> Iterator[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) when the stage's last gated delta net is computed again."""
     shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
-    layers = stage_layers(shape, mesh.pp, stage)
+    layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
     last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
     if last is None or shape.delta is None:
         return

@@ -99,7 +99,7 @@ def plan(
     work, _ = work_of(config, shape)
     some = [machine_of(t, n, described, config.compute.environment) for t, n in machines]
     own = some[0] if machines and not is_planned(config) else Machine.of_config(config)
-    mesh = Mesh.of_config(config)
+    mesh = Mesh.of_config(config, shape.layers)
     some = some or [own]
     where = some[0] if len(machines) == 1 and machines[0][0] in described else own
     corrected = correction(work, where, mesh, measured)

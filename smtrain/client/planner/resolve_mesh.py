@@ -24,7 +24,9 @@ LORA_FITS = f"train.adapter: with LoRA of rank {RANK} it fits"
 _GOOD = 0.8  # take the smallest batch that reaches this share of the best rate
 _EQUAL = 0.98  # the same share if train.max_global_batch_size is set
 _LARGE = 4  # sequences per process in the largest batch that is tried
-_MESH = ("tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp")
+_MESH = (
+    "tp", "pp", "dp", "micro_batch_size", "sequence_parallel", "activation_checkpointing", "cp", "layers_per_stage",
+)  # fmt: skip
 _DOUBLINGS = 8  # numbers of instances that are tried if none fits
 _Some = TypeVar("_Some", bound=Section)
 
@@ -154,7 +156,7 @@ def fit_faults(config: JobConfig, work: Work, machine: Machine, mesh: Mesh) -> t
 
 
 def _words(mesh: Mesh) -> tuple[Any, ...]:
-    return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute, mesh.cp
+    return mesh.tp, mesh.pp, mesh.dp, mesh.micro_batch, mesh.sequence_parallel, mesh.recompute, mesh.cp, mesh.layers
 
 
 def _batches(config: JobConfig) -> list[int]:

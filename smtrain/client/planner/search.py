@@ -19,7 +19,7 @@ from smtrain.client.planner.machines import (
     untiled_group,
 )
 from smtrain.client.planner.memory import CoreMemory, core_memory, telling_stages, worst_core
-from smtrain.client.planner.throughput import Coefficients, exchange_time, slot_time, step_time
+from smtrain.client.planner.throughput import Coefficients, balanced, exchange_time, slot_time, step_time
 from smtrain.core.model.lora import Lora, linears
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -92,7 +92,9 @@ def _splits(ranks: int, layers: int, batch: int) -> list[tuple[int, int]]:
 
 _Needs = dict[Mesh, dict[int, float]]  # bytes of a core, by stage, as far as computed
 _Shared = dict[bool, _Needs]
-_Slot = tuple[int, Recompute, float, float]  # micro-batch, recomputation, seconds of a slot and of a middle one
+_Layers = tuple[int, ...]
+# Micro-batch, recomputation, layers of the stages, seconds of a slot and of a middle one.
+_Slot = tuple[int, Recompute, _Layers, float, float]
 _Slots = dict[tuple[float, float, int, float, str], dict[tuple[int, int], list[_Slot]]]
 
 
@@ -107,7 +109,7 @@ class _Ways:
         self._needs = shared.setdefault(machine.accelerated, {})
         self._k = Coefficients.fitted(machine)
         self.degrees = tensor_degrees(work, machine)
-        self._slots: dict[tuple[int, int], tuple[float, list[_Slot]]] = {}
+        self._slots: dict[tuple[int, int], tuple[dict[_Layers, float], list[_Slot]]] = {}
         kind = machine.core_flops, machine.core_bytes, machine.cores, machine.link, machine.chip
         self._made = slots.setdefault(kind, {})
         self._known: dict[tuple[int, int, int], tuple[Mesh, float, float] | None] = {}
@@ -124,21 +126,25 @@ class _Ways:
         if (tp, pp) not in self._slots:
             if (tp, pp) not in self._made:
                 self._made[tp, pp] = self._make(tp, pp)
-            exchange = exchange_time(work, machine, Mesh(tp, pp, 1), self._k)
+            exchange = {
+                layers: exchange_time(work, machine, Mesh(tp, pp, 1, layers=layers), self._k)
+                for layers in {slot[2] for slot in self._made[tp, pp]}
+            }
             self._slots[tp, pp] = exchange, self._made[tp, pp]
         exchange, slots = self._slots[tp, pp]
         timed = []
-        for m, r, slot, middle in slots:
+        for m, r, layers, slot, middle in slots:
             if work.global_batch % (dp * m) == 0:
-                timed.append((work.global_batch // (dp * m) * slot + (pp - 1) * middle + exchange, m, r))
-        too_big: dict[Recompute, int] = {}
-        for seconds, m, r in sorted(timed, key=lambda t: t[0]):
-            if m >= too_big.get(r, m + 1):
+                seconds = work.global_batch // (dp * m) * slot + (pp - 1) * middle + exchange[layers]
+                timed.append((seconds, m, r, layers))
+        too_big: dict[tuple[Recompute, _Layers], int] = {}
+        for seconds, m, r, layers in sorted(timed, key=lambda t: t[0]):
+            if m >= too_big.get((r, layers), m + 1):
                 continue  # a larger micro-batch never needs less memory
-            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp))
+            mesh = Mesh(tp, pp, dp, m, r, self._sequence_parallel(tp), layers=layers)
             if (need := self._need(mesh)) <= ROOM * machine.core_bytes:
                 return mesh, seconds, need
-            too_big[r] = m
+            too_big[r, layers] = m
         return None
 
     def _need(self, mesh: Mesh) -> float:
@@ -158,8 +164,11 @@ class _Ways:
         if least < machine.core_bytes:  # weights and gradients, which dp does not divide, must fit alone
             for m in MICRO_BATCHES:
                 for r in self._recompute:
-                    slot = slot_time(work, machine, Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp)), self._k)
-                    slots.append((m, r, slot.total, slot.middle))
+                    mesh = Mesh(tp, pp, 1, m, r, self._sequence_parallel(tp))
+                    # If stages cannot be even: by time, or the remainder on the last ones, which need less memory.
+                    for layers in dict.fromkeys((balanced(work, machine, mesh, self._k), ())):
+                        slot = slot_time(work, machine, replace(mesh, layers=layers), self._k)
+                        slots.append((m, r, layers, slot.total, slot.middle))
         return slots
 
     def _sequence_parallel(self, tp: int) -> bool:
@@ -216,10 +225,11 @@ def doubts(work: Work, machine: Machine, mesh: Mesh, best: Candidate | None) -> 
             f"{lower} or raise the global batch"
         )
     each = {layers_of(work.shape.layers, mesh.pp, s) for s in range(mesh.pp)}
-    if len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:
+    if not mesh.layers and len(each) > 1 and max(each) / (work.shape.layers / mesh.pp) > 1.1:
         yield (
             f"unwise: {work.shape.layers} layers over pp {mesh.pp} leave {max(each)} on the last stages and "
-            f"{min(each)} on others, which wait"
+            f"{min(each)} on others, which wait; the best is parallel.layers_per_stage: "
+            f"{list(balanced(work, machine, mesh, Coefficients.fitted(machine)))}"
         )
     if best and step.total > SLOWER * best.step_s:
         yield f"unwise: {step.total / best.step_s:.1f} times slower than {best.mesh} on the same machines"

@@ -12,7 +12,7 @@ from math import exp
 
 from smtrain.client.planner import reference_pass
 from smtrain.client.planner.calibration import UNCALIBRATED
-from smtrain.client.planner.machines import GIB, Machine, Mesh, Work
+from smtrain.client.planner.machines import GIB, Machine, Mesh, Work, stage_faults
 from smtrain.client.planner.memory import checkpoint_bytes, core_memory
 from smtrain.client.planner.probing import Speed, speed_of
 from smtrain.client.planner.result import Plan
@@ -92,7 +92,7 @@ def memory_of(config: JobConfig) -> float | None:
         work, _ = work_of(config, shape_of(config), "native", neuron=False)
     except ConfigError:
         return None
-    mesh, plain = Mesh.of_config(config), _host(config)
+    mesh, plain = Mesh.of_config(config, work.shape.layers), _host(config)
     held = sum(core_memory(work, plain, mesh, stage).total for stage in range(mesh.pp))
     return held * mesh.tp * mesh.shards + PROCESS * config.world_size
 
@@ -105,11 +105,12 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     """
     shape = shape_of(config)
     work, _ = work_of(config, shape, "native", neuron=False)
-    mesh, host, steps = Mesh.of_config(config), _host(config), config.train.steps
+    mesh, host, steps = Mesh.of_config(config, shape.layers), _host(config), config.train.steps
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
-    faults = tuple(shape.mesh_faults(mesh.tp, mesh.pp)) or (*_memory_fault(config, memory), *_disk_fault(needed, room))
+    faults = (*shape.mesh_faults(mesh.tp, mesh.pp), *stage_faults(shape, mesh))
+    faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
     warnings, step, rate, wide = list(about_model(config)), None, None, 0.0
     if measured is not None:
         rate = measured / work.seq_len

@@ -118,16 +118,29 @@ class Slot:
 
 
 def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot:
-    """Time of a micro-batch on the last stage, which sets the pace: it has the output matrix and any extra layers."""
+    """Time of a micro-batch on the slowest stage.
+
+    It is the last one, which has the output matrix, unless `mesh.layers` gives others more layers to make up for it.
+    """
+    last = _stage_time(work, machine, mesh, k, mesh.pp - 1)
+    if not mesh.layers:
+        return last
+    slots = [*(_stage_time(work, machine, mesh, k, stage) for stage in range(mesh.pp - 1)), last]
+    slowest = max(slots, key=lambda slot: slot.total)
+    rest = sum(slot.total for slot in slots) - slowest.total  # the bubble: a micro-batch's way through the others
+    return replace(slowest, middle=rest / max(1, mesh.pp - 1))
+
+
+def _stage_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients, stage: int) -> Slot:
     shape, tokens = work.shape, work.seq_len * mesh.micro_batch
-    kinds = stage_kinds(shape, mesh.pp, mesh.pp - 1)
+    kinds = stage_kinds(shape, mesh.pp, stage, mesh.layers)
     rate, layers = k.efficiency * machine.core_flops, sum(kinds.values())
     frozen = 1 if work.lora else 0  # one product less without weight gradients; the adapters' products are small
     dense = attention = middle = 0.0
     for kind, count in kinds.items():
         layer, scores = _layer_time(work.of_kind(kind), mesh, k, tokens, rate)
         dense, attention, middle = dense + count * layer, attention + count * scores, middle + count * (layer + scores)
-    head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate
+    head = (3 - frozen) * 2.0 * cut(shape, mesh.tp).head * tokens / rate if stage == mesh.pp - 1 else 0.0
     link = k.link_bytes_per_flop * machine.core_flops
     if mesh.tp > machine.cores:  # the ring leaves the host, whose cores share the network
         link = min(link, k.network_share * machine.network / machine.cores)
@@ -141,6 +154,24 @@ def slot_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> Slot
         overhead=overhead,
         middle=middle + collectives + overhead,
     )
+
+
+def balanced(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> tuple[int, ...]:
+    """Layers of each stage for the shortest time, the output matrix counted; empty if even stages are possible.
+
+    Extra layers go to the stages before the last, of which the later ones keep fewer micro-batches, and the first one
+    has the embedding.
+    """
+    layers, pp = work.shape.layers, mesh.pp
+    each, extra = divmod(layers, pp)
+    if not extra:
+        return ()
+    time = {}
+    for last in range(1, each + 2):
+        before, more = divmod(layers - last, pp - 1)
+        counts = (*(before + (stage >= pp - 1 - more) for stage in range(pp - 1)), last)
+        time[counts] = slot_time(work, machine, replace(mesh, layers=counts), k).total
+    return min(reversed(time), key=lambda counts: time[counts])
 
 
 def _layer_time(work: Work, mesh: Mesh, k: Coefficients, tokens: int, rate: float) -> tuple[float, float]:
@@ -176,7 +207,8 @@ def exchange_time(work: Work, machine: Machine, mesh: Mesh, k: Coefficients) -> 
     host, which is faster (docs/planner-formulas.md): otherwise twice the hosts could seem slower. GPUs of a single host
     use their own links instead, and a single GPU exchanges nothing.
     """
-    numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
+    stages = range(mesh.pp) if mesh.layers else (0, mesh.pp - 1)
+    numbers = max(trained_numbers(work, mesh, stage) for stage in stages)
     each = numbers * (4 + (4 if work.lora else work.width))
     if machine.link and machine.count == 1:  # GPUs of one host: over their own links, all at once
         return each / (k.link_bytes_per_flop * machine.core_flops) if machine.cores > 1 else 0.0

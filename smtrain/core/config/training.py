@@ -10,6 +10,7 @@ from smtrain.core.config.section import Secret, Section
 from smtrain.core.config.units import Count
 from smtrain.core.model.footprint import Precision
 from smtrain.core.model.hf_folder import folder_of
+from smtrain.core.model.layout import cuts_of
 
 MOST_STEPS = 10**9
 REFERENCES = ("start", "none")
@@ -71,10 +72,25 @@ class Parallel(Section):
     attention: engine nxd its softmax, engine native, whose kernels keep no scores, the attention module."""
     zero1: bool = True
     """Split the optimizer's state over the copies of the model; only engine nxd can train without."""
+    layers_per_stage: tuple[int, ...] = ()
+    """The number of layers of each pipeline stage, such as [7, 8, 8, 7]; default: even stages, the remainder last. The
+    last stage also has the output matrix, which can take as long as a few layers (docs/planner.md)."""
     pipeline_cuts: tuple[int, ...] = ()
-    """Engine nxd: the last layer of every pipeline stage but the last; default: even stages, the remainder last."""
+    """Engine nxd: the same as layers_per_stage in neuronx-distributed's words, the last layer of every pipeline stage
+    but the last."""
     virtual_stages: int = Field(1, ge=1)
     """Engine nxd: how many stages each pipeline rank holds (interleaved schedule)."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The last layer of every stage but the last; empty: even stages."""
+        return cuts_of(self.layers_per_stage) if self.layers_per_stage else self.pipeline_cuts
+
+    def named(self) -> dict[str, Any]:
+        """The keys that have a part in a job's name: those that came after the first release only if they are set."""
+        fields = type(self).model_fields
+        usual = {key for key in ("cp", "layers_per_stage") if getattr(self, key) == fields[key].default}
+        return self.model_dump(mode="json", exclude=usual)
 
 
 class AdapterSection(Section):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Literal, Protocol
 
@@ -93,6 +93,8 @@ class Layout:
                     code="config.combination",
                 )
         self._starts = _stage_starts(shape.layers, pp, cuts)
+        self.uneven = uneven(shape.layers, pp, cuts)
+        """`cuts` if they are not those of a layout without them."""
 
     def spec(self, name: str) -> Spec:
         return self._specs[name]
@@ -268,6 +270,17 @@ def _stage_starts(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int
             code="config.combination",
         )
     return starts
+
+
+def cuts_of(layers_per_stage: Sequence[int]) -> tuple[int, ...]:
+    """The last layer of every stage but the last, of stages with these numbers of layers."""
+    return tuple(end - 1 for end in accumulate(layers_per_stage[:-1]))
+
+
+def uneven(layers: int, pp: int, cuts: Sequence[int] | None) -> tuple[int, ...]:
+    """`cuts`, or nothing if even stages have them too."""
+    starts = _stage_starts(layers, pp, cuts or None)
+    return () if starts == _stage_starts(layers, pp, None) else tuple(cuts or ())
 
 
 def _units(dim: int, units: Sequence[int], width: int, copies: int = 1) -> Shard:

@@ -112,9 +112,9 @@ class AdapterShape(ModelShape):
         return [], []
 
 
-def stage_faults(shape: AdapterShape, pp: int) -> list[str]:
+def stage_faults(shape: AdapterShape, pp: int, cuts: Sequence[int] = ()) -> list[str]:
     """The pipeline stages that would have nothing to train, as layers of other kinds have the adapted linears."""
-    layout, named = Layout(shape, 1, pp), " or ".join(shape.lora.targets)
+    layout, named = Layout(shape, 1, pp, cuts=cuts or None), " or ".join(shape.lora.targets)
     empty = [layout.layers(stage) for stage in range(pp) if not layout.names(stage)]
     return [
         f"train.adapter.targets: layers {layers[0]} to {layers[-1]}, a stage of parallel.pp = {pp}, have no {named}; "

@@ -33,7 +33,7 @@ class ParallelOptions:
     zero1: bool = True
     """Split the optimizer state over data-parallel ranks; only nxd can switch it off."""
     pipeline_cuts: tuple[int, ...] = ()
-    """nxd: the last layer of every stage but the last; by default the stages are even."""
+    """The last layer of every stage but the last; by default the stages are even, the remainder last."""
     virtual_stages: int = 1
     """nxd: stages of each pipeline rank, dealt round robin."""
     apart: bool = False

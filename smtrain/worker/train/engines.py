@@ -72,21 +72,24 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
             "train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32",
             code="config.combination",
         )
-    return comm.gather, _own_records(native_engine=True)
+    return comm.gather, _own_records(native_engine=True, cuts=config.parallel.cuts)
 
 
-def _own_records(native_engine: bool) -> EngineRecords:
+def _own_records(native_engine: bool, cuts: tuple[int, ...] = ()) -> EngineRecords:
     """Readers for our own format: every checkpoint of engine native, and adapters of both engines."""
     from smtrain.worker.checkpoint import manifest
     from smtrain.worker.checkpoint.native import files as native_files
 
     read = manifest.Manifest.read
+
     return EngineRecords(
         manifest.NAME, manifest.fault, manifest.state,
         files=lambda path: read(path).files,
-        read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank),
+        read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank, cuts),
         # The nxd engine's `load` returns no checksums.
-        read_whole=lambda path, mesh, rank: native_files.read_whole(read(path), mesh, rank) if native_engine else set(),
+        read_whole=lambda path, mesh, rank: (
+            native_files.read_whole(read(path), mesh, rank, cuts) if native_engine else set()
+        ),
         unread=lambda path: native_files.unread(read(path)),
     )  # fmt: skip
 
@@ -107,7 +110,7 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         tp=parallel.tp, pp=parallel.pp, dp=config.dp, micro_batch_size=parallel.micro_batch_size,
         sequence_parallel=parallel.sequence_parallel,
         activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
-        zero1=parallel.zero1, pipeline_cuts=parallel.pipeline_cuts, virtual_stages=parallel.virtual_stages,
+        zero1=parallel.zero1, pipeline_cuts=parallel.cuts, virtual_stages=parallel.virtual_stages,
         apart=config.apart, compile=options.compile, deterministic=options.deterministic,
         cp=parallel.cp,
     )  # fmt: skip

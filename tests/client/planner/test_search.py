@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
+from typing import cast
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, mesh_faults, named_shape
-from smtrain.client.planner.memory import worst_core
+from smtrain.client.planner.machines import RECOMPUTE, Machine, Mesh, Work, cut, mesh_faults, named_shape
+from smtrain.client.planner.memory import core_memory, worst_core
 from smtrain.client.planner.search import doubts, refusals, search
-from smtrain.client.planner.throughput import step_time
+from smtrain.client.planner.throughput import Coefficients, balanced, slot_time, step_time
 from smtrain.core.facts import table
+from smtrain.core.model.families import ModelShape
 from tests.tiers import examples
 
 TYPES = sorted(t for t, row in table("instances")["instances"].items() if "core_gib" in row)
@@ -128,3 +133,39 @@ def test_each_reason_against_a_mesh_is_named() -> None:
     large = Machine.of("ml.trn1.32xlarge", 8)
     across = doubts(work("llama-2-70b"), large, Mesh(64, 4, 1, 1, "full", True), None)
     assert any("leaves the host, which has 32" in d for d in across)
+
+
+def test_stages_that_cannot_be_even_leave_room_for_the_output_matrix() -> None:
+    machine = Machine.of("ml.trn1.32xlarge", 1)
+    shape = replace(cast(ModelShape, named_shape("llama-3-8b")), layers=30)
+    job = Work(shape, seq_len=4096, global_batch=64)
+    mesh, k = Mesh(8, 4, 1, 1, "full", True), Coefficients.fitted(machine)
+    counts = balanced(job, machine, mesh, k)
+    assert (len(counts), sum(counts)) == (4, 30)
+    assert counts[-1] < counts[-2] == max(counts), "the last stage also has the output matrix"
+    uneven = replace(mesh, layers=counts)
+    slots = [slot_time(job, machine, replace(mesh, layers=other), k).total for other in neighbours(counts)]
+    assert slot_time(job, machine, uneven, k).total <= min(slots)
+    assert step_time(job, machine, uneven).total < step_time(job, machine, mesh).total
+    found = next(c for c in search(job, [machine]) if c.mesh.pp == 4)
+    assert sum(found.mesh.layers) == 30
+    assert found.step_s == pytest.approx(step_time(job, machine, found.mesh).total)
+    assert all(not c.mesh.layers for c in search(work("llama-3-8b"), [machine])), "32 layers: stages are even"
+
+
+def neighbours(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """One layer moved from any stage to any other."""
+    for one, other in permutations(range(len(counts)), 2):
+        yield tuple(n - (s == one) + (s == other) for s, n in enumerate(counts))
+
+
+def test_memory_counts_the_layers_that_a_stage_has() -> None:
+    machine, job = Machine.of("ml.trn1.32xlarge", 1), work("llama-2-70b")
+    mesh = Mesh(8, 4, 1, 1, "full", True)
+    each = [core_memory(job, machine, replace(mesh, layers=(18, 20, 20, 22)), s).weights for s in range(4)]
+    same = [core_memory(job, machine, replace(mesh, layers=(20,) * 4), s) for s in range(4)]
+    assert same == [core_memory(job, machine, mesh, s) for s in range(4)]
+    layer = (same[1].weights - each[0] + cut(job.shape, 8).embed * 2) / 2
+    assert each[3] - same[3].weights == pytest.approx(2 * layer)
+    assert worst_core(job, machine, replace(mesh, layers=(10, 40, 20, 10)))[0] == 1
+    assert "adds up to 79 layers" in " ".join(mesh_faults(job, machine, replace(mesh, layers=(19, 20, 20, 20))))

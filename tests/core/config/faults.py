@@ -328,7 +328,6 @@ TRAIN = (
         for base in ("local", "gpu", "trn2")
         for key, value in {
             "parallel.zero1": False,
-            "parallel.pipeline_cuts": [0],
             "parallel.virtual_stages": 2,
             "train.stochastic_rounding": True,
             "compute.compile_ahead": True,
@@ -399,12 +398,45 @@ TRAIN = (
         "engine nxd does not generate",
         ("leave it out", {"train.validation.samples": OUT}),
     ),
+    *(
+        case(
+            base,
+            {"parallel.pipeline_cuts": [0, 1]},
+            "2 cuts for 2 stages",
+            ("give 1", {"parallel.pipeline_cuts": [0]}),
+            ("or none", {"parallel.pipeline_cuts": OUT}),
+        )
+        for base in ("local", "nxd")
+    ),
+    *(
+        case(
+            base,
+            {"parallel.layers_per_stage": [1, 2, 1]},
+            "3 numbers for 2 stages",
+            ("give 2", {"parallel.layers_per_stage": [1, 3]}),
+            ("or none", {"parallel.layers_per_stage": OUT}),
+        )
+        for base in ("local", "nxd")
+    ),
     case(
         "nxd",
-        {"parallel.pipeline_cuts": [0, 1]},
-        "2 cuts for 2 stages",
-        ("give 1", {"parallel.pipeline_cuts": [1]}),
-        ("or none", {"parallel.pipeline_cuts": OUT}),
+        {"parallel.layers_per_stage": [1, 3], "parallel.virtual_stages": 2, "train.global_batch_size": 8},
+        "2 numbers for 4 stages",
+        ("give 4", {"parallel.layers_per_stage": [1, 1, 1, 1]}),
+        ("or none", {"parallel.layers_per_stage": OUT}),
+    ),
+    case(
+        "local",
+        {"parallel.layers_per_stage": [4, 0]},
+        "every stage needs at least 1 layer",
+        ("raise that number", {"parallel.layers_per_stage": [1, 3]}),
+    ),
+    case(
+        "local",
+        {"parallel.layers_per_stage": [1, 3], "parallel.pipeline_cuts": [0]},
+        "both divide the layers",
+        ("leave one of them", {"parallel.layers_per_stage": OUT}),
+        (" out", {"parallel.pipeline_cuts": OUT}),
     ),
     case(
         "local",
@@ -1193,6 +1225,23 @@ MODEL = (
         both(write("model/config.json", QWEN35), {"parallel.pp": 2, "train.adapter": {"targets": ["q_proj"]}}),
         "layers 0 to 1, a stage of parallel.pp = 2, have no q_proj",
         ("take all-linear", {"train.adapter.targets": "all-linear"}),
+    ),
+    *(
+        case(
+            base,
+            {"parallel.layers_per_stage": [2, 3]},
+            "adds up to 5 layers, and the model has 4",
+            ("correct it", {"parallel.layers_per_stage": [1, 3]}),
+            ("leave it out", {"parallel.layers_per_stage": OUT}),
+        )
+        for base in ("local", "nxd")
+    ),
+    case(
+        "local",
+        {"parallel.pipeline_cuts": [3]},
+        "must be rising layer numbers from 0 to 2",
+        ("correct it", {"parallel.pipeline_cuts": [2]}),
+        ("leave it out", {"parallel.pipeline_cuts": OUT}),
     ),
     case(
         "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})

@@ -27,7 +27,6 @@ def faults(raw: dict[str, Any], engine: str, **changes: Any) -> list[str]:
     "changes",
     [
         {"parallel": {"zero1": False}},
-        {"parallel": {"pipeline_cuts": [0]}},
         {"parallel": {"virtual_stages": 2}},
         {"train": {"precision": "bf16", "stochastic_rounding": True}, "parallel": {"sequence_parallel": True}},
         {"checkpoint": {"form": "xser"}},

@@ -21,6 +21,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from smtrain.core.errors import SmtrainError
 from smtrain.core.model.families import ModelShape, Role
 from smtrain.core.model.hf_config import for_everyone
+from smtrain.core.model.layout import cuts_of
 from smtrain.core.protocol.lineage import Lineage
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
@@ -221,7 +222,8 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2`: tp, pp, dp, then options such as cp2; micro-batches are of 4 samples unless m says otherwise."""
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2; micro-batches are of 4 samples unless m says
+    otherwise, and stages are even unless l names their layers."""
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
@@ -232,6 +234,8 @@ def mesh(text: str) -> ParallelOptions:
         options = replace(options, activation_checkpointing="selective")
     for half in BY_PRECISION.keys() & more:
         options = replace(options, precision=half)
+    layers = next((map(int, m[1:].split("-")) for m in more if m[0] == "l"), ())
+    options = replace(options, pipeline_cuts=cuts_of([*layers]))
     return replace(options, micro_batch_size=next((int(m[1:]) for m in more if m[0] == "m"), 4))
 
 

@@ -15,7 +15,7 @@ from tests.worker.engine.world import World
 
 # Config -> meshes (tp pp dp) and options; m2: micro-batches of two samples.
 MESHES = {
-    "llama": ["221", "122", "212", "411 sp", "141 m1", "114"],
+    "llama": ["221", "221 l1-3", "122", "212", "411 sp", "141 m1", "114"],
     "llama-kv4": ["212 sp", "221 full"],
     "llama-kv1": ["221", "411"],
     "llama-tied-509": ["221 sp", "122"],
@@ -36,10 +36,10 @@ MESHES = {
     "olmo2": ["221 sp", "411 sp full"],
     "olmo2-kv1": ["411", "212"],
     "olmo3": ["221 sp", "122 m2"],
-    "gemma3": ["221 sp", "122 full", "212"],
+    "gemma3": ["221 sp", "122 full", "212", "221 l3-1"],
     "gemma4": ["221 sp", "122 full", "411"],
-    "gemma4-values": ["411 sp full", "212", "141 m1", "221 selective"],
-    "qwen3_5": ["221 sp", "122 full", "411"],
+    "gemma4-values": ["411 sp full", "212", "141 m1", "221 selective", "122 l1-3"],
+    "qwen3_5": ["221 sp", "122 full", "411", "122 l3-1"],
     "qwen3_5-tied": ["411 sp full", "212", "122 selective"],
     "gpt_neox": ["221 sp full", "122"],
     "gpt_neox-sequential": ["212"],

@@ -18,7 +18,7 @@ from smtrain.core.model.layout import Layout
 from smtrain.worker.checkpoint import manifest
 from smtrain.worker.checkpoint.convert import convert
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION
-from smtrain.worker.checkpoint.native.files import model_file
+from smtrain.worker.checkpoint.native.files import model_file, read_whole
 from smtrain.worker.checkpoint.native.reader import KINDS, NativeSource, StateReader
 from smtrain.worker.checkpoint.targets import Native
 from smtrain.worker.checkpoint.verifying import verify
@@ -141,6 +141,23 @@ def test_any_mesh_resumes_from_any_other(four: World, solo: World, tmp_path: Pat
         after = whole_state(tmp_path / text / "step_00000003")
         assert all(np.array_equal(after[k], before[k]) for k in before), text
         checkpoint = tmp_path / text / "step_00000003"
+
+
+def test_uneven_stages_resume_bit_for_bit_and_as_even_ones(four: World, tmp_path: Path) -> None:
+    config = CONFIGS["llama"]
+    going = four.run(cases.train_and_save, config, mesh("221 l1-3"), tmp_path, 2, 4)[0]
+    checkpoint = tmp_path / "step_00000002"
+    recorded = manifest.Manifest.read(checkpoint)
+    assert recorded.cut == {"pipeline_cuts": [0]}
+    assert len(read_whole(recorded, (2, 2, 1), 0, (0,))) == 1, "a rank of the same stages reads its own file"
+    assert not read_whole(recorded, (2, 2, 1), 0)
+    _, same = four.run(cases.resume, config, mesh("221 l1-3"), checkpoint, 2, 4)[0]
+    assert same == going
+    _, even = four.run(cases.resume, config, mesh("221"), checkpoint, 2, 4)[0]
+    np.testing.assert_allclose(even, going, rtol=1e-5)
+    four.run(cases.save_again, config, mesh("122"), checkpoint, tmp_path / "even", 2)
+    before, after = whole_state(checkpoint), whole_state(tmp_path / "even" / "step_00000002")
+    assert all(np.array_equal(after[k], before[k]) for k in before)
 
 
 def test_master_weights_of_bf16_survive_every_mesh(four: World, tmp_path: Path) -> None:

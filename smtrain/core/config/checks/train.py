@@ -12,6 +12,11 @@ from smtrain.core.facts.image_fit import unsuited
 
 _KEY = "train.validation"
 
+
+def _stages(config: JobConfig) -> int:
+    return config.parallel.pp * config.parallel.virtual_stages
+
+
 TRAIN = (
     Rule("train.global_batch_size train.max_global_batch_size",
          lambda c: (
@@ -19,6 +24,20 @@ TRAIN = (
          ),
          lambda c: f"train.global_batch_size: {c.train.global_batch_size} is above train.max_global_batch_size = "
                    f"{c.train.max_global_batch_size}; leave one of the two out"),
+    Rule("parallel.layers_per_stage parallel.pipeline_cuts",
+         lambda c: c.parallel.layers_per_stage and c.parallel.pipeline_cuts,
+         "parallel.layers_per_stage, parallel.pipeline_cuts: both divide the layers; leave one of them out"),
+    Rule("parallel.layers_per_stage parallel.pp parallel.virtual_stages",
+         lambda c: c.parallel.layers_per_stage and len(c.parallel.layers_per_stage) != _stages(c),
+         lambda c: f"parallel.layers_per_stage: {len(c.parallel.layers_per_stage)} numbers for {_stages(c)} stages (pp "
+                   f"x virtual_stages); give {_stages(c)} or none"),
+    Rule("parallel.layers_per_stage", lambda c: any(count < 1 for count in c.parallel.layers_per_stage),
+         lambda c: f"parallel.layers_per_stage: got {list(c.parallel.layers_per_stage)}; every stage needs at least 1 "
+                   "layer, so raise that number"),
+    Rule("parallel.pipeline_cuts parallel.pp parallel.virtual_stages",
+         lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
+         lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "
+                   f"virtual_stages); give {_stages(c) - 1} or none"),
     Rule("train.warmup_steps train.steps", lambda c: c.train.warmup > c.train.steps > 0,
          lambda c: f"train.warmup_steps: {c.train.warmup_steps} is more than train.steps = {c.train.steps}; use at "
                    "most that"),
@@ -71,15 +90,10 @@ def _micro_batches(config: JobConfig) -> int:
     return config.train.global_batch_size // max(1, config.dp * config.parallel.micro_batch_size)
 
 
-def _stages(config: JobConfig) -> int:
-    return config.parallel.pp * config.parallel.virtual_stages
-
-
 NATIVE = tuple(
     Rule(f"{key} train.engine", asked, f"{key}: only engine nxd does this; leave it out")
     for key, asked in {
         "parallel.zero1": lambda c: not c.parallel.zero1,
-        "parallel.pipeline_cuts": lambda c: c.parallel.pipeline_cuts,
         "parallel.virtual_stages": lambda c: c.parallel.virtual_stages > 1,
         "train.stochastic_rounding": lambda c: c.train.stochastic_rounding,
         "compute.compile_ahead": lambda c: c.compute.compile_ahead,
@@ -138,10 +152,6 @@ NXD = (
          "parallel.virtual_stages out"),
     Rule(f"{_KEY}.samples train.engine", lambda c: c.train.validation and c.train.validation.samples,
          f"{_KEY}.samples: engine nxd does not generate; leave it out"),
-    Rule("parallel.pipeline_cuts parallel.pp parallel.virtual_stages",
-         lambda c: c.parallel.pipeline_cuts and len(c.parallel.pipeline_cuts) != _stages(c) - 1,
-         lambda c: f"parallel.pipeline_cuts: {len(c.parallel.pipeline_cuts)} cuts for {_stages(c)} stages (pp x "
-                   f"virtual_stages); give {_stages(c) - 1} or none"),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,16 +240,35 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
         )
     mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp)
+    stages = list(_stage_faults(config, shape.layers))
+    yield from stages
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))
-            if len(shape.kinds) > 1 and not mesh_faults:
-                for fault in stage_faults(adapters, config.parallel.pp):
+            if len(shape.kinds) > 1 and not mesh_faults and not stages:
+                for fault in stage_faults(adapters, config.parallel.pp, config.parallel.cuts):
                     yield {"model.path", "train.adapter.targets", "parallel.pp"}, fault
         except ConfigError as error:
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
     for fault in mesh_faults:
         yield {"model.path", "parallel.tp", "parallel.pp"}, fault
+
+
+def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:
+    """Stages that do not hold the model's layers."""
+    parallel = config.parallel
+    if parallel.layers_per_stage and sum(parallel.layers_per_stage) != layers:
+        yield (
+            {"model.path", "parallel.layers_per_stage"},
+            f"parallel.layers_per_stage: {list(parallel.layers_per_stage)} adds up to {sum(parallel.layers_per_stage)} "
+            f"layers, and the model has {layers}; correct it, or leave it out",
+        )
+    if parallel.pipeline_cuts and any(a >= b for a, b in pairwise((-1, *parallel.pipeline_cuts, layers - 1))):
+        yield (
+            {"model.path", "parallel.pipeline_cuts"},
+            f"parallel.pipeline_cuts: {list(parallel.pipeline_cuts)} must be rising layer numbers from 0 to "
+            f"{layers - 2}, as the model has {layers} layers; correct it, or leave it out",
+        )
 
 
 def reference_faults(described: Mapping[str, Any], reference: Mapping[str, Any], path: str) -> Iterator[Fault]:

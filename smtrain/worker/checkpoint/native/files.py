@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smtrain.core.files import sync_folder
+from smtrain.core.model.layout import uneven
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import Bits
@@ -32,15 +33,22 @@ def optimizer_file(dp: int, tp: int, pp: int) -> str:
     return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
 
 
-def cut_for(manifest: Manifest, mesh: tuple[int, int, int]) -> bool:
-    """Whether each rank of a (tp, pp, dp) mesh has its part in its own file."""
-    return manifest.cut is None and manifest.topology == dict(zip(("tp", "pp", "dp"), mesh, strict=True))
+def cut_of(cuts: Sequence[int]) -> dict[str, Any] | None:
+    """`Manifest.cut` of the native engine's files, if the layout's `uneven` is `cuts`."""
+    return {"pipeline_cuts": list(cuts)} if cuts else None
 
 
-def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+def cut_for(manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] = ()) -> bool:
+    """Whether each rank of a (tp, pp, dp) mesh, with these cuts between stages, has its part in its own file."""
+    if manifest.topology != dict(zip(("tp", "pp", "dp"), mesh, strict=True)):
+        return False
+    return manifest.cut == cut_of(uneven(manifest.shape.layers, mesh[1], cuts) if cuts else ())
+
+
+def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = ()) -> set[str]:
     """The files that a rank of a (tp, pp, dp) mesh loads; a run in bf16 or fp16 resumes only from its fp32
     master weights."""
-    if not cut_for(manifest, mesh):
+    if not cut_for(manifest, mesh, cuts):
         return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
@@ -57,13 +65,13 @@ def unread(manifest: Manifest) -> set[str]:
     return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
 
 
-def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int) -> set[str]:
+def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = ()) -> set[str]:
     """The files of `read_by` that a rank of the native engine reads from the first byte to the last."""
-    if not cut_for(manifest, mesh):
+    if not cut_for(manifest, mesh, cuts):
         return set()
     tp, _, dp = mesh
     own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
-    return {own} & read_by(manifest, mesh, rank)
+    return {own} & read_by(manifest, mesh, rank, cuts)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

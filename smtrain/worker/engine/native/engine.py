@@ -68,7 +68,7 @@ class NativeEngine:
             comm.be_deterministic(options.deterministic)
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
-        self.layout = Layout(self.shape, options.tp, options.pp)
+        self.layout = Layout(self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None)
         self.mesh = ProcessMesh(options, self.device)
         self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp

@@ -10,7 +10,7 @@ import torch
 from smtrain.core.model.lora import described
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.native.files import cut_for, model_file, optimizer_file
+from smtrain.worker.checkpoint.native.files import cut_for, cut_of, model_file, optimizer_file
 from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
 from smtrain.worker.engine.saving import fill_from
 
@@ -56,6 +56,7 @@ class StageContents:
             shapes={s.name: list(s.shape) for s in layout.shape.specs},
             root=root,
             adapter=None if lora is None else described(lora),
+            cut=cut_of(layout.uneven),
             loss_scale=None if engine.optimizer.loss_scale is None else engine.optimizer.loss_scale.state(),
         )
 
@@ -71,7 +72,7 @@ def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
     filled: set[Kind] = set()
-    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards)):
+    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven):
 
         def put(kind: Kind, at: int, numbers: Bits) -> None:
             filled.add(kind)

@@ -158,9 +158,10 @@ class Stage(nn.Module):
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
         self.model.requires_grad_(False)
         shape = AdapterShape.of(self.layout.shape, lora)
-        if faults := stage_faults(shape, self.mesh.pp):
+        cuts = self.layout.uneven
+        if faults := stage_faults(shape, self.mesh.pp, cuts):
             raise ConfigError(faults, code="config.combination")
-        layout = Layout(shape, self.mesh.tp, self.mesh.pp)
+        layout = Layout(shape, self.mesh.tp, self.mesh.pp, cuts=cuts or None)
         table = layout.flat_table(self.mesh.pp_rank)
         self.trained = Trained(layout, table, *flat_parameters(layout, table, self.mesh, torch.float32))
         for name in (n for n in self.trained.parameters if n.endswith(A)):
