@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from smtrain.core.config import JobConfig
 from smtrain.core.protocol.container import Container
 from smtrain.worker.train.entry import main
@@ -12,11 +15,15 @@ def stage(config: JobConfig, container: Container) -> None:
     from smtrain.worker.evaluation.evaluate import evaluate, save, shown
     from smtrain.worker.evaluation.harness import EvaluationRequest
 
+    # The harness imports a library of this file's name, so this folder must not be searched.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     options = config.evaluate
     tasks = container.channel("tasks") if options.data else None
     request = EvaluationRequest(
-        options.tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size
-    )
+        options.tasks, tasks, options.num_fewshot, options.limit, options.chat_template, options.batch_size,
+        options.run_generated_code,
+    )  # fmt: skip
     before = container.channel("base") if container.has_channel("base") else None
     base = before if options.base else None
     made = evaluate(container.channel("model"), base, request, lambda text: print(text, flush=True), before)

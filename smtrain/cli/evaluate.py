@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = options.app()
 FLAGS = {
     "tasks": "--tasks", "evaluate.data": "--data", "chat_template": "--apply-chat-template",
+    "evaluate.run_generated_code": "--run-generated-code",
 }  # fmt: skip
 
 
@@ -33,7 +34,11 @@ def evaluate(
         str | None, typer.Option(metavar="MODEL", help="Compare with this model, question by question.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Task YAMLs with their data, or MMLU's files.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Task YAMLs with their data, or a benchmark's own files.",
+        ),
     ] = None,
     num_fewshot: Annotated[
         int | None,
@@ -44,6 +49,10 @@ def evaluate(
         bool, typer.Option("--apply-chat-template", help="Put the questions in the tokenizer's chat template.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at a time.")] = 8,
+    run_generated_code: Annotated[
+        bool,
+        typer.Option("--run-generated-code", help="Run the code that the model writes for humaneval, confined."),
+    ] = False,
     out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Write evaluation.json there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON in place of the table.")] = False,
     overwrite: options.Overwrite = False,
@@ -52,7 +61,7 @@ def evaluate(
     """Evaluate a model by lm-evaluation-harness; with --base, before and after, with standard errors and a test."""
     from smtrain.client.backends.choose import place_of
     from smtrain.worker.evaluation import evaluate
-    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_unheard, refuse_unreachable
+    from smtrain.worker.evaluation.harness import EvaluationRequest, refuse_code, refuse_unheard, refuse_unreachable
 
     typed(FLAGS)
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -73,8 +82,10 @@ def evaluate(
         say(text, error=True)
 
     request = EvaluationRequest(
-        names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size
-    )
+        names, Path(data).resolve() if data else None, num_fewshot, limit, apply_chat_template, batch_size,
+        run_generated_code,
+    )  # fmt: skip
+    refuse_code(request)
     refuse_unheard(request)
     models = [name for name in (model, base) if name is not None]
     here = {name: _found(name, target) for name in models if Path(name).is_dir() or not_here(name)}

@@ -24,7 +24,10 @@ class EvaluateStage(JobStage):
         return bool(config.evaluate.tasks)
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
-        return selected(config, "model.path", "evaluate")
+        keys = selected(config, "model.path", "evaluate")
+        if not config.evaluate.run_generated_code:
+            del keys["evaluate"]["run_generated_code"]  # jobs had their names before there was this key
+        return keys
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
         config, base = chain.config, chain.model(self.name)

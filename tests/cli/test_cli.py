@@ -128,7 +128,7 @@ SURFACE = {
     "data": {"prepare", "merge", "split", "inspect", "report", "export", "import"},
     "evaluate": {
         *("--tasks", "--base", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
-        *("--out", "--json", "--overwrite", "--target"),
+        *("--run-generated-code", "--out", "--json", "--overwrite", "--target"),
     },
     "image": {"build", "verify", "pull", "tiny"},
     "images": {"--region", "--engine", "--json"},

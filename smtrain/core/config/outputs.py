@@ -68,8 +68,8 @@ class Evaluate(Section):
     tasks: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")], ...] = Field((), max_length=20)
     """Tasks or groups by name, such as mmlu; without any there is no stage evaluate."""
     data: str | None = None
-    """A folder or s3:// URI of task YAMLs with their data, or of MMLU (the hub's Parquet, or CSV folders), which needs
-    no network; default: the data sets of the hub."""
+    """A folder or s3:// URI of task YAMLs with their data, or of the files of MMLU, BoolQ, BBH, AGIEval, C-Eval or
+    HumanEval, which needs no network; default: the data sets of the hub."""
     num_fewshot: int | None = Field(None, ge=0, le=100)
     """Worked examples before each question; default: what the task says (mmlu: 0; published numbers use 5)."""
     limit: int | None = Field(None, ge=1)
@@ -80,6 +80,9 @@ class Evaluate(Section):
     """Requests that the model takes at a time."""
     base: bool = True
     """Also evaluate the model that training started from, and compare the two question by question."""
+    run_generated_code: bool = False
+    """Run the code that the model writes for tasks such as humaneval, each program in a confined process; such tasks
+    are refused without it."""
 
 
 Occasion = Literal["finished", "failed", "stopped"]

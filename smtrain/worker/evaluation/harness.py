@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.benchmarks import benchmark_of, benchmarks_in, code_fault, forms_of, runs_code, tasks_of
 from smtrain.core.doing import doing
 from smtrain.core.errors import ConfigError, DataError, SmtrainError, first_line
 from smtrain.core.extras import collector_paused, missing, present
@@ -28,7 +28,7 @@ from smtrain.worker.evaluation.libraries import (
     settled,
     within,
 )
-from smtrain.worker.evaluation.mmlu import subjects_in
+from smtrain.worker.evaluation.offline import tasks_folder, write_confined, write_tasks
 
 _NAMED = re.compile(r"""^["']?(?:task|group|tag)["']?:[ \t]*["']?([\w.-]+)["']?[ \t]*$""", re.MULTILINE)
 VERSIONS = ("lm_eval", "transformers", "torch", "datasets")
@@ -76,13 +76,13 @@ def reachable(request: EvaluationRequest) -> bool:
         return True
     if holds_data_sets():
         return False
-    folders = [folder for folder in (request.data, _own_tasks()) if folder is not None]
+    folders = [folder for folder in (request.data, tasks_folder()) if folder is not None]
     known = {name for folder in folders for name in _named_in(folder)}
     if set(request.tasks) <= known:  # else the harness reports the unknown task
         raise DataError(
             f"tasks: the data of {', '.join(request.tasks)} cannot be read (it is not on this machine, and "
-            f"{endpoint()} does not answer); give a folder that has it (evaluate.data; for mmlu a copy of the hub's "
-            "cais/mmlu), or let the machine reach the hub."
+            f"{endpoint()} does not answer); give a folder that has it (evaluate.data{_form_of(request.tasks)}), or "
+            "let the machine reach the hub."
         )
     return False
 
@@ -98,9 +98,9 @@ def refuse_unheard(request: EvaluationRequest) -> None:
     occurs but is not a task's.
     """
     names = [name for name in request.tasks if _TOKEN.fullmatch(name.encode())]
-    own = _own_tasks()
-    if request.data is not None or not names or own is None:
+    if request.data is not None or not names or not present("lm_eval"):
         return
+    own = tasks_folder()
     heard: set[bytes] = set()
     for folder, _, files in os.walk(own):
         heard |= {Path(folder).name.encode(), *(Path(file).stem.encode() for file in files)}
@@ -112,12 +112,6 @@ def refuse_unheard(request: EvaluationRequest) -> None:
             raise _no_task(name, _named_in(own))
 
 
-def _own_tasks() -> Path | None:
-    """The folder of the harness's own tasks; None if it is not installed."""
-    package = find_spec("lm_eval")
-    return Path(package.origin).with_name("tasks") if package and package.origin else None
-
-
 def _no_task(name: str, known: Iterable[str]) -> ConfigError:
     near = nearest(name, known)
     hint = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists those of the harness"
@@ -127,8 +121,30 @@ def _no_task(name: str, known: Iterable[str]) -> ConfigError:
 def refuse_unreachable(request: EvaluationRequest) -> None:
     """Raise as `reachable` does unless the folder of data has all tasks; faults of the folder are reported later."""
     folder = request.data
-    if folder is None or (folder.is_dir() and not subjects_in(folder) and not _named_in(folder) >= set(request.tasks)):
+    if folder is None or (folder.is_dir() and not _held_in(folder) >= set(map(_group_of, request.tasks))):
         reachable(request)
+
+
+def refuse_code(request: EvaluationRequest) -> None:
+    """Raise `ConfigError` for a task that runs the model's code, unless the request allows it."""
+    if fault := code_fault(request.tasks, request.run_generated_code):
+        raise ConfigError(f"tasks: {fault}", code="config.combination")
+
+
+def _held_in(folder: Path) -> set[str]:
+    """The tasks of a folder: of its YAMLs, and of the benchmarks whose files it has."""
+    return _named_in(folder) | {_group_of(task) for task in tasks_of(benchmarks_in(folder))}
+
+
+def _group_of(task: str) -> str:
+    """`mmlu` for its subjects, which one file may hold together; other tasks themselves."""
+    return "mmlu" if benchmark_of(task) == "mmlu" else task
+
+
+def _form_of(tasks: Iterable[str]) -> str:
+    """The files of these tasks' benchmarks, in brackets' continuation; "" if they are of no known one."""
+    known = [task for task in tasks if benchmark_of(task)]
+    return f": {forms_of(known)}" if known else ""
 
 
 def _named_in(folder: Path) -> set[str]:
@@ -157,34 +173,39 @@ class Tasks:
 
     def _load(self, work: Path) -> None:
         from smtrain.worker.data.read.unread import UnreadText, unread_sentence
-        from smtrain.worker.evaluation.mmlu import write_tasks
 
         request, folders = self.request, []
+        refuse_code(request)
         local = False
         if request.data is not None:
             if not request.data.is_dir():
                 raise DataError(
-                    f"{request.data} is not a folder; give one of task YAMLs, or of MMLU's files.",
+                    f"{request.data} is not a folder; give one of task YAMLs, or of a benchmark's files.",
                     code="data.not_found",
                 )
             unread = UnreadText()
-            made = write_tasks(request.data, work, unread)
-            self.not_read = unread_sentence(unread)
             yamls = list(request.data.rglob("*.yaml"))
+            own = set(_names(yamls))
+            made = write_tasks(request.data, tuple(name for name in request.tasks if name not in own), work, unread)
+            self.not_read = unread_sentence(unread)
             if not made and not yamls:
                 raise DataError(
-                    f"{request.data} holds no task's .yaml and no MMLU (SUBJECT/test-*.parquet, or "
-                    "test/SUBJECT_test.csv); give the folder that does.",
+                    f"{request.data} holds no task's .yaml and no {forms_of(request.tasks)}; give the folder that "
+                    "does.",
                     code="data.not_found",
                 )
-            folders = [*([str(work / "mmlu")] if made else []), *([str(request.data.resolve())] if yamls else [])]
-            local = set(request.tasks) <= {*made, *_names(yamls)}
+            folders = [*([str(work)] if made else []), *([str(request.data.resolve())] if yamls else [])]
+            local = set(request.tasks) <= {*made, *own}
+        code = any(map(runs_code, request.tasks))
+        if code:
+            write_confined(work)
+            folders = [str(work), *(folder for folder in folders if folder != str(work))]
         offline = local or not reachable(request)
         with doing("importing lm-evaluation-harness"), collector_paused():
             from lm_eval.tasks import TaskManager
 
         # Without a hub the libraries take the local cache instead of asking again and again.
-        self._settled = partial(settled, work / "cache", offline=offline)
+        self._settled = partial(settled, work / "cache", offline=offline, run_code=code)
         with doing("reading the tasks"), quiet(), self._settled(), within(request.data):
             self.manager = TaskManager(include_path=folders or None, include_defaults=not local)
             unknown = [name for name in request.tasks if not self.manager.match_tasks([name])]
@@ -245,6 +266,12 @@ class Tasks:
             except (OSError, ConnectionError, ValueError) as error:
                 if isinstance(error, SmtrainError):
                     raise
+                if "unsafe" in str(error):
+                    raise ConfigError(
+                        f"tasks: {', '.join(request.tasks)} run code that the model writes, and not by the metric that "
+                        "smtrain runs confined; leave such tasks out, or run them by lm-eval itself",
+                        code="config.wrong_value",
+                    ) from error
                 raise DataError(
                     f"tasks: the data of {', '.join(request.tasks)} cannot be read ({first_line(error)}); give a "
                     "folder that has it (evaluate.data), or let the machine reach the hub."
@@ -370,13 +397,15 @@ class EvaluationRequest:
 
     tasks: tuple[str, ...]
     data: Path | None = None
-    """A folder of task YAMLs with their data, or MMLU as the hub has it (Parquet) or as CSV folders."""
+    """A folder of task YAMLs with their data, or of the files of benchmarks (`smtrain.core.benchmarks`)."""
     num_fewshot: int | None = None
     """Worked examples before each question; None: the task's own number."""
     limit: int | None = None
     """Questions of each task (of a group: of each of its tasks); None: all."""
     chat_template: bool = False
     batch_size: int = 8
+    run_generated_code: bool = False
+    """Run the code that the model writes for tasks such as humaneval, confined."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "tasks": list(self.tasks), "data": str(self.data) if self.data else None}

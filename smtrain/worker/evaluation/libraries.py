@@ -20,6 +20,8 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+from smtrain.worker.evaluation.generated_code import confined_metric
+
 EVERY = 30.0
 """Seconds between two lines."""
 
@@ -61,10 +63,10 @@ def holds_data_sets() -> bool:
 
 
 @contextlib.contextmanager
-def settled(cache: Path, offline: bool) -> Iterator[None]:
+def settled(cache: Path, offline: bool, run_code: bool = False) -> Iterator[None]:
     """Cache data in `cache` unless the user names another folder; with `offline`, do not ask the hub.
 
-    Progress bars are drawn only on a terminal.
+    With `run_code` the metric that runs generated code is ours. Progress bars are drawn only on a terminal.
     """
     from datasets import config
     from huggingface_hub import constants
@@ -83,7 +85,7 @@ def settled(cache: Path, offline: bool) -> Iterator[None]:
             patches.append((hub, "_is_offline_mode", True))
     if not sys.stderr.isatty():
         patches.append((task.tqdm, "__init__", partialmethod(task.tqdm.__init__, disable=True)))
-    with _patched(patches):
+    with _patched(patches), confined_metric() if run_code else contextlib.nullcontext():
         yield
 
 

@@ -14,44 +14,24 @@ from typing import Any
 
 import yaml
 
+from smtrain.core.benchmarks import ALL, Parts
 from smtrain.core.errors import DataError
 from smtrain.worker.data.read.unread import UnreadText, unread_columns
+from smtrain.worker.evaluation.questions import count_others, parquet_table, refuse_two_copies
 
-_SPLITS = {"test": ("test",), "dev": ("dev",)}
+_SPLITS = ("test", "dev")
 _LETTERS = "ABCD"
 Question = dict[str, Any]
 """question, subject, choices [4], answer 0 to 3."""
 
 
-def subjects_in(folder: Path) -> dict[str, dict[str, list[Path]]]:
-    """The files of each subject's splits, {} if the folder is not MMLU. `all` has every subject in one file."""
-    for root in (folder, folder / "data"):
-        subjects: dict[str, dict[str, list[Path]]] = {}
-        for split in _SPLITS:
-            for path in sorted((root / split).glob(f"*_{split}.csv")):
-                subjects.setdefault(path.name.removesuffix(f"_{split}.csv"), {}).setdefault(split, []).append(path)
-            for path in sorted(root.glob(f"*/{split}-*.parquet")):
-                subjects.setdefault(path.parent.name, {}).setdefault(split, []).append(path)
-        alone = {subject: splits for subject, splits in subjects.items() if subject != "all" and "test" in splits}
-        if alone:
-            return alone
-        if "test" in subjects.get("all", {}):
-            return {"all": subjects["all"]}
-    return {}
-
-
-def write_tasks(folder: Path, work: Path, unread: UnreadText | None = None) -> list[str]:
-    """Write the questions and one task a subject below `work`; returns the tasks and groups, [] if it is not MMLU.
+def write_tasks(subjects: Parts, out: Path, unread: UnreadText) -> list[str]:
+    """Write the questions and one task a subject into `out`; returns the tasks and groups.
 
     `unread` counts columns and files that no task uses. Raises `DataError` for a file without MMLU's layout.
     """
-    subjects = subjects_in(folder)
-    if not subjects:
-        return []
-    unread = UnreadText() if unread is None else unread
     questions = {split: _by_subject(subjects, split, unread) for split in _SPLITS}
-    _count_others(folder, subjects, unread)
-    out = work / "mmlu"
+    count_others(subjects, _SPLITS, unread)
     out.mkdir(parents=True)
     template = yaml.safe_load((_harness() / "_default_template_yaml").read_text("utf-8"))
     groups: dict[str, list[str]] = {}
@@ -97,17 +77,10 @@ def _harness() -> Path:
     return Path(package.origin).parent / "tasks/mmlu/default"
 
 
-def _count_others(folder: Path, subjects: dict[str, dict[str, list[Path]]], unread: UnreadText) -> None:
-    read = {path for splits in subjects.values() for paths in splits.values() for path in paths}
-    others = [p for p in sorted(folder.rglob("*")) if p.suffix in (".csv", ".parquet") and p not in read]
-    unread.count({"files of other splits": len(others)} if others else {})
-
-
-def _by_subject(
-    subjects: dict[str, dict[str, list[Path]]], split: str, unread: UnreadText
-) -> dict[str, list[Question]]:
+def _by_subject(subjects: Parts, split: str, unread: UnreadText) -> dict[str, list[Question]]:
     questions: dict[str, list[Question]] = {}
     for subject, splits in subjects.items():
+        refuse_two_copies("mmlu", subject, splits.get(split, []))
         for path in splits.get(split, []):
             for row in _csv_rows(path, subject) if path.suffix == ".csv" else _parquet_rows(path, subject, unread):
                 questions.setdefault(row["subject"], []).append(row)
@@ -131,9 +104,7 @@ def _csv_rows(path: Path, subject: str) -> Iterator[Question]:
 
 def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Question]:
     """Read question, subject, choices and the answer's number (or letter); the choices may be columns A to D."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(path)
+    table = parquet_table(path)
     names = set(table.column_names)
     apart = set(_LETTERS) <= names
     lacking = [name for name in ("question", "answer", *([] if apart else ["choices"])) if name not in names]
@@ -144,5 +115,5 @@ def _parquet_rows(path: Path, subject: str, unread: UnreadText) -> Iterator[Ques
         choices = [row[letter] for letter in _LETTERS] if apart else list(row["choices"])
         answer = row["answer"]
         answer = _LETTERS.index(answer.strip().upper()) if isinstance(answer, str) else int(answer)
-        kind = subject if subject != "all" else str(row["subject"])
+        kind = subject if subject != ALL else str(row["subject"])
         yield {"question": row["question"], "subject": kind, "choices": choices, "answer": answer}

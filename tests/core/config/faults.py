@@ -864,7 +864,14 @@ DATA = (
         {"evaluate.data": "@/nowhere"},
         "evaluate.data: ",
         ("give one of task YAMLs", both(write("tasks/t.yaml", "task: t\n"), {"evaluate.data": "@/tasks"})),
-        ("or of MMLU's files", both(write("mmlu/a/test-0.parquet", b"x"), {"evaluate.data": "@/mmlu"})),
+        ("or of a benchmark's files", both(write("mmlu/a/test-0.parquet", b"x"), {"evaluate.data": "@/mmlu"})),
+    ),
+    case(
+        "local",
+        {"evaluate.tasks": ["humaneval"]},
+        "evaluate.tasks: humaneval run code that the model writes",
+        ("turn evaluate.run_generated_code on", {"evaluate.run_generated_code": True}),
+        ("or leave out such tasks", {"evaluate.tasks": ["boolq"]}),
     ),
     case(
         "local",

@@ -47,3 +47,5 @@ def test_a_folder_without_tasks_is_told(raw: dict[str, Any], tmp_path: Path) -> 
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match=r"none holds no task's \.yaml and no MMLU"):
         load_config({**raw, "evaluate": {"tasks": ["mmlu"], "data": str(tmp_path / "none")}})
+    with pytest.raises(ConfigError, match=r"no BBH \(TASK\.json, .*\); BoolQ \(dev\.jsonl .*\); give the folder"):
+        load_config({**raw, "evaluate": {"tasks": ["boolq", "bbh"], "data": str(tmp_path / "none")}})

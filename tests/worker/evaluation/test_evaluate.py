@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from smtrain.cli.dispatch import call
+from smtrain.core.benchmarks import benchmarks_in
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, DataError
 from smtrain.stages import keys_of, stage_named
@@ -27,7 +28,7 @@ from smtrain.worker.evaluation import harness, report
 from smtrain.worker.evaluation.evaluate import evaluate, save, shown
 from smtrain.worker.evaluation.harness import EvaluationRequest, Tasks, reachable
 from smtrain.worker.evaluation.libraries import HarnessProgress, hub_answers
-from smtrain.worker.evaluation.mmlu import subjects_in, write_tasks
+from smtrain.worker.evaluation.offline import write_tasks
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.extras import need
@@ -151,11 +152,11 @@ def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) 
         ("header", as_csv(tmp_path / "header", header=True)),
         ("nested", as_csv(tmp_path / "nested/data").parent),
     ):
-        names = write_tasks(folder, tmp_path / f"work-{name}")
+        names = write_tasks(folder, ("mmlu",), tmp_path / f"work-{name}", UnreadText())
         assert {"mmlu", "mmlu_stem", "mmlu_anatomy", "mmlu_college_physics"} <= set(names)
         out = tmp_path / f"work-{name}/mmlu"
         made[name] = {path.name: path.read_text() for path in sorted(out.glob("*.jsonl"))}
-        assert sorted(subjects_in(folder)) == sorted(SUBJECTS)
+        assert sorted(benchmarks_in(folder)["mmlu"]) == sorted(SUBJECTS)
     assert made["parquet"] == made["csv"] == made["header"] == made["nested"]
     assert len(made["csv"]["anatomy_test.jsonl"].splitlines()) == 12
 
@@ -182,13 +183,13 @@ def test_what_the_files_of_mmlu_hold_and_no_task_has_is_counted(tmp_path: Path) 
 
     folder = as_parquet(tmp_path / "mmlu")
     unread = UnreadText()
-    write_tasks(folder, tmp_path / "plain", unread)
+    write_tasks(folder, ("mmlu",), tmp_path / "plain", unread)
     assert unread == {}
     path = folder / "anatomy/test-00000-of-00001.parquet"
     table = pq.read_table(path)
     pq.write_table(table.append_column("why", [["because"] * len(table)]), path)
     (folder / "anatomy/validation-00000-of-00001.parquet").write_bytes(b"not read")
-    write_tasks(folder, tmp_path / "more", unread)
+    write_tasks(folder, ("mmlu_anatomy",), tmp_path / "more", unread)
     assert unread == {"why": 12, "files of other splits": 1}
 
 
@@ -379,7 +380,7 @@ def test_missing_data_is_an_error_before_a_model_is_fetched(
     assert time.process_time() - begun < 5
     error = capsys.readouterr().err
     assert "--tasks: the data of mmlu cannot be read (it is not on this machine" in error
-    assert "give a folder that has it (--data; for mmlu a copy of the hub's cais/mmlu)" in error
+    assert "give a folder that has it (--data: MMLU (SUBJECT/test-*.parquet, or test/SUBJECT_test.csv))" in error
     assert not reachable(EvaluationRequest(("mmlux",))), "which task there is not, the harness tells"
     (tmp_path / "hub/datasets--cais--mmlu").mkdir(parents=True)
     assert not reachable(EvaluationRequest(("mmlu",))), "it may be what is kept here"

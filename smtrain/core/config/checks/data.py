@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from smtrain.core.benchmarks import benchmarks_in, code_fault, forms_of, tasks_of
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.data import ANSWER_COLUMNS, PAIR_COLUMNS
@@ -20,8 +21,6 @@ from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
 from smtrain.core.protocol.uris import readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
-
-_MMLU = ("*_test.csv", "test-*.parquet")
 
 
 def path_key(config: JobConfig) -> str:
@@ -221,7 +220,9 @@ def _template(folder: Path) -> bool:
 
 
 def task_faults(config: JobConfig) -> Iterator[Fault]:
-    """Tasks of stage evaluate that are named by a path of this machine and cannot be read there."""
+    """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be read there."""
+    if fault := code_fault(config.evaluate.tasks, config.evaluate.run_generated_code):
+        yield {"evaluate.tasks", "evaluate.run_generated_code"}, f"evaluate.tasks: {fault}"
     data = config.evaluate.data
     if data is None or data.startswith(("s3://", *readable_schemes(config.target))):
         return
@@ -230,15 +231,15 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
-        fault = f"{data} is not a folder or an s3:// URI; give one of task YAMLs, or of MMLU's files"
+        fault = f"{data} is not a folder or an s3:// URI; give one of task YAMLs, or of a benchmark's files"
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
     own = tasks_in(folder)
     if not own and not any(folder.rglob("*.yaml")):
         yield (
             {"evaluate.data"},
-            f"evaluate.data: {data} holds no task's .yaml and no MMLU (SUBJECT/test-*.parquet, or "
-            "test/SUBJECT_test.csv); give the folder that does",
+            f"evaluate.data: {data} holds no task's .yaml and no {forms_of(config.evaluate.tasks)}; give the folder "
+            "that does",
         )
     for name in config.evaluate.tasks:
         for file in _files(own.get(name, {})):
@@ -251,13 +252,11 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
 
 
 def tasks_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The YAML of each task and group in a folder, by name; `mmlu` without one if MMLU's own files are there."""
-    tasks: dict[str, dict[str, Any]] = {}
+    """The YAML of each task and group in a folder, by name; {} for those of a benchmark whose own files are there."""
+    tasks: dict[str, dict[str, Any]] = {name: {} for name in tasks_of(benchmarks_in(folder))}
     for path in sorted(folder.rglob("*.yaml")):
         task = _read(path)
         tasks |= {task[key]: task for key in ("task", "group", "tag") if isinstance(task.get(key), str)}
-    if any(any(folder.rglob(kind)) for kind in _MMLU):
-        tasks["mmlu"] = {}
     return tasks
 
 
