@@ -32,6 +32,14 @@ from smtrain.worker.evaluation.offline import write_tasks
 from tests import warm
 from tests.core.model.test_generate import make
 from tests.extras import need
+from tests.worker.evaluation.benchmark_files import (
+    FORMS,
+    agieval_of_authors,
+    bbh_of_hub,
+    boolq_of_google,
+    ceval_of_hub,
+    humaneval_of_hub,
+)
 from tests.worker.evaluation.mmlu_files import SUBJECTS, as_csv, as_parquet
 from tests.worker.train.test_shell import REPO, Shell
 
@@ -67,7 +75,7 @@ def base(model: Path) -> Path:
     return folder
 
 
-def by_library(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any]:
+def by_library(model: Path, tasks: Path, names: str, out: Path, shots: int | None = 3) -> dict[str, Any]:
     """The harness's own function, without the index of all tasks that it brings along."""
     import datasets
     import lm_eval
@@ -76,8 +84,8 @@ def by_library(model: Path, tasks: Path, names: str, out: Path) -> dict[str, Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", out / "cache")
         results = lm_eval.simple_evaluate(
-            "hf", f"pretrained={model}", names.split(","), num_fewshot=3, batch_size=8, device="cpu",
-            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            "hf", f"pretrained={model}", names.split(","), num_fewshot=shots, batch_size=8, device="cpu",
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False), confirm_run_unsafe_code=True,
         )  # fmt: skip
     scores: dict[str, Any] = results["results"]
     return scores
@@ -142,6 +150,107 @@ def test_mmlus_accuracy_is_the_harness_own_to_the_last_digit(
     prompt = made["prompts"]["mmlu_anatomy"]["prompt"]
     assert prompt.startswith("The following are multiple choice questions (with answers) about anatomy.\n\nwhat is dev")
     assert prompt.count("Answer:") == 4
+
+
+class PlainCodeEval:
+    """The metric `code_eval` as the harness calls it for one problem, by a plain process; ours has no part in it."""
+
+    def compute(self, references: list[str], predictions: list[list[str]], **_: Any) -> tuple[dict[str, float], None]:
+        ((program,),), (test,) = predictions, references
+        done = subprocess.run([sys.executable, "-c", f"{program}\n{test}"], capture_output=True, check=False)
+        return {"pass@1": float(done.returncode == 0)}, None
+
+
+DIRECT: dict[str, tuple[str, dict[str, Any]]] = {
+    "super_glue/boolq/default.yaml": ("parquet", {
+        "train": "boolq_of_hub/boolq/train-00000-of-00001.parquet",
+        "validation": "boolq_of_hub/boolq/validation-00000-of-00001.parquet",
+    }),
+    "bbh/cot_fewshot/boolean_expressions.yaml": ("json", {"test": "bbh_of_authors/bbh/boolean_expressions.json"}),
+    "agieval/aqua-rat.yaml": ("parquet", {"test": "agieval_of_hub/agieval-aqua-rat/data/test-00000-of-00001.parquet"}),
+    "agieval/math.yaml": ("parquet", {"test": "agieval_of_hub/agieval-math/data/test-00000-of-00001.parquet"}),
+    "ceval/ceval-valid_logic.yaml": ("csv", {
+        "dev": "ceval_of_authors/dev/logic_dev.csv", "val": "ceval_of_authors/val/logic_val.csv",
+    }),
+    "humaneval/humaneval.yaml": ("json", {"test": "humaneval_of_authors/HumanEval.jsonl.gz"}),
+}  # fmt: skip
+"""The harness's own tasks over the files by its own reader, in forms that it can read."""
+READ_HERE = (boolq_of_google, bbh_of_hub, agieval_of_authors, ceval_of_hub, humaneval_of_hub)
+"""The same questions in other forms."""
+
+
+def directly(model: Path, files: Path, names: str, out: Path, shots: int | None) -> dict[str, Any]:
+    """The harness's own function and tasks on the files; nothing of smtrain is in it."""
+    import evaluate as metrics
+    import lm_eval
+
+    (out / "tasks").mkdir(parents=True)
+    for at, (name, (reader, paths)) in enumerate(DIRECT.items()):
+        data: dict[str, Any] = {"data_files": {split: str(files / path) for split, path in paths.items()}}
+        data |= {"field": "examples"} if "bbh" in name else {}
+        own = Path(lm_eval.__file__).with_name("tasks") / name
+        task = {"include": str(own), "dataset_path": reader, "dataset_name": None, "dataset_kwargs": data}
+        (out / f"tasks/{at}.yaml").write_text(yaml.safe_dump(task))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "load", lambda _: PlainCodeEval())
+        return by_library(model, out / "tasks", names, out, shots)
+
+
+WITH_EXAMPLES = ("boolq", "ceval-valid_logic")
+GENERATED = ("bbh_cot_fewshot_boolean_expressions", "agieval_math", "humaneval")
+
+
+@pytest.fixture(scope="module")
+def silent(model: Path) -> Path:
+    """A model that ends every text at once: all its logits are equal, and the first token is the end."""
+    from safetensors.torch import load_file, save_file
+
+    folder = model.parent / "silent"
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].zero_()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "generation_config.json"):
+        described = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps({**described, "eos_token_id": 0}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("who", "names", "shots"),
+    [
+        ("model", WITH_EXAMPLES, 2),
+        ("silent", ("agieval_aqua_rat", *GENERATED), None),
+        pytest.param("model", ("agieval_aqua_rat", *WITH_EXAMPLES), None, marks=pytest.mark.full),
+        pytest.param("model", GENERATED, None, marks=pytest.mark.full),
+    ],
+)
+def test_each_benchmark_is_scored_as_by_the_harness_directly(
+    model: Path, silent: Path, tmp_path: Path, who: str, names: tuple[str, ...], shots: int | None
+) -> None:
+    files, data = tmp_path / "files", tmp_path / "data"
+    for form in (form for forms in FORMS.values() for form in forms):
+        form(files / form.__name__)
+    for form in READ_HERE:
+        shutil.copytree(files / form.__name__, data, dirs_exist_ok=True)
+    folder = {"model": model, "silent": silent}[who]
+    known = directly(folder, files, ",".join(names), tmp_path / "out", shots)
+    made = evaluate(folder, None, EvaluationRequest(names, data, shots, run_generated_code="humaneval" in names), quiet)
+    ours: dict[str, dict[str, Any]] = {}
+    for row in made["results"]:
+        ours.setdefault(row["task"], {})[f"{row['metric']},{row['filter']}"] = row["after"]["value"]
+    assert ours == {
+        task: {key: value for key, value in numbers.items() if "," in key and "_stderr" not in key}
+        for task, numbers in known.items()
+    }
+    if who == "silent":  # some of each are right
+        assert ours["bbh_cot_fewshot_boolean_expressions"] == {"exact_match,get-answer": 0.5}
+        assert ours["agieval_math"] == {"acc,none": pytest.approx(1 / 3)}
+        assert ours["humaneval"] == {"pass@1,create_test": 0.5}
+        assert report.main_rows(made)["humaneval"]["metric"] == "pass@1"
+    if shots:
+        assert made["prompts"]["boolq"]["prompt"].count("Question:") == 1 + shots
+        assert made["prompts"]["ceval-valid_logic"]["prompt"].count("答案：") == 1 + shots
 
 
 def test_csv_folders_and_parquet_folders_are_the_same_questions(tmp_path: Path) -> None:
