@@ -320,7 +320,7 @@ def stage_faults(shape: ModelShape, mesh: Mesh) -> Iterator[str]:
 def mesh_faults(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
     """All reasons, other than memory, why this mesh cannot run."""
     shape = work.shape
-    yield from shape.mesh_faults(mesh.tp, mesh.pp)
+    yield from shape.mesh_faults(mesh.tp, mesh.pp, cp=mesh.cp)
     yield from stage_faults(shape, mesh)
     if mesh.tp * mesh.pp * mesh.shards != machine.world:
         yield (

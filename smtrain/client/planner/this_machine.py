@@ -109,7 +109,7 @@ def plan_here(config: JobConfig, measured: float | None = None, *, measure: bool
     core = max((core_memory(work, host, mesh, stage) for stage in range(mesh.pp)), key=lambda one: one.total)
     memory, room = memory_here(), free_disk()
     needed = disk_needed(config, work)
-    faults = (*shape.mesh_faults(mesh.tp, mesh.pp), *stage_faults(shape, mesh))
+    faults = (*shape.mesh_faults(mesh.tp, mesh.pp, cp=mesh.cp), *stage_faults(shape, mesh))
     faults = faults or (*_memory_fault(config, memory), *_disk_fault(needed, room))
     warnings, step, rate, wide = list(about_model(config)), None, None, 0.0
     if measured is not None:

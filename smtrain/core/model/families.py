@@ -994,8 +994,8 @@ class ModelShape:
         recurrent = 18.0 * nets * self.delta.values * self.delta.key_dim if self.delta else 0.0
         return 6.0 * multiplied + 12.0 * self.heads * spans + recurrent
 
-    def mesh_faults(self, tp: int, pp: int, ep: int = 1) -> list[str]:
-        """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep)."""
+    def mesh_faults(self, tp: int, pp: int, ep: int = 1, cp: int = 1) -> list[str]:
+        """All reasons, one sentence each, why this model cannot be divided for (tp, pp, ep, cp)."""
         faults = []
         if self.heads % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's {self.heads} attention heads")
@@ -1009,6 +1009,11 @@ class ModelShape:
             faults.append(
                 f"parallel.tp = {tp} does not divide the {self.delta.key_heads} key heads of the model's linear "
                 "attention"
+            )
+        elif self.delta is not None and self.delta.key_heads // tp % cp:
+            faults.append(
+                f"parallel.cp = {cp} does not divide the {self.delta.key_heads // tp} key heads of the model's linear "
+                f"attention{f' on a process with parallel.tp = {tp}' if tp > 1 else ''}"
             )
         if self.experts is not None and self.experts.width % tp:
             faults.append(f"parallel.tp = {tp} does not divide the {self.experts.width} units of the model's experts")

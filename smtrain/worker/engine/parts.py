@@ -7,8 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
-Part = Literal["data", "forward and backward", "tensor parallel", "pipeline", "data parallel", "optimizer"]
-PARTS: tuple[Part, ...] = ("data", "forward and backward", "tensor parallel", "pipeline", "data parallel", "optimizer")
+Part = Literal[
+    "data", "forward and backward", "tensor parallel", "context parallel", "pipeline", "data parallel", "optimizer"
+]
+PARTS: tuple[Part, ...] = (
+    "data",
+    "forward and backward",
+    "tensor parallel",
+    "context parallel",
+    "pipeline",
+    "data parallel",
+    "optimizer",
+)
 Mark = Callable[[Part], AbstractContextManager[object]]
 _NOTHING = nullcontext()
 _mark: Mark | None = None

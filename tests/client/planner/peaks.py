@@ -133,7 +133,13 @@ PAIRED = [
 
 
 def compare(
-    family: str, text: str, worlds: dict[int, Any], adapted: bool = False, paired: bool = False
+    family: str,
+    text: str,
+    worlds: dict[int, Any],
+    adapted: bool = False,
+    paired: bool = False,
+    seq_len: int = SEQ_LEN,
+    batch: int = BATCH,
 ) -> list[tuple[int, int, float]]:
     """(stage, measured, predicted) peak bytes of the rank of each pipeline stage that needed most."""
     from smtrain.client.planner.machines import Machine, Mesh, Work
@@ -142,13 +148,13 @@ def compare(
     from tests.worker.engine.cases import mesh
 
     o, described = mesh(text), model(family)
-    size = o.tp * o.pp * o.dp
+    size = o.tp * o.pp * o.dp * o.cp
     shape = ModelShape.from_config(described)
     lora = Lora(8, 16.0, targets=targets_of(shape, ("all-linear",))) if adapted else None
-    measured = worlds[size].run(peak, described, o, BATCH // o.dp, SEQ_LEN, lora, paired)
-    work = Work(shape, SEQ_LEN, BATCH, o.precision, lora=lora, apart=paired)
+    measured = worlds[size].run(peak, described, o, batch // o.dp, seq_len, lora, paired)
+    work = Work(shape, seq_len, batch, o.precision, lora=lora, apart=paired)
     machine = Machine("cpu", 1, size, 1e12, 1e12, 1e12, 1e9, accelerated=False)
-    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel)
+    cut = Mesh(o.tp, o.pp, o.dp, o.micro_batch_size, o.activation_checkpointing, o.sequence_parallel, o.cp)
     return [
         (s, max(top for p, _, top in measured if p == s), core_memory(work, machine, cut, s).total) for s in range(o.pp)
     ]

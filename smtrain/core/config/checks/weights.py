@@ -239,7 +239,7 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             "train.adapter: peft would not find the layers of the text part of a multimodal model "
             f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
         )
-    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp)
+    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp, cp=config.parallel.cp)
     stages = list(_stage_faults(config, shape.layers))
     yield from stages
     if config.train.adapter and (targets := config.train.adapter.targets):

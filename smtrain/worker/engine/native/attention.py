@@ -5,6 +5,9 @@ micro-batch's positions first, which would make the device wait. A row that is o
 then), except in layers with a shorter window. Packed rows have block-diagonal masks, so that samples do not see each
 other.
 
+With context parallelism a rank has a part of every row, whose positions are those in the whole row; `CutRows` stands in
+the place of a mask.
+
 Positions and the numbers of samples are computed on the host, which has the segments anyway, and arrive in 32 bits:
 Neuron has no kernel for a running maximum, and computes 64 bits by way of the CPU. Only the comparison of [S, S] pairs
 is left to the device.
@@ -19,7 +22,8 @@ from typing import Any, Literal
 import torch
 
 from smtrain.core.facts.trainium2 import flash_lack
-from smtrain.worker.engine.native.comm import to_device
+from smtrain.worker.engine.native.comm import ProcessMesh, to_device
+from smtrain.worker.engine.native.cut_rows import CutRows
 from smtrain.worker.engine.native.delta import RowDocuments
 from smtrain.worker.engine.saving import local_rank
 
@@ -33,11 +37,11 @@ class AttentionContext:
     """Makes the context of micro-batches; keeps that of whole rows, which have the same shape all the time."""
 
     def __init__(
-        self, rotary: Mapping[bool, Turn], sights: tuple[Sight, ...], dtype: torch.dtype, device: torch.device,
+        self, rotary: Mapping[bool, Turn], sights: tuple[Sight, ...], dtype: torch.dtype, mesh: ProcessMesh,
         head_dim: int, compiled: bool,
     ) -> None:  # fmt: skip
         """`rotary` has the embedding of layers without a window (False), and that of the others if it differs."""
-        self._rotary, self._dtype, self._device = rotary, dtype, device
+        self._rotary, self._dtype, self._mesh, self._device = rotary, dtype, mesh, mesh.device
         self._windows = tuple(None if sight == "state" else sight for sight in sights)
         self._states = tuple(sight == "state" for sight in sights)
         self._head_dim, self._compiled, self._said = head_dim, compiled, False
@@ -47,9 +51,10 @@ class AttentionContext:
     def __call__(
         self, batch: int, length: int, segments: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[Any], list[Any]]:
-        """Positions [B or 1, S], and each layer's rotary embeddings and mask (None: causal over the whole row).
+        """Positions [B or 1, own tokens], and each layer's rotary embeddings and mask (None: causal over the row).
 
-        The mask of a layer with a state is `RowDocuments`.
+        The mask of a layer with a state is `RowDocuments`, that of another layer over cut rows `CutRows`. `length`
+        counts own tokens, `segments` has whole rows.
 
         If positions are learned, the rotary embeddings are None. `segments` [B, S] on the host numbers the samples of a
         row; None makes every row one sample.
@@ -57,9 +62,10 @@ class AttentionContext:
         if segments is not None:
             return self._packed(segments)
         if self._kept is None or self._kept[0] != (batch, length):
-            positions = torch.arange(length, device="cpu")[None]
-            masks = self._masks(length)
-            self._say(length, masked=any(mask is not None for mask in masks))
+            whole = length * self._mesh.cp
+            positions = torch.arange(whole, device="cpu")[None]
+            masks = self._masks(whole)
+            self._say(whole, masked=any(mask is not None for mask in masks))
             self._kept = (batch, length), (*self._places(batch, positions), masks)
         return self._kept[1]
 
@@ -69,17 +75,21 @@ class AttentionContext:
             lack = flash_lack(length, self._head_dim, masked=masked, compiled=self._compiled)
             self._said = lack is not None
             if lack is not None and local_rank() == 0:
-                log.warning("attention runs without its flash kernel, and keeps every score: %s", lack)
+                kept = ", and keeps every score" if self._mesh.cp == 1 else ""
+                log.warning("attention runs without its flash kernel%s: %s", kept, lack)
 
     @torch.no_grad()
     def _places(self, batch: int, positions: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
         """Positions on the device, and the layers' rotary embeddings; fp32 holds every position below 2**24."""
-        there = to_device(positions.int(), self._device)
+        own = self._mesh.own_tokens
+        there = own(to_device(positions.int(), self._device))
         if not self._rotary:
             return there, [None] * len(self._windows)
         like = torch.empty(batch, positions.shape[1], 1, dtype=self._dtype, device=self._device)
         at = to_device(positions.float(), self._device)
         turned = {sliding: turn(like, at) for sliding, turn in self._rotary.items()}
+        if self._mesh.cp > 1:  # cut only now, because the length of the whole row may decide
+            turned = {sliding: tuple(map(own, both)) for sliding, both in turned.items()}
         return there, [turned[window is not None and True in turned] for window in self._windows]
 
     @torch.no_grad()
@@ -88,12 +98,20 @@ class AttentionContext:
         self._say(length, masked=True)
         positions = positions_within(segments)
         number = to_device((positions == 0).cumsum(-1).int(), self._device)
-        back = self._back(length)
-        within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
-        masks = {window: within if window is None else within & (back < window) for window in set(self._windows)}
+        masks = self._masks_apart(positions, number)
         documents = RowDocuments(number, self._bounds(positions)) if any(self._states) else None
         each = zip(self._states, self._windows, strict=True)
         return *self._places(batch, positions), [documents if state else masks[window] for state, window in each]
+
+    def _masks_apart(self, positions: torch.Tensor, number: torch.Tensor) -> dict[int | None, Any]:
+        """The mask of each window, by positions on the host and numbers of documents on the device."""
+        if self._mesh.cp > 1:
+            # Neuron compiles a graph for each shape, and the keys that a chunk sees are others in each batch.
+            seen, index = None if self._device.type == "neuron" else positions, self._tokens(positions.shape[1])
+            return {window: CutRows.of(self._mesh, index, window, number, seen) for window in {*self._windows}}
+        back = self._back(positions.shape[1])
+        within = (number[:, None, :, None] == number[:, None, None, :]) & (back >= 0)
+        return {window: within if window is None else within & (back < window) for window in set(self._windows)}
 
     def _bounds(self, positions: torch.Tensor) -> torch.Tensor | None:
         if self._device.type != "cuda":
@@ -101,7 +119,11 @@ class AttentionContext:
         begins = (positions.flatten() == 0).nonzero().flatten()
         return to_device(torch.cat([begins, begins.new_tensor([positions.numel()])]).int(), self._device)
 
-    def _masks(self, length: int) -> list[torch.Tensor | None]:
+    def _masks(self, length: int) -> list[Any]:
+        if self._mesh.cp > 1:
+            index = self._tokens(length)
+            rows = {window: CutRows.of(self._mesh, index, window) for window in {*self._windows}}
+            return [None if state else rows[window] for state, window in zip(self._states, self._windows, strict=True)]
         cuts = [window if window is not None and length > window else None for window in self._windows]
         back = self._back(length)
         masks = {cut: None if cut is None else ((back >= 0) & (back < cut))[None, None] for cut in set(cuts)}
@@ -109,9 +131,14 @@ class AttentionContext:
 
     def _back(self, length: int) -> torch.Tensor:
         """[S, S]: the distance of each key behind each query."""
+        index = self._tokens(length)
+        return index[:, None] - index
+
+    def _tokens(self, length: int) -> torch.Tensor:
+        """int32 [S]: the numbers of a row's tokens."""
         if len(self._index) != length:
             self._index = to_device(torch.arange(length, dtype=torch.int32, device="cpu"), self._device)
-        return self._index[:, None] - self._index
+        return self._index
 
 
 def packed(segments: torch.Tensor | None) -> torch.Tensor | None:

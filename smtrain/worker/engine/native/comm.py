@@ -136,6 +136,10 @@ class ProcessMesh:
             dist.all_reduce(torch.zeros(1, device=device), group=self.pp_group)
         self._host = host_group()
 
+    def own_tokens(self, rows: torch.Tensor) -> torch.Tensor:
+        """This rank's part [B, S / cp, ...] of whole rows [B, S, ...]."""
+        return rows if self.cp == 1 else rows.chunk(self.cp, 1)[self.cp_rank].contiguous()
+
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no set of two or more.
 

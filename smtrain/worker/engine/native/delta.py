@@ -4,7 +4,8 @@ A layer's state and its convolution run through the whole row, and transformers 
 with two CUDA packages. Here masks stop them, so a row of any documents has the same shapes: Neuron compiles one graph,
 and memory does not depend on the documents. A state is kept as in transformers' own torch form: exact sums within
 chunks of 64 tokens, one matrix per head from chunk to chunk. The rule is computed again in the backward pass, since it
-would keep about twenty vectors for each token and head. On CUDA transformers' own forward pass runs if the packages are
+would keep about twenty vectors for each token and head. With context parallelism each rank has all tokens of a part of
+the heads. On CUDA transformers' own forward pass runs if the packages are
 there.
 """
 
@@ -19,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
 from smtrain.core.model.families import DeltaSizes
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.cut_rows import heads_for_tokens, tokens_for_heads
 
 CHUNK = DeltaSizes.CHUNK
 
@@ -38,14 +41,17 @@ def cut_net(net: Any, tp: int) -> None:
     net.key_dim, net.value_dim, net.conv_dim = net.key_dim // tp, net.value_dim // tp, net.conv_dim // tp
 
 
-def keep_apart(net: Any) -> None:
-    """Let the attention mask of a net of transformers be `RowDocuments`, or None for rows of one document."""
+def keep_apart(net: Any, cut_over: ProcessMesh | None = None) -> None:
+    """Let the attention mask of a net of transformers be `RowDocuments`, or None for rows of one document.
+
+    `cut_over` is the mesh if its ranks have a part of each row.
+    """
     whole = net.forward
 
     def forward(hidden_states: torch.Tensor, attention_mask: RowDocuments | None = None, **_: Any) -> torch.Tensor:
-        if hidden_states.is_cuda and has_kernels():
+        if hidden_states.is_cuda and has_kernels() and cut_over is None:
             return _with_kernels(whole, hidden_states, attention_mask)
-        return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number)
+        return _forward(net, hidden_states, None if attention_mask is None else attention_mask.number, cut_over)
 
     # With gradients, torch 2.13's compiler makes a view of the rule that its strides do not allow.
     net.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
@@ -67,20 +73,42 @@ def _with_kernels(whole: Any, x: torch.Tensor, documents: RowDocuments | None) -
     return out
 
 
-def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
-    inputs = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+def _forward(net: Any, x: torch.Tensor, number: torch.Tensor | None, mesh: ProcessMesh | None) -> torch.Tensor:
+    qkv, b, a = net.in_proj_qkv(x), net.in_proj_b(x), net.in_proj_a(x)
+    sizes = [net.key_dim, net.key_dim, net.value_dim]
+    taps, own = net.conv1d.weight.squeeze(1), _Heads(net.A_log, net.dt_bias)
+    if mesh is not None:
+        *three, b, a = tokens_for_heads([*torch.split(qkv, sizes, 2), b, a], mesh)
+        qkv, sizes = torch.cat(three, 2), [size // mesh.cp for size in sizes]
+        taps = torch.cat([one.chunk(mesh.cp)[mesh.cp_rank] for one in torch.split(taps, [n * mesh.cp for n in sizes])])
+        own = _Heads(*(x.chunk(mesh.cp)[mesh.cp_rank] for x in own))
     # Only these are kept for the backward pass.
-    y: torch.Tensor = checkpoint(_mixed, net, *inputs, number, use_reentrant=False, preserve_rng_state=False)
+    y: torch.Tensor = checkpoint(
+        _mixed, net, qkv, b, a, taps, own, number, use_reentrant=False, preserve_rng_state=False
+    )
+    if mesh is not None:
+        y = heads_for_tokens(y.flatten(2), mesh)
     z = net.in_proj_z(x).reshape(-1, net.head_v_dim)
     out: torch.Tensor = net.out_proj(net.norm(y.reshape(-1, net.head_v_dim), z).reshape(*x.shape[:2], -1))
     return out
 
 
-def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number: torch.Tensor | None) -> torch.Tensor:
-    """[B, S, heads, D]: what the heads give, before their norm."""
-    convolved = ACT2FN[net.activation](_convolved(qkv, net.conv1d.weight.squeeze(1), number))
-    keys, times = net.key_dim, net.num_v_heads // net.num_k_heads
-    q, k, v = torch.split(convolved, [keys, keys, net.value_dim], -1)
+class _Heads(NamedTuple):
+    """Numbers of the value heads of a net, or of a part of them."""
+
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+
+
+def _mixed(
+    net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, taps: torch.Tensor, own: _Heads,
+    number: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """[B, S, heads, D]: what the heads in `qkv` give, before their norm; `taps` [C, taps] and `own` are theirs."""
+    convolved = ACT2FN[net.activation](_convolved(qkv, taps, number))
+    times, values = net.num_v_heads // net.num_k_heads, b.shape[2] * net.head_v_dim
+    keys = (qkv.shape[2] - values) // 2
+    q, k, v = torch.split(convolved, [keys, keys, values], -1)
 
     def heads(x: torch.Tensor, often: int, size: int) -> torch.Tensor:
         """fp32 [B, heads, S, D]; each key head serves `often` neighbours."""
@@ -88,7 +116,7 @@ def _mixed(net: Any, qkv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, number
         return x.transpose(1, 2).float()
 
     q, k = (_unit(heads(x, times, net.head_k_dim)) for x in (q, k))
-    decay = -net.A_log.float().exp() * F.softplus(a.float() + net.dt_bias)
+    decay = -own.a_log.float().exp() * F.softplus(a.float() + own.dt_bias)
     beta = b.sigmoid().float().transpose(1, 2)
     out = delta_rule(q, k, heads(v, 1, net.head_v_dim), decay.transpose(1, 2), beta, number)
     return out.transpose(1, 2).to(qkv.dtype, memory_format=torch.contiguous_format)

@@ -42,7 +42,7 @@ from smtrain.worker.engine.saving import Saver, local_rank
 
 
 class NativeEngine:
-    """A Hugging Face causal LM on a tp x pp x dp mesh; build it inside a job that `init_distributed` joined.
+    """A Hugging Face causal LM on a tp x pp x cp x dp mesh; build it inside a job that `init_distributed` joined.
 
     `config` is the model's config.json, `weights` the source of its values, None a random start from `seed` that is the
     same on every mesh. With `lora` the model is frozen and only adapters are trained, initialised from `seed`;
@@ -101,7 +101,7 @@ class NativeEngine:
         with part("forward and backward"):
             micro_batches = self._micro_batches(input_ids, labels, segments, references)
             counts = [_counted(labels)] if preference is None else pair_counts(labels, segments, references)
-            counted = [comm.count_sum(count, self.mesh.shard_group, self.device) for count in counts]
+            counted = [self._count_sum(count) for count in counts]
             # At least 1, so that a batch without labels has loss 0.
             shares = [comm.count_of(c, self._wide).clamp(min=1).reciprocal().float() for c in counted]
             scale = shares[0] if preference is None else preference.scale(*shares)
@@ -147,7 +147,7 @@ class NativeEngine:
             total, correct, tokens = sums.tolist()
             return Evaluation(total / max(1.0, tokens), round(tokens), round(correct))
         counts = pair_counts(labels, segments, references)
-        counted = [comm.count_sum(count, self.mesh.shard_group, self.device).tolist() for count in counts]
+        counted = [self._count_sum(count).tolist() for count in counts]
         sizes, numbers = [_size(words) for words in counted], sums.tolist()
         metrics = self._preference.metrics(numbers, sizes[0])
         pairs = round(sizes[0]) if any(counted[0]) else 0
@@ -169,9 +169,13 @@ class NativeEngine:
 
     def joined(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the values of all data-parallel ranks, on the host. Collective."""
-        summed = to_device(values, self.device)
+        summed = to_device(values if not self.mesh.cp_rank else torch.zeros_like(values), self.device)
         dist.all_reduce(summed, group=self.mesh.shard_group)
         return summed.cpu()
+
+    def _count_sum(self, count: int) -> torch.Tensor:
+        """`comm.count_sum` over the ranks with other rows; ranks that share rows have the same count."""
+        return comm.count_sum(0 if self.mesh.cp_rank else count, self.mesh.shard_group, self.device)
 
     def begin_from(self, weights: WeightSource | RandomWeights) -> None:
         """Fill in the weights, which no step may have changed yet.
@@ -189,24 +193,30 @@ class NativeEngine:
     def next_token(self, input_ids: torch.Tensor) -> int:
         """The likeliest token after ids [1, S] of any length, on every rank."""
         length = input_ids.shape[1]
-        parts = self.mesh.tp if self.stage.sequence_parallel else 1
-        padded = torch.nn.functional.pad(input_ids, (0, -length % parts)).to(self.device)
-        h = self.pipeline.hidden(padded, None)
+        padded = torch.nn.functional.pad(input_ids, (0, -length % self._parts))
+        own = self.mesh.own_tokens(padded).to(self.device)
+        h = self.pipeline.hidden(own, None)
         token = torch.full((), -1.0, device=self.device)  # below every token of the last stage
+        of_rank, at = divmod(length - 1, own.shape[1])
         if h is not None:
-            token = self.stage.likeliest(h)[0, length - 1].float()
-        dist.all_reduce(token, op=dist.ReduceOp.MAX, group=self.mesh.pp_group)
+            likeliest = self.stage.likeliest(h)
+            token = likeliest[0, at].float() if of_rank == self.mesh.cp_rank else token
+        for group in (self.mesh.pp_group, self.mesh.cp_group):
+            if group is not None:
+                dist.all_reduce(token, op=dist.ReduceOp.MAX, group=group)
         return int(token)
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor | None:
         """Logits [batch, sequence, vocabulary], fp32 on the CPU, on the ranks of the last pipeline stage; else None."""
         self._check_length(input_ids)
-        h = self.pipeline.hidden(input_ids.to(self.device), packed(segments))
+        h = self.pipeline.hidden(self.mesh.own_tokens(input_ids).to(self.device), packed(segments))
         if h is None:
             return None
         local = self.stage.local_logits(h).float()
         whole = comm.all_gather(local, self.mesh.tp_group, dim=2) if self.mesh.tp > 1 else local
+        if self.mesh.cp_group is not None:
+            whole = comm.all_gather(whole, self.mesh.cp_group, dim=1)
         return whole[..., : self.shape.vocab].cpu()
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -245,7 +255,8 @@ class NativeEngine:
     ) -> list[MicroBatch]:  # fmt: skip
         self._check_length(input_ids)
         size = self.options.micro_batch_size
-        inputs, targets = (torch.split(to_device(b, self.device), size) for b in (input_ids, labels))
+        own = [to_device(self.mesh.own_tokens(whole), self.device) for whole in (input_ids, labels)]
+        inputs, targets = (torch.split(x, size) for x in own)
         within = [None] * len(inputs) if segments is None else [packed(s) for s in torch.split(segments, size)]
         first = range(self.dp_rank * len(input_ids), (self.dp_rank + 1) * len(input_ids), size)
         places = [(self.optimizer.steps, sample) for sample in first]
@@ -253,14 +264,27 @@ class NativeEngine:
         if references is not None:
             assert segments is not None
             parts = zip(torch.split(segments, size), torch.split(references, size), strict=True)
-            pairs = [PairBatch.of(*both, self.device) for both in parts]
+            pairs = [PairBatch.of(*both, self.mesh) for both in parts]
         return [MicroBatch(*parts) for parts in zip(inputs, targets, within, places, pairs, strict=True)]
+
+    @property
+    def _parts(self) -> int:
+        """The parts into which a row is cut."""
+        return self.mesh.cp * (self.mesh.tp if self.stage.sequence_parallel else 1)
 
     def _check_length(self, input_ids: torch.Tensor) -> None:
         length = input_ids.shape[1]
         if self.shape.positions is not None and length > self.shape.positions:
             raise ConfigError(
                 [f"train.seq_len: {length} is beyond the {self.shape.positions} positions that the model has learned"],
+                code="config.combination",
+            )
+        if self.mesh.cp > 1 and length % self._parts:
+            raise ConfigError(
+                [
+                    f"parallel.cp: {length} tokens (train.seq_len) cannot be cut into {self._parts} parts; make "
+                    f"train.seq_len a multiple of {self._parts}"
+                ],
                 code="config.combination",
             )
         if self.stage.sequence_parallel and length % self.mesh.tp:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from smtrain.worker.engine.native.comm import ProcessMesh
+
 
 class _Summed(Protocol):
     """A linear whose columns are cut; the factors change its product before it is summed."""
@@ -60,8 +62,8 @@ class Dropout:
     They are the same on every mesh, when a layer is computed again, and after a resume, without any state.
     """
 
-    def __init__(self, probability: float, seed: int) -> None:
-        self._probability, self._seed = probability, seed
+    def __init__(self, probability: float, seed: int, mesh: ProcessMesh) -> None:
+        self._probability, self._seed, self._mesh = probability, seed, mesh
         self._at: tuple[int, int] | None = None
 
     def begin(self, at: tuple[int, int] | None) -> None:
@@ -82,7 +84,7 @@ class Dropout:
         return again
 
     def __call__(self, name: str, x: torch.Tensor, width: int, seen: tuple[tuple[int, int], ...]) -> torch.Tensor:
-        """Drop numbers of `x` [B, S, in] and enlarge the others; `seen` is their place in the whole input."""
+        """Drop numbers of `x` [B, own tokens, in] and enlarge the others; `seen` is their place in the whole input."""
         if self._at is None:
             return x
         step, first = self._at
@@ -92,6 +94,7 @@ class Dropout:
         for sample in range(first, first + x.shape[0]):
             digest = hashlib.sha256(f"{self._seed} {step} {sample} {name}".encode()).digest()
             generator.manual_seed(int.from_bytes(digest[:7], "big"))
-            drawn = torch.rand(x.shape[1], width, generator=generator, device=generator.device) < keep
+            length = x.shape[1] * self._mesh.cp
+            drawn = torch.rand(length, width, generator=generator, device=generator.device) < keep
             rows.append(torch.cat([drawn[:, start:stop] for start, stop in seen], 1))
-        return x * torch.stack(rows).to(x.device) / keep
+        return x * self._mesh.own_tokens(torch.stack(rows)).to(x.device) / keep

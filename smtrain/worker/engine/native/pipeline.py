@@ -24,7 +24,7 @@ Shape = Sequence[int]
 
 
 class MicroBatch(NamedTuple):
-    """Token ids, labels and segments of one pipeline slot, each [B, S], on every stage.
+    """Token ids and labels [B, own tokens] and segments [B, S] of one pipeline slot, on every stage.
 
     Segments stay on the host; None: a row is one sample.
     """
@@ -75,7 +75,8 @@ class Pipeline:
             out = stage(x, batches[i].labels if stage.last and preference is None else None, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
-                losses.add_(out.detach())
+                if not self.mesh.cp_rank:  # the others that share the rows have the same sums
+                    losses.add_(out.detach())
                 out = preference.scaled(out, scale)
             elif stage.last:
                 losses.add_(out.detach())
@@ -116,7 +117,10 @@ class Pipeline:
 
         def add(number: int, h: torch.Tensor) -> None:
             batch = batches[number]
-            sums.add_(self.stage.evaluated(h, batch.labels) if preference is None else self._sums(preference, h, batch))
+            if preference is None:
+                sums.add_(self.stage.evaluated(h, batch.labels))
+            else:
+                sums.add_(self._sums(preference, h, batch) * (not self.mesh.cp_rank))
 
         self._each(batches, add)
         return sums

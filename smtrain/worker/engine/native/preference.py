@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from smtrain.core.model.footprint import IGNORED
 from smtrain.worker.engine.base import PairMetrics, PreferenceOptions
-from smtrain.worker.engine.native.comm import to_device
+from smtrain.worker.engine.native.comm import ProcessMesh, reduce_from, to_device
 
 SUMS = 7
 """Numbers of `PreferenceLoss.sums`."""
@@ -28,25 +28,28 @@ SUMS = 7
 class PairBatch(NamedTuple):
     """The pairs of a micro-batch of B rows, at most P in a row, on the device."""
 
+    mesh: ProcessMesh
     places: torch.Tensor
-    """int64 [B * S]: the answer that each position belongs to, counted over the rows: (row * P + pair) * 2, + 1 if it
-    is the rejected one."""
+    """int64 [B * own tokens]: the answer that each position belongs to, counted over the rows: (row * P + pair) * 2,
+    + 1 if it is the rejected one."""
     references: torch.Tensor
     """fp32 [B, P, 2]: the reference's log-probabilities; 0 if a row has no such pair."""
 
     @classmethod
-    def of(cls, segments: torch.Tensor, references: torch.Tensor, device: torch.device) -> PairBatch:
+    def of(cls, segments: torch.Tensor, references: torch.Tensor, mesh: ProcessMesh) -> PairBatch:
         """From segments [B, S] and references [B, P, 2] of the host. Padding counts for the last answer: it has no
         labels."""
         answers = 2 * references.shape[1]
         first = torch.arange(len(segments), device="cpu")[:, None] * answers
-        places = (segments.clamp(max=answers - 1) + first).flatten()
-        return cls(to_device(places, device), to_device(references.nan_to_num(0.0), device))
+        places = (mesh.own_tokens(segments).clamp(max=answers - 1) + first).flatten()
+        return cls(mesh, to_device(places, mesh.device), to_device(references.nan_to_num(0.0), mesh.device))
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of a value of each position [B, S] over each answer, [B, P, 2]."""
+        """The sum of a value of each own position [B, own tokens] over each answer, [B, P, 2], whose tokens other ranks
+        may have too."""
         total = values.new_zeros(self.references.numel())
-        return total.index_add(0, self.places, values.flatten()).view(self.references.shape)
+        total = total.index_add(0, self.places, values.flatten()).view(self.references.shape)
+        return total if self.mesh.cp_group is None else reduce_from(total, self.mesh.cp_group)
 
 
 class PreferenceLoss:

@@ -40,6 +40,7 @@ from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
 from smtrain.worker.engine.native import comm
 from smtrain.worker.engine.native.attention import AttentionContext
 from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.cut_rows import NAME as CUT_ROWS
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
 from smtrain.worker.engine.native.gradients import Trained, flat_parameters
 from smtrain.worker.engine.native.layers import Layers
@@ -85,9 +86,11 @@ class Stage(nn.Module):
         self._make_parameters()
         if mesh.tp > 1:
             self._insert_collectives()
+        if mesh.cp > 1:
+            self._cut_rows()
         self.trained, self.dropout = Trained(layout, self.table, self.flat, dict(self.own())), None
         if lora is not None:
-            self.dropout = Dropout(lora.dropout, seed) if lora.dropout else None
+            self.dropout = Dropout(lora.dropout, seed, mesh) if lora.dropout else None
             self._adapt(lora)
         self.writing: dict[str, Linear | RowParallel | Embedding] = {}
         """Modules that can write their weight's gradient into a `sink`, by the name of the weight."""
@@ -96,7 +99,7 @@ class Stage(nn.Module):
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
         self.layers = Layers(self.blocks, self.mixers, options, self.dropout, mesh.device.type)
         self.context = AttentionContext(
-            self.rotary, self._sights(), self.dtype, mesh.device, layout.shape.widest_head, options.compile
+            self.rotary, self._sights(), self.dtype, mesh, layout.shape.widest_head, options.compile
         )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -138,7 +141,7 @@ class Stage(nn.Module):
             net = shape.by_layer[i].delta is not None
             self.mixers.append(getattr(block, (family.linear or "") if net else family.attention))
             if net:
-                keep_apart(self.mixers[-1])
+                keep_apart(self.mixers[-1], self.mesh if self.mesh.cp > 1 else None)
 
     def _make_parameters(self) -> None:
         """Make all parameters views of one flat buffer."""
@@ -207,6 +210,14 @@ class Stage(nn.Module):
                 setattr(self.model.get_submodule(parent), leaf, RowParallel(module, self._leave, turned))
             elif turned:
                 module.nf = module.weight.shape[1]
+
+    def _cut_rows(self) -> None:
+        """Let attention see the tokens of the other context-parallel ranks."""
+        if faults := self.layout.shape.mesh_faults(self.mesh.tp, self.mesh.pp, cp=self.mesh.cp):
+            raise ConfigError(faults, code="config.combination")
+        for attention in self.mixers:
+            if hasattr(attention, "config"):
+                attention.config._attn_implementation = CUT_ROWS
 
     def _sights(self) -> tuple[int | Literal["state"] | None, ...]:
         """Each layer's view of a row, for `AttentionContext`."""
@@ -331,7 +342,8 @@ class Stage(nn.Module):
         return start, valid, self.mesh.tp_group if self.mesh.tp > 1 else None
 
     def hidden(self, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:
-        """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`."""
+        """Run this stage's layers, and the final norm on the last stage; attention stays within `segments`, which have
+        whole rows."""
         length = x.shape[1] * (self.mesh.tp if self.sequence_parallel and not self.first else 1)
         positions, rotary, masks = self.context(x.shape[0], length, segments)
         self.before_layer(0)

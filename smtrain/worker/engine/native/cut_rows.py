@@ -1,0 +1,228 @@
+"""Context parallelism: every row is cut over a group of ranks, which have its parts in the order of its tokens.
+
+What computes each token by itself needs nothing else. Attention gathers the keys and values of whole rows, one layer
+at a time, as Llama 3 was trained (arXiv 2407.21783, section 3.3.2), so that each softmax is over the same numbers as
+with one rank. Queries are taken in chunks, each with its own piece of the mask and only the keys that it can see, and
+the backward pass gathers and computes again: no rank holds a mask, scores or the keys of whole rows for longer than one
+chunk or layer. A state that runs along the row (`delta`) trades tokens for heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.worker.engine.parts import part
+
+CHUNK = {"cpu": 512}
+"""Queries of a chunk by device; 1024 elsewhere. A chunk has a mask of 4 bytes, or 2 in half precision, per key."""
+Inner = Callable[..., torch.Tensor]
+"""Attention of q [B, heads, n, D] to k and v [B, heads, L, D] under a mask, with a scale, and parameters of a layer."""
+
+
+class Chunk(NamedTuple):
+    """Queries [start, stop) of this rank's tokens, and the first of the row's keys that any of them sees."""
+
+    start: int
+    stop: int
+    low: int
+
+
+class CutRows(NamedTuple):
+    """The view of a layer over cut rows; it stands in the place of an attention mask."""
+
+    mesh: ProcessMesh
+    tokens: torch.Tensor
+    """int32 [S]: the numbers of the row's tokens."""
+    number: torch.Tensor | None
+    """int32 [B, S]: a number for each document of a row; None: each row is one."""
+    window: int | None
+    chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(
+        cls, mesh: ProcessMesh, tokens: torch.Tensor, window: int | None, number: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> CutRows:  # fmt: skip
+        """`positions` [B, S] on the host tell which keys no query of a chunk can see; they decide about shapes."""
+        length = len(tokens) // mesh.cp
+        window = None if window is None or window >= len(tokens) else window
+        free = mesh.device.type == "cuda" and number is None and window is None
+        size = length if free else CHUNK.get(mesh.device.type, 1024)
+        chunks = []
+        for start in range(0, length, size):
+            at, low = mesh.cp_rank * length + start, 0
+            if positions is not None:
+                low = at - int(positions[:, at].max())
+            if window is not None:
+                low = max(low, at - window + 1)
+            chunks.append(Chunk(start, min(start + size, length), low))
+        return cls(mesh, tokens, number, window, tuple(chunks))
+
+    def mask(self, chunk: Chunk) -> Any:
+        """Whether each query of a chunk sees each key from `chunk.low` on, [B or 1, 1, n, L]; torch's causal bias on
+        CUDA if that is all."""
+        first = self.mesh.cp_rank * len(self.tokens) // self.mesh.cp
+        start, stop, low = first + chunk.start, first + chunk.stop, chunk.low
+        if self.number is None and self.window is None and self.mesh.device.type == "cuda":
+            return causal_lower_right(stop - start, stop - low)
+        back = self.tokens[start:stop, None] - self.tokens[low:stop]
+        seen = back >= 0 if self.window is None else (back >= 0) & (back < self.window)
+        if self.number is None:
+            return seen[None, None]
+        return seen & (self.number[:, None, start:stop, None] == self.number[:, None, None, low:stop])
+
+    def keys(self, whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """The keys [B, heads, L, D] that a chunk sees, of the whole row's [S, B, heads, D]."""
+        stop = self.mesh.cp_rank * len(self.tokens) // self.mesh.cp + chunk.stop
+        return whole[chunk.low : stop].permute(1, 2, 0, 3)
+
+
+def attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: CutRows, scaling: float | None,
+    inner: Inner | None = None, parameters: Sequence[torch.Tensor] = (),
+) -> torch.Tensor:  # fmt: skip
+    """Attention [B, own tokens, heads, D] of q, k and v [B, heads, own tokens, D] over whole rows.
+
+    `inner` computes a chunk from q, k, v, mask, scale and `parameters`, which get a gradient too.
+    """
+    apply: Any = _Attention.apply
+    out: torch.Tensor = apply(query, key, value, rows, scaling, inner or _products, *parameters)
+    return out.transpose(1, 2).contiguous()
+
+
+def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scaling: float | None) -> torch.Tensor:
+    often = q.shape[1] // k.shape[1]
+    shared = often > 1 and q.device.type == "cpu"  # elsewhere no kernel takes a mask and shared keys
+    if often > 1 and not shared:
+        k, v = (_repeated(x, often) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=shared)
+
+
+def _repeated(x: torch.Tensor, often: int) -> torch.Tensor:
+    """Each head of x [B, heads, L, D] so many times in a row."""
+    batch, heads, length, size = x.shape
+    return x[:, :, None].expand(batch, heads, often, length, size).reshape(batch, heads * often, length, size)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: CutRows, scaling: float | None,
+        inner: Inner, *parameters: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(q, k, v, *parameters)
+        ctx.rows, ctx.scaling, ctx.inner = rows, scaling, inner
+        keys, values = (_gathered(x, rows.mesh) for x in (k, v))
+        out = [
+            inner(
+                q[:, :, c.start : c.stop], rows.keys(keys, c), rows.keys(values, c), rows.mask(c), scaling, *parameters
+            )
+            for c in rows.chunks
+        ]
+        return torch.cat(out, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, *parameters = ctx.saved_tensors
+        rows, mesh = ctx.rows, ctx.rows.mesh
+        keys, values = (_gathered(x, mesh) for x in (k, v))
+        # fp32, and the row's tokens first: a chunk's keys are then one dense piece, which Neuron can add to.
+        sums = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (keys, values)]
+        more = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+        of_q = []
+        for chunk in rows.chunks:
+            with torch.enable_grad():
+                given = [
+                    x.detach().requires_grad_()
+                    for x in (q[:, :, chunk.start : chunk.stop], rows.keys(keys, chunk), rows.keys(values, chunk),
+                              *parameters)
+                ]  # fmt: skip
+                out = ctx.inner(*given[:3], rows.mask(chunk), ctx.scaling, *given[3:])
+            own = grad[:, :, chunk.start : chunk.stop]
+            made = torch.autograd.grad(out, given, own)
+            of_q.append(made[0])
+            for total, piece in zip(sums, made[1:3], strict=True):
+                total[chunk.low : chunk.low + piece.shape[2]].add_(piece.permute(2, 0, 1, 3))
+            for total, piece in zip(more, made[3:], strict=True):
+                total.add_(piece)
+        of_k, of_v = (_own_sum(total, x, mesh) for total, x in zip(sums, (k, v), strict=True))
+        of_parameters = (total.to(p.dtype) for total, p in zip(more, parameters, strict=True))
+        return torch.cat(of_q, 2), of_k, of_v, None, None, None, *of_parameters
+
+
+def _gathered(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
+    """The whole rows [S, B, heads, D] of everyone's x [B, heads, own tokens, D]."""
+    own = x.permute(2, 0, 1, 3).contiguous()
+    out = own.new_empty((mesh.cp * own.shape[0], *own.shape[1:]))
+    with part("context parallel"):
+        gather_into(out, own, group=mesh.cp_group)
+    return out
+
+
+def _own_sum(whole: torch.Tensor, like: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
+    """This rank's tokens, shaped as `like`, of the sum of everyone's fp32 [S, B, heads, D]."""
+    sent = whole.to(like.dtype)
+    out = sent.new_empty((sent.shape[0] // mesh.cp, *sent.shape[1:]))
+    with part("context parallel"):
+        scatter_sum_into(out, sent, group=mesh.cp_group)
+    return out.permute(1, 2, 0, 3)
+
+
+class _Swap(torch.autograd.Function):
+    """Send part i of x [ranks, ...] to rank i; returns what rank i sent as part i."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return _swapped(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _swapped(grad, ctx.group), None
+
+
+def _swapped(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    with part("context parallel"):
+        dist.all_to_all_single(out, x.contiguous(), group=group)
+    return out
+
+
+def tokens_for_heads(parts: Sequence[torch.Tensor], mesh: ProcessMesh) -> list[torch.Tensor]:
+    """From own tokens of all heads to all tokens of own heads: each [B, S / cp, C] becomes [B, S, C / cp].
+
+    A rank's heads are its part of every tensor's C.
+    """
+    cut = [x.chunk(mesh.cp, 2) for x in parts]
+    apply: Any = _Swap.apply
+    whole = apply(torch.stack([torch.cat(one, 2) for one in zip(*cut, strict=True)]), mesh.cp_group)
+    rows = whole.transpose(0, 1).flatten(1, 2)
+    return list(rows.split([x.shape[2] // mesh.cp for x in parts], 2))
+
+
+def heads_for_tokens(x: torch.Tensor, mesh: ProcessMesh) -> torch.Tensor:
+    """The way back: [B, S, C / cp] of own heads becomes [B, S / cp, C] of own tokens."""
+    apply: Any = _Swap.apply
+    mine: torch.Tensor = apply(torch.stack(x.chunk(mesh.cp, 1)), mesh.cp_group)
+    return mine.permute(1, 2, 0, 3).flatten(2, 3)
+
+
+def _of_transformers(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: CutRows,
+    scaling: float | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    return attend(module, query, key, value, attention_mask, scaling), None
+
+
+NAME = "smtrain_cut_rows"
+"""The name of this attention in transformers' table; `attention_mask` is `CutRows`."""
+# A compiler would have to see through the messages and the second backward pass.
+ALL_ATTENTION_FUNCTIONS.register(NAME, torch.compiler.disable(_of_transformers))  # type: ignore[no-untyped-call]
