@@ -3,6 +3,7 @@
 comm       process group, device, collectives with their gradients
 stage      one (tp, pp) rank's part of the model
 parameters  the flat buffer that the optimizer updates
+cut_rows   attention and states over rows that are cut over ranks
 linears    row-parallel linears; gradients of linears and embeddings
 gradients  the flat buffer in which a step's gradients are summed
 layers     compilation and activation checkpointing
