@@ -69,17 +69,17 @@ def core_memory(work: Work, machine: Machine, mesh: Mesh, stage: int) -> CoreMem
     """Peak of a rank of a pipeline stage: the largest of the moments of a micro-batch and the optimizer's step."""
     numbers = trained_numbers(work, mesh, stage)
     held = stage_numbers(work.shape, mesh, stage) if work.lora else 0  # frozen weights
-    shard = -(-numbers // mesh.dp)
-    padded, width = shard * mesh.dp, work.width
+    shard = -(-numbers // mesh.shards)
+    padded, width = shard * mesh.shards, work.width
     trained = 4 if work.lora else width  # adapters are fp32, and their own masters
-    moments = _moments(work, mesh, stage, numbers)
+    moments = _moments(work, machine, mesh, stage, numbers)
     kept, logits, passing = max(moments, key=sum)
-    apart = mesh.dp > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
+    apart = mesh.shards > 1 and work.gathers_again  # engine nxd reduces into a copy, native in place
     step = _step_buffers(machine, trained if apart else 0, shard)
     if step > kept + logits + passing:
         kept, logits, passing = 0.0, 0.0, step
     return CoreMemory(
-        weights=padded * trained + -(-held // mesh.dp) * mesh.dp * width,
+        weights=padded * trained + -(-held // mesh.shards) * mesh.shards * width,
         gradients=4.0 * padded + (4.0 * shard if apart else 0),
         optimizer=(8.0 + (4.0 if trained == 2 else 0)) * shard,
         activations=kept,
@@ -112,7 +112,7 @@ def host_memory(work: Work, machine: Machine, mesh: Mesh) -> HostMemory:
     numbers = max(trained_numbers(work, mesh, 0), trained_numbers(work, mesh, mesh.pp - 1))
     trained = 4 if work.lora else work.width
     base = (PROCESS if machine.accelerated else 0.0) * machine.cores
-    state = machine.cores * (numbers * trained / mesh.dp + (8.0 + 4.0 * (trained == 2)) * numbers / mesh.dp)
+    state = machine.cores * (numbers * trained / mesh.shards + (8.0 + 4.0 * (trained == 2)) * numbers / mesh.shards)
     largest = 4.0 * max(cut(kind, mesh.tp).largest for kind in work.shape.kinds) * machine.cores
     return HostMemory(load=base + largest, save=base + state, async_save=base + 2 * state)
 
@@ -143,12 +143,12 @@ def saved_per_token(work: Work, mesh: Mesh) -> float:
         return w * (part + 2 * h + 2 * i) if shape.plain else norms * part + 2 * w * h + 4 * w * i
     if shape.delta is not None:
         return norms * part + 2 * w * h + _saved_by_net(work, mesh, shape.delta) + 4 * w * i
-    attention = 4.0 * shape.heads / mesh.tp  # log-sum-exp, fp32
+    attention = 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)  # log-sum-exp, fp32; cut rows compute it again
     if mesh.recompute != "selective":
         attention += _scores(work, mesh)
     if shape.plain:
         return w * (part + 2 * h + 6 * q + 2 * i) + attention
-    attention += w * (4 * q if work.masked else 2 * q + 2 * kv)  # with a mask, k and v are repeated to q's heads
+    attention += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
     if shape.qk_norm:
         attention += _norm_bytes(shape, w) * (q + kv)  # q_norm and k_norm
     if shape.rules.gated:
@@ -198,7 +198,7 @@ def _net_again(work: Work, mesh: Mesh, net: DeltaSizes) -> float:
     sizes = (mixed / heads, net.key_dim, repeated, net.value_dim, net.key_dim * net.value_dim / net.CHUNK, net.CHUNK)
     chunks = -(-work.seq_len // net.CHUNK)
     one, many = (sum(a * b for a, b in zip(row, sizes, strict=True)) for row in _NET_AGAIN[work.width])
-    tokens = chunks * net.CHUNK * mesh.micro_batch
+    tokens = chunks * net.CHUNK * mesh.micro_batch / mesh.cp  # with cut rows: all tokens of a part of the heads
     again = 4.0 * tokens * heads / mesh.tp * (many + (one - many) / chunks)
     # Frozen taps of the convolution do not need their inputs.
     return again - (3.0 * work.width * mixed / mesh.tp * tokens if work.lora else 0.0)
@@ -223,19 +223,20 @@ def _saved_by_adapters(work: Work, mesh: Mesh, lora: Lora) -> float:
         return kept + w * h
     if shape.delta is not None:
         return kept + _saved_by_net(work, mesh, shape.delta)
-    kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp)) + 4.0 * shape.heads / mesh.tp
+    kept += w * (h * bool(entry & targets) + lora.rank * len(targets - mlp))
+    kept += 4.0 * shape.heads / mesh.tp * (mesh.cp == 1)
     if mesh.recompute != "selective":
         kept += _scores(work, mesh)
     if neox:
         return kept + w * 6 * q
-    kept += w * (4 * q if work.masked else 2 * q + 2 * kv)
+    kept += w * (4 * q if _repeats(work, mesh) else 2 * q + 2 * kv)
     kept += 4 * (q + kv) if shape.qk_norm else 0.0
     return kept + _kept_values(shape, w, kv)
 
 
 def _scores(work: Work, mesh: Mesh) -> float:
     """Bytes per token that a layer keeps of its attention weights if they are written to memory."""
-    if work.fused_attention:
+    if work.fused_attention or mesh.cp > 1:  # cut rows compute them again, a chunk at a time
         return 0.0
     w, heads = work.width, work.shape.heads / mesh.tp
     if work.apart and work.gathers_again:  # engine nxd: an fp32 softmax, in bf16 a copy of it, and each layer's mask
@@ -243,9 +244,9 @@ def _scores(work: Work, mesh: Mesh) -> float:
     return 2.0 * w * heads * work.seq_len
 
 
-def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
+def _moments(work: Work, machine: Machine, mesh: Mesh, stage: int, numbers: int) -> list[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) at each moment of a step that can be its peak."""
-    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
+    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
     held, last = cut(shape, mesh.tp), stage == mesh.pp - 1
     kinds = {work.of_kind(kind): n for kind, n in stage_kinds(shape, mesh.pp, stage, mesh.layers).items()}
     layers = sum(kinds.values())
@@ -277,7 +278,9 @@ def _moments(work: Work, mesh: Mesh, stage: int, numbers: int) -> list[tuple[flo
         (kept + again, 0.0, gradients + w * (whole + 2 * inner)),
     ]
     moments += _net_moments(work, mesh, stage, saved, kept)
-    if not work.fused_attention and kinds:  # gradients of the scores and of their softmax
+    if mesh.cp > 1:
+        moments += _cut_moments(work, machine, mesh, stage, kept + again)
+    elif not work.fused_attention and kinds:  # gradients of the scores and of their softmax
         each_score = 8.0 if work.gathers_again else 2.0 * w  # NxD's softmax is in fp32
         moments.append((kept + again, 0.0, each_score * shape.heads / mesh.tp * work.seq_len * tokens + w * whole))
     if stage == 0 and not work.lora:  # end of the backward pass: the embedding's gradient
@@ -299,7 +302,7 @@ def _net_moments(
     work: Work, mesh: Mesh, stage: int, saved: Mapping[Work, float], kept: float
 ) -> Iterator[tuple[float, float, float]]:
     """(activations, logits, temporary buffers) when the stage's last gated delta net is computed again."""
-    shape, w, tokens = work.shape, work.width, work.seq_len * mesh.micro_batch
+    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
     layers = stage_layers(shape, mesh.pp, stage, mesh.layers)
     last = max((i for i, kind in enumerate(layers) if kind.delta is not None), default=None)
     if last is None or shape.delta is None:
@@ -328,10 +331,44 @@ def _step_buffers(machine: Machine, width: int, shard: int) -> float:
 
 def _standing(work: Work, mesh: Mesh) -> float:
     """Bytes of ids and labels of the batch, rotary tables, and the mask if there is one."""
-    shape, t = work.shape, work.seq_len
+    shape, t = work.shape, work.seq_len / mesh.cp
     ids = 16.0 * work.global_batch / mesh.dp * t
-    mask = float(mesh.micro_batch * t * t) if work.masked else 0.0
+    mask = float(mesh.micro_batch * t * t) if work.masked and mesh.cp == 1 else 0.0
     return ids + t * (2.0 * work.width * sum({kind.head_dim for kind in shape.kinds}) + 8) + mask
+
+
+def _repeats(work: Work, mesh: Mesh) -> bool:
+    """Whether attention keeps keys and values once for each query head, as torch's kernels with a mask need it."""
+    return work.masked and mesh.cp == 1
+
+
+# Queries of a chunk of a cut row, on a CPU and elsewhere (worker/engine/native/cut_rows.py).
+_QUERIES = {False: 512, True: 1024}
+
+
+def _cut_moments(
+    work: Work, machine: Machine, mesh: Mesh, stage: int, kept: float
+) -> Iterator[tuple[float, float, float]]:
+    """The same when attention over cut rows is computed again, on the rank whose queries see whole rows.
+
+    Keys and values of whole rows, their gradients in fp32, those of the last chunk, and the chunk's mask.
+    """
+    shape, w, tokens = work.shape, work.width, work.seq_len / mesh.cp * mesh.micro_batch
+    layers = stage_layers(shape, mesh.pp, stage)
+    last = max((i for i, kind in enumerate(layers) if kind.delta is None), default=None)
+    if last is None:
+        return
+    one = layers[last]
+    q, kv = one.heads * one.head_dim / mesh.tp, cut(one, mesh.tp).kv_heads * one.head_dim
+    queries = min(_QUERIES[machine.accelerated], work.seq_len / mesh.cp)
+    whole = work.seq_len * mesh.micro_batch
+    gone = tokens * (4 * w * one.intermediate / mesh.tp + w * shape.hidden + w * q)
+    gone += tokens * _norm_bytes(shape, w) * shape.hidden / _along_sequence(mesh)
+    if mesh.recompute == "full":
+        kept -= 0.0
+    keys = whole * kv * 2 * (w + 4 + w)
+    mask = w * queries * whole
+    yield kept - gone, 0.0, keys + mask + w * tokens * (2 * q + shape.hidden)
 
 
 def _along_sequence(mesh: Mesh) -> int:
