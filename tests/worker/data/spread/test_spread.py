@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gzip
+import itertools
 import json
 import random
 from pathlib import Path
@@ -21,8 +22,9 @@ from smtrain.worker.data.prepare.part_uploads import StoppedError
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.sft import prepare_sft
-from smtrain.worker.data.prepare.spread import driver
+from smtrain.worker.data.prepare.spread import driver, share_files
 from smtrain.worker.data.prepare.spread.driver import CrashedError, Spread
+from smtrain.worker.data.prepare.spread.places import SharedPlace
 from smtrain.worker.data.prepare.spread.work import TaskOutcome
 from smtrain.worker.data.read import blocks
 from tests.worker.data.corpora import conversations, corpus, digest
@@ -262,6 +264,22 @@ def test_a_stop_keeps_what_is_done(tmp_path: Path, tokenizer_folder: Path) -> No
         )  # fmt: skip
     assert list((tmp_path / "work").rglob("share-*.json"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("alike", [0, 0.5, 1], ids="alike {}".format)
+def test_each_range_of_keys_has_those_of_the_sorted_whole(alike: float, tmp_path: Path) -> None:
+    draw = np.random.default_rng(7)
+    keys = draw.integers(0, 2**64, 3000, np.uint64)
+    keys[draw.random(len(keys)) < alike] = draw.choice([0, 2**63, 2**64 - 1])
+    place = SharedPlace(str(tmp_path))
+    place.write("share-0000003.bands", share_files.sorted_keys(keys, 3))
+    order = np.argsort(keys, kind="stable")
+    for ranges in (1, 7, 5000):  # more ranges than keys
+        cuts = [share_files.key_range(number, ranges) for number in range(ranges)]
+        assert all(last + 1 == first for (_, last), (first, _) in itertools.pairwise(cuts))
+        rows = np.concatenate([share_files.keys_between(place, 3, "bands", *cut) for cut in cuts])
+        assert np.array_equal(rows["key"], keys[order])
+        assert np.array_equal(rows["document"], order // 3)
 
 
 def test_the_memory_of_a_pass_over_all_documents_is_bounded() -> None:

@@ -32,7 +32,7 @@ from smtrain.worker.data.prepare.progress import LINE_SECONDS, DataProgress
 from smtrain.worker.data.prepare.resumable import Journal
 from smtrain.worker.data.prepare.shards import SHARE_BYTES, Share, TextShard, cut_shares, held_out_names
 from smtrain.worker.data.prepare.spread.places import SharedPlace, place
-from smtrain.worker.data.prepare.spread.share_files import BUCKETS, share_name
+from smtrain.worker.data.prepare.spread.share_files import share_name
 from smtrain.worker.data.prepare.spread.tally import SpreadTally
 from smtrain.worker.data.prepare.spread.work import (
     OutputPair,
@@ -55,6 +55,7 @@ _BYTES_A_KEY = 64  # key, position, rank, order and their sorted copies
 _RANGES = 16
 _READERS = 16
 _SHARES = f".{PREFIX}.shares"
+_FORMAT = 2  # of the files in it
 
 
 class CrashedError(SmtrainError):
@@ -191,7 +192,7 @@ class Driver:
     def _duplicates(self, totals: ShareTotals, kind: Pass, keys: int) -> NDArray[np.int64]:
         """The offsets of each shard in the files of a pass."""
         least = _RANGES if len(totals.documents) > _RANGES else 1
-        ranges = min(BUCKETS, max(least, -(-keys * _BYTES_A_KEY // PASS_BYTES)))
+        ranges = max(least, -(-keys * _BYTES_A_KEY // PASS_BYTES))
         self._say(f"prepare: looking for {'exact' if kind == 'hashes' else 'near'} duplicates in {ranges} ranges")
         items = [(number, (kind, ranges, number)) for number in range(ranges)]
         made = self._stage(f"{kind}-{totals.tag}{ranges}-{{:04}}.json", find_duplicates, totals, items)
@@ -334,7 +335,7 @@ def spread_out(
 
     The shares are deleted when the context ends, unless by a fault that another attempt may not meet.
     """
-    key = digest([job.key, job.encoder, job.options.shard_bytes, spread.share_bytes])
+    key = digest([_FORMAT, job.key, job.encoder, job.options.shard_bytes, spread.share_bytes])
     work = _work_folder(spread.work or str(journal.folder.with_name(_SHARES)), key)
     root, tests = str(ml_root()), job.options.cleaning.tests
     context = WorkContext(

@@ -34,7 +34,7 @@ from smtrain.worker.data.prepare.pieces import TextPiece, TokenizeSettings, span
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
 from smtrain.worker.data.prepare.shards import Share
 from smtrain.worker.data.prepare.spread.places import place
-from smtrain.worker.data.prepare.spread.share_files import BUCKETS, ShareReader, ShareWriter, keys_between, share_name
+from smtrain.worker.data.prepare.spread.share_files import ShareReader, ShareWriter, key_range, keys_between, share_name
 from smtrain.worker.data.read.records import record_blocks
 from smtrain.worker.data.read.sources import SourceFile, find_files
 from smtrain.worker.data.tokenize import encoder
@@ -255,7 +255,7 @@ def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, range
     Of near duplicates, only the first `documents` are compared with.
     """
     target = place(context.work)
-    first, stop = number * BUCKETS // ranges, (number + 1) * BUCKETS // ranges
+    first, last = key_range(number, ranges)
     keys, positions, ranks = [np.zeros(0, "<u8")], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     before = 0
     for shard in range(len(totals.firsts) - 1):
@@ -265,7 +265,7 @@ def find_duplicates(context: WorkContext, totals: ShareTotals, kind: Pass, range
         at = 0
         for share in totals.shares(shard):
             count = int(totals.documents[share])
-            rows = keys_between(target, share, kind, first, stop) if count else np.zeros(0, [("key", "u8")])
+            rows = keys_between(target, share, kind, first, last) if count else np.zeros(0, [("key", "u8")])
             if count and kept is not None and rank is not None:
                 rows = rows[kept[at + rows["document"].astype(np.int64)]]
                 ranks.append(rank[at + rows["document"].astype(np.int64)])
