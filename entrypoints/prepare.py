@@ -8,12 +8,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.schema import LANGUAGE_CHANNEL, TESTS_CHANNEL, VALIDATION_CHANNEL, text_channels
 from smtrain.core.protocol.container import Container
-from smtrain.worker.train.entry import main
+from smtrain.worker.train.entry import fail, main
 
 if TYPE_CHECKING:
     from smtrain.core.config.data import Data
@@ -92,8 +92,11 @@ def on_machines(config: JobConfig, container: Container, run: Callable[[Spread |
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         return run(Spread(executor, work, out, size, data.max_crashed, stop))
 
+    def failed(sentence: str) -> NoReturn:
+        fail(container, sentence)
+
     if data.ray_address:
-        with RayExecutor(data.ray_address, ships_code=True) as executor:
+        with RayExecutor(data.ray_address, ships_code=True, lost=failed) as executor:
             return spread(executor)
     assert work
     own = own_address(container.host)
@@ -103,7 +106,7 @@ def on_machines(config: JobConfig, container: Container, run: Callable[[Spread |
         join(SharedPlace(work), own, stop)
         return None
     port = int(os.environ.get("SMTRAIN_MASTER_PORT", MASTER_PORT))
-    return on_cluster(SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread)
+    return on_cluster(SharedPlace(work), address(container.hosts[0]), port, to_stderr, spread, failed)
 
 
 def own_address(host: str) -> str:

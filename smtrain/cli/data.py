@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal, Optional, cast
@@ -181,7 +182,7 @@ def prepare(
     with ExitStack() as stack:
         spread = None
         if ray_address:
-            executor = stack.enter_context(RayExecutor(ray_address, ships_code=True))
+            executor = stack.enter_context(RayExecutor(ray_address, ships_code=True, lost=_end))
             spread = Spread(executor, max_crashed=max_crashed)
         made = prepared(inputs, Path(output), Path(model), prepare_options, spread=spread)
     from smtrain.worker.data.read.unread import unread_sentence
@@ -199,6 +200,12 @@ def prepare(
         say(unread_sentence(made.unread))
     for line in made.bad_lines:
         say(f"skipped: {line}")
+
+
+def _end(sentence: str) -> None:
+    """End the process, whose main thread may be blocked, with an error."""
+    say(f"smtrain: {sentence}", error=True)
+    os._exit(2)
 
 
 @app.command()

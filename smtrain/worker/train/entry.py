@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import IO
+from typing import IO, NoReturn
 
 from smtrain.core.config import JobConfig
 from smtrain.core.config.secrets import hide
@@ -56,7 +56,7 @@ def _of_thread(what: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(what)
 
 
-def fail(container: Container, message: str) -> None:
+def fail(container: Container, message: str) -> NoReturn:
     """Report a failure in the log and in output/failure, and end the process with status 1."""
     try:
         message = hide(message)

@@ -77,3 +77,29 @@ def test_three_hosts_write_what_one_writes_after_a_kill(
         say=lambda _: None,
     )
     assert DatasetManifest.load(tmp_path / "there") == DatasetManifest.load(tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.full  # the gate counts the deaths in tests/worker/data/spread
+def test_a_cluster_that_dies_again_and_again_fails_the_job_with_a_reason(
+    local_home: Path, trained_inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = "".join(f'{{"text": "{"words of the text " * 60} {i}"}}\n' for i in range(90_000))
+    (tmp_path / "text.jsonl").write_text(rows)
+    config: dict[str, Any] = {
+        "name": "dies", "target": "local", "model": {"path": str(trained_inputs["model"])},
+        "data": {"path": str(tmp_path / "text.jsonl"), "machines": 2}, "train": {"seq_len": 32},
+        "compute": {"instance_type": "ml.trn1.2xlarge", "processes_per_instance": 1},
+    }  # fmt: skip
+    job = smtrain.launch(config, stage="prepare", wait=False, say=lambda _: None)
+    deadline = time.monotonic() + 400
+    kills = set[int]()
+    while time.monotonic() < deadline and job.status == "InProgress":
+        heads = processes_of(job, b"/gcs_server")
+        if heads and processes_of(job, b"ray::outcome") and heads[0] not in kills:
+            os.kill(heads[0], signal.SIGKILL)
+            kills.add(heads[0])
+        time.sleep(0.2)
+    assert job.status == "Failed", (len(kills), [line.text for line in job.lines()][-40:])
+    assert len(kills) == 5
+    assert "has died 5 times without finishing a task" in job.describe()["FailureReason"]

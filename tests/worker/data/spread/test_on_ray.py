@@ -28,7 +28,7 @@ from smtrain.worker.data.clean.cleaning import Cleaning, NearDuplicates
 from smtrain.worker.data.clean.holdout import HoldOut
 from smtrain.worker.data.prepare.prepare import prepare
 from smtrain.worker.data.prepare.prepare_options import PrepareOptions
-from smtrain.worker.data.prepare.spread import nodes
+from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.on_ray import RayExecutor
 from smtrain.worker.data.prepare.spread.places import SharedPlace
@@ -148,7 +148,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from smtrain.worker.data.prepare.prepare import prepare
-from smtrain.worker.data.prepare.spread import nodes
+from smtrain.worker.data.prepare.spread import nodes, on_ray
 from smtrain.worker.data.prepare.spread.driver import Spread
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 from tests.worker.data.spread.test_on_ray import KILLED
@@ -156,7 +156,8 @@ text, out, model, place, port = sys.argv[1:]
 def run(executor):
     prepare(text, Path(out), Path(model), KILLED, spread=Spread(executor, place, share_bytes=4 << 20))
 if __name__ == "__main__":
-    nodes.on_cluster(SharedPlace(place), "127.0.0.1", int(port), lambda line: print(line, file=sys.stderr), run)
+    say = lambda line: print(line, file=sys.stderr)
+    nodes.on_cluster(SharedPlace(place), "127.0.0.1", int(port), say, run, sys.exit)
 """
 
 
@@ -291,6 +292,33 @@ def test_the_folder_of_a_killed_node_is_removed_at_the_next_start(
     shutil.rmtree(folder)
 
 
+@pytest.mark.full  # a minute of waiting
+def test_a_driver_says_that_a_cluster_that_exists_is_gone(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """Ray itself ends a driver without a cluster after a minute, in words of its own."""
+    text, port = write(tmp_path / "text", 80), free_port()
+    os.environ.update(nodes.cluster_environment(nodes.cluster_token()))
+    (tmp_path / "elsewhere").mkdir()
+    node = start(tmp_path / "elsewhere", dict(os.environ), port)
+    command = [
+        sys.executable, "-m", "smtrain", "data", "prepare", str(text), str(tmp_path / "out"), "--model",
+        str(tokenizer_folder), "--ray-address", f"127.0.0.1:{port}", "--max-bad", "999",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            while not ours("ray::outcome"):
+                assert run.poll() is None
+                time.sleep(0.1)
+            os.kill(ours("/gcs_server")[0], signal.SIGKILL)
+            _, said = run.communicate(timeout=120)
+        finally:
+            run.kill()
+            node.kill()
+            for pid in ours():
+                os.kill(pid, signal.SIGKILL)
+    assert run.returncode == 2
+    assert f"the Ray cluster at 127.0.0.1:{port} is gone (no answer for 45 s); start it again" in said
+
+
 @pytest.mark.full  # the gate has a cluster of our own above
 def test_a_cluster_that_exists(tmp_path: Path, tokenizer_folder: Path) -> None:
     """`ray start` elsewhere, without smtrain on its path; the cluster stays when we are done."""
@@ -322,8 +350,47 @@ def start(folder: Path, environment: dict[str, str], port: int) -> subprocess.Po
         [sys.executable, *command, *more], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    wait: Callable[[], bool] = lambda: nodes._answers(f"127.0.0.1:{port}")  # noqa: E731
+    wait: Callable[[], bool] = lambda: on_ray.answers(f"127.0.0.1:{port}")  # noqa: E731
     deadline = time.monotonic() + 120
     while not wait() and time.monotonic() < deadline:
         time.sleep(0.2)
     return node
+
+
+class _Again(BaseException):
+    """In place of the process that starts itself again."""
+
+
+def test_a_cluster_that_dies_without_a_finished_task_ends_the_job_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = RayExecutor("127.0.0.1:1")
+
+    @contextmanager
+    def started(*_: object) -> Iterator[RayExecutor]:
+        executor.finished = 0
+        yield executor
+
+    def again(*_: object) -> None:
+        raise _Again(os.environ[nodes._STARTED])
+
+    monkeypatch.setattr(nodes, "head", started)
+    monkeypatch.setattr(os, "execv", again)
+    monkeypatch.setenv(nodes._STARTED, "0")
+    place, said = SharedPlace(str(tmp_path)), list[str]()
+
+    def dies(tasks: int) -> None:
+        def run(executor: RayExecutor) -> None:
+            executor.finished = tasks
+            raise on_ray.LostClusterError("it is gone.")
+
+        nodes.on_cluster(place, "127.0.0.1", 1, said.append, run, sys.exit)
+
+    for tasks in (0, 0, 0, 0, 7, 0, 0, 0, 0):
+        with pytest.raises(_Again) as started_again:
+            dies(tasks)
+        monkeypatch.setenv(nodes._STARTED, str(started_again.value))
+    assert len(said) == 9
+    with pytest.raises(SystemExit, match="has died 5 times without finishing a task"):
+        dies(0)
+    assert place.record(nodes.MEETING) == {"ended": True}, "the other machines end too"

@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from smtrain.core.errors import SmtrainError
 from smtrain.core.machine import cores_here
-from smtrain.worker.data.prepare.spread.on_ray import LostClusterError, RayExecutor, ray_package, require_ray
+from smtrain.worker.data.prepare.spread.on_ray import LostClusterError, RayExecutor, answers, ray_package, require_ray
 from smtrain.worker.data.prepare.spread.places import SharedPlace
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _LOOK_S = 1.0
 _ENDS_WITHIN = 3.0
 _OF_BEFORE = 60.0  # seconds for which an end that is there at once may be that of an earlier attempt
 _AGAIN = 5
-_STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often this process has started its cluster
+_STARTED = "SMTRAIN_CLUSTER_STARTED"  # how often in a row the cluster died without finishing a task
 _FOLDER = "smray"
 _LOCK = "lock"
 _LONGEST = 40  # characters of a folder, for sockets in it whose paths may have 107
@@ -209,35 +209,48 @@ def _wait_for(node: RayNode, address: str, port: int) -> None:
 
 
 def on_cluster(
-    place: SharedPlace, address: str, port: int, say: Callable[[str], None], run: Callable[[RayExecutor], T]
-) -> T:
+    place: SharedPlace, address: str, port: int, say: Callable[[str], None], run: Callable[[RayExecutor], T],
+    fail: Callable[[str], NoReturn],
+) -> T:  # fmt: skip
     """Call `run` with an executor. The others hear of the end.
 
-    If the cluster dies, this process starts its own command again, a few times; `run` must resume then.
+    If the cluster dies, this process starts its own command again; `run` must resume then. After a few times without a
+    finished task `fail` gets a sentence, in any thread, and has to end the process.
     """
     started = int(os.environ.get(_STARTED, "0")) + 1
-    os.environ[_STARTED] = str(started)
+    executor: RayExecutor | None = None
 
-    def gone(error: object = f"the Ray cluster at {address}:{port} is gone.") -> None:
-        if started < _AGAIN:
+    def gone(error: object = f"the Ray cluster at {address}:{port} is gone (its process ended).") -> None:
+        fruitless = 0 if executor and executor.finished else started
+        if fruitless < _AGAIN:
             say(f"prepare: {error} It is started again.")
             sys.stdout.flush()
+            os.environ[_STARTED] = str(fruitless)
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
-        say(f"prepare: {error} It has died {started} times; what is done is kept, run the same command again to resume")
-        os._exit(1)
+        told = threading.Thread(target=_tell_end, args=(place,), daemon=True)
+        told.start()
+        told.join(_ENDS_WITHIN)
+        fail(
+            f"{error} It has died {_AGAIN} times without finishing a task, probably for lack of memory; give the first "
+            "machine more, and run the same command again to resume."
+        )
 
     try:
         with head(place, address, port, cores_here(), gone) as executor:
             result = run(executor)
     except LostClusterError as error:
-        if started < _AGAIN:
-            gone(error)
+        gone(error)
         raise
     finally:
         # not reached if this process starts again
-        place.write(MEETING, json.dumps({"ended": True}).encode())
+        _tell_end(place)
         os.environ.pop(_STARTED, None)
     return result
+
+
+def _tell_end(place: SharedPlace) -> None:
+    """Tell the other machines that the first one has ended."""
+    place.write(MEETING, json.dumps({"ended": True}).encode())
 
 
 def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | None = None) -> None:
@@ -259,14 +272,14 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
                 if node:
                     node.close()
                 node, known = None, now
-            if known and (node is None or not node.runs) and _answers(known["address"]):
+            if known and (node is None or not node.runs) and answers(known["address"]):
                 if node:
                     node.close()
                 node = RayNode(
                     [f"--address={known['address']}", f"--node-ip-address={address}"], known["token"],
                     cores or cores_here(),
                 )  # fmt: skip
-            if known and _answers(known["address"]):
+            if known and answers(known["address"]):
                 seen = time.monotonic()
             elif time.monotonic() - seen > COMES_WITHIN:
                 raise SmtrainError(
@@ -277,12 +290,3 @@ def join(place: SharedPlace, address: str, stop: threading.Event, cores: int | N
     finally:
         if node:
             node.close()
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-    except OSError:
-        return False
-    return True

@@ -6,6 +6,8 @@ Ray retries the tasks of processes and machines that die, and uses machines that
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ RETRIES = 2
 _LOST = 20  # tries of a task whose machine was lost
 _AHEAD = 2
 _LOOK_S = 1.0
-_COMES_WITHIN = 60.0
+_ANSWERS_WITHIN = 45.0  # Ray ends a driver whose cluster has not answered for 60 s, without a word of ours
 _PACKAGE = Path(__file__).resolve().parents[4]
 
 
@@ -47,12 +49,19 @@ class RayExecutor:
     """Runs tasks on the cluster at an address (`10.0.0.1:6379`, or `auto` for the one that this machine belongs to).
 
     With `ships_code` the package smtrain travels to the cluster, which then needs only its requirements. `alive` tells
-    sooner than Ray that a cluster of our own is gone. Use it as a context manager: it connects and disconnects, and
-    leaves the cluster as it was. Raises SmtrainError if the cluster cannot be reached.
+    sooner than Ray that a cluster of our own is gone. `lost` gets a sentence, in a thread, if any other cluster is
+    gone; it has to end the process, whose main thread Ray blocks then. Use it as a context manager: it connects and
+    disconnects, and leaves the cluster as it was. `finished` counts the tasks whose outcome was taken. Raises
+    SmtrainError if the cluster cannot be reached.
     """
 
-    def __init__(self, address: str, *, ships_code: bool = False, alive: Callable[[], bool] = lambda: True) -> None:
-        self._address, self._ships_code, self._alive = address, ships_code, alive
+    def __init__(
+        self, address: str, *, ships_code: bool = False, alive: Callable[[], bool] = lambda: True,
+        lost: Callable[[str], object] | None = None,
+    ) -> None:  # fmt: skip
+        self._address, self._ships_code, self._alive, self._lost = address, ships_code, alive, lost
+        self._left = threading.Event()
+        self.finished = 0
 
     def __enter__(self) -> RayExecutor:
         ray = ray_package()
@@ -70,10 +79,27 @@ class RayExecutor:
                 f"data.ray_address: the Ray cluster at {self._address} cannot be used ({first_line(error)}); check the "
                 "address, that `ray status` works there, and $RAY_AUTH_TOKEN."
             ) from None
+        if self._lost and "://" not in self._address:  # Ray's own client raises
+            threading.Thread(target=self._watch, args=(ray.get_runtime_context().gcs_address,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
         ray_package().shutdown()
+
+    def _watch(self, address: str) -> None:
+        """Call `lost` if nothing answers at the address for a while."""
+        seen = time.monotonic()
+        while not self._left.wait(_LOOK_S):
+            if answers(address):
+                seen = time.monotonic()
+            elif self._lost and time.monotonic() - seen > _ANSWERS_WITHIN:
+                self._lost(str(self._gone(f"no answer for {_ANSWERS_WITHIN:.0f} s")))
+                return
+
+    def _gone(self, why: str) -> LostClusterError:
+        remedy = "; start it again, and run the same command again to resume" if self._lost else ""
+        return LostClusterError(f"the Ray cluster at {self._address} is gone ({why}){remedy}.")
 
     def run(
         self, function: Callable[..., Any], shared: tuple[Any, ...], items: Iterator[tuple[Any, tuple[Any, ...]]],
@@ -95,7 +121,7 @@ class RayExecutor:
         try:
             while True:
                 if not self._alive():
-                    raise LostClusterError(f"the Ray cluster at {self._address} is gone.")
+                    raise self._gone("its process ended")
                 if time.monotonic() - looked >= _LOOK_S:
                     cores, each = _cores(ray)
                     looked = time.monotonic()
@@ -113,6 +139,7 @@ class RayExecutor:
                     label, arguments = running.pop(reference)
                     try:
                         yield label, _result(ray, reference)
+                        self.finished += 1
                     except ray.exceptions.NodeDiedError:  # says nothing about the task
                         lost[label] += 1
                         if lost[label] > _LOST:
@@ -121,10 +148,20 @@ class RayExecutor:
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
-            raise LostClusterError(f"the Ray cluster at {self._address} is gone ({first_line(error)}).") from None
+            raise self._gone(first_line(error)) from None
         finally:
             for reference in running if self._alive() else ():
                 ray.cancel(reference, force=True)
+
+
+def answers(address: str) -> bool:
+    """Whether something accepts connections at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def _cores(ray: Any) -> tuple[int, int]:
