@@ -87,7 +87,7 @@ def _first(config: JobConfig, sources: list[str], model: Path) -> Iterator[Findi
     from smtrain.worker.data.read.sources import find_files
     from smtrain.worker.data.tokenize.pairs import PairMaker
 
-    data, key = config.data, "data.sources" if config.data.sources else "data.path"
+    data, key = config.data, config.data.text_key
     options = PrepareOptions(
         seq_len=config.train.seq_len,
         objective="dpo",

@@ -188,7 +188,7 @@ def text(context: Context) -> Iterator[Finding]:
     if "prepare" not in context.stages:
         return
     given = context.chain.given
-    key = "data.sources" if given.data.sources else "data.path"
+    key = given.data.text_key
     form = "auto" if given.data.format in ("alpaca", "messages") else given.data.format
     for source in given.data.all_sources:
         folder = Path(source.path)

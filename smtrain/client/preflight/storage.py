@@ -8,6 +8,7 @@ from itertools import islice
 
 from smtrain.client.preflight.context import Absent, Context
 from smtrain.client.preflight.findings import Finding
+from smtrain.core.config.schema import inputs_of, other_inputs
 from smtrain.core.protocol.uris import objects_at, split_uri
 
 GIB = 2**30
@@ -39,15 +40,13 @@ def buckets(context: Context) -> Iterator[Finding]:
 
 def inputs(context: Context) -> Iterator[Finding]:
     """The config's own s3:// inputs: not empty, and not a very large number of tiny objects."""
-    config = context.config
     given = context.chain.given
-    key = "data.sources" if given.data.sources else "data.path"
-    texts = [(key, source.path) for source in given.data.all_sources] if "prepare" in context.stages else []
-    model = [("model.path", context.model_path), ("model.weights", given.model.weights)]
-    if given.train.preference:
-        model.append(("train.dpo.reference", given.train.preference.folder))
-    for key, uri in [*texts, *model, ("data.prepared", config.data.prepared)]:
-        if not uri or not uri.startswith("s3://"):
+    of_prepare = {given.data.text_key, *(key for key, *_ in other_inputs(given))}
+    read = {"evaluate.data": "evaluate" in context.stages, **dict.fromkeys(of_prepare, "prepare" in context.stages)}
+    resolved = {"model.path": context.model_path, "data.prepared": context.config.data.prepared or ""}
+    for key, path in inputs_of(given):
+        uri = resolved.get(key, path)
+        if not uri.startswith("s3://") or not read.get(key, True):
             continue
         sizes = list(sizes_by_name(context, uri).values())
         total = sum(sizes)

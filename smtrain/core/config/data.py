@@ -184,6 +184,11 @@ class Data(Section):
         return self.sources or ((TextSource(path=self.path),) if self.path else ())
 
     @property
+    def text_key(self) -> str:
+        """The key of a config that names the text."""
+        return "data.sources" if self.sources else "data.path"
+
+    @property
     def weights(self) -> list[float] | None:
         """The weight of each source; None without weights."""
         weights = [source.weight for source in self.sources if source.weight is not None]

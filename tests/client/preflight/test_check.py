@@ -464,6 +464,25 @@ def test_inputs_of_a_great_many_tiny_objects_and_empty_ones_are_told(aws: dict[s
     assert f"data.sources: s3://{bucket}/nowhere is empty" in only_fault(report(mixed, "inputs"), "inputs")
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "key"),
+    [
+        ("train", {"validation": {"path": "{}"}}, "train.validation.path"),
+        ("data", {"decontaminate": {"path": "{}"}}, "data.decontaminate.path"),
+        ("data", {"language": {"keep": ["en"], "model": "{}/lid.bin"}}, "data.language.model"),
+        ("evaluate", {"tasks": ["piqa"], "data": "{}"}, "evaluate.data"),
+    ],
+)
+def test_every_input_of_a_run_is_looked_at(
+    section: str, values: dict[str, Any], key: str, aws: dict[str, Any], bucket: str
+) -> None:
+    there = f"s3://{bucket}/other"
+    asked = {**aws, section: {**aws.get(section, {}), **json.loads(json.dumps(values).replace("{}", there))}}
+    assert f"{key}: {there}" in only_fault(report(asked, "inputs"), "inputs")
+    put(there, {"lid.bin": b"x"})
+    assert report(asked, "inputs").ok
+
+
 def test_the_resume_source_must_be_a_whole_checkpoint(aws: dict[str, Any], bucket: str) -> None:
     assert report(aws, "resume").ok
     run = f"s3://{bucket}/smtrain/tiny/checkpoints"

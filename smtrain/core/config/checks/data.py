@@ -23,11 +23,6 @@ from smtrain.core.protocol.uris import readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
 
 
-def path_key(config: JobConfig) -> str:
-    """The key that names the text."""
-    return "data.sources" if config.data.sources else "data.path"
-
-
 def _weighted(config: JobConfig) -> int:
     """Number of sources with a weight."""
     return sum(source.weight is not None for source in config.data.sources)
@@ -127,7 +122,7 @@ PHONES = Rule(
 def data_faults(config: JobConfig) -> Iterator[Fault]:
     """Sources that cannot be mixed, and options that the objective cannot use."""
     yield from broken(SOURCES, config)
-    key = path_key(config)
+    key = config.data.text_key
     for path in (source.path for source in config.data.all_sources if source.path.startswith("s3://")):
         if "*" in path or "?" in path:
             yield (
@@ -146,7 +141,7 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:
     """Text that is not on this machine, and URIs of schemes that cannot be read."""
-    key = path_key(config)
+    key = config.data.text_key
     known = ("s3://", "hf://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
     for path in (source.path for source in config.data.all_sources):
         if hint := respelled(path, known, data=True) if not path.startswith(known) else None:

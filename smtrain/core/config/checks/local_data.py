@@ -32,7 +32,7 @@ def local_data_faults(config: JobConfig, described: dict[str, Any] | None) -> It
         return
     for source in config.data.all_sources:
         if "://" not in source.path:
-            key = "data.sources" if config.data.sources else "data.path"
+            key = config.data.text_key
             yield from (({key}, f"{key}: {fault}") for fault in _text_faults(config, source.path))
     for key, channel, path in other_inputs(config):
         if channel != LANGUAGE_CHANNEL and "://" not in path:
