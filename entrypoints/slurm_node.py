@@ -7,72 +7,36 @@ puts the time before every line, and forwards SIGTERM. Standard library only: no
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
-import struct
-import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from cluster_host import interface_to, link_folders, link_inputs, make_folders, run
+
 HERE = Path(__file__).resolve().parent
 SCHEME = "file://"
-LINE_BYTES = 256 << 10
 GRAPHS, GRAPHS_COMPLETE = "NEURON_COMPILE_CACHE_URL", "smtrain-complete.json"  # as config.schema has it
 
 
 def make_host(job: Path, request: dict[str, Any], rank: int, hosts: int, interface: str | None) -> Path:
     """Make the folder that is this node's /opt/ml; deletes what an earlier attempt left in it."""
-    names = [f"algo-{number + 1}" for number in range(hosts)]
-    ml = job / "nodes" / names[rank]
-    shutil.rmtree(ml, ignore_errors=True)
-    for folder in ("input/config", "input/data", "output", "code"):
-        (ml / folder).mkdir(parents=True)
-    resources: dict[str, Any] = {"current_host": names[rank], "hosts": names}
-    if interface:
-        resources["network_interface_name"] = interface
-    (ml / "input/config/resourceconfig.json").write_text(json.dumps(resources), "utf-8")
+    ml = job / "nodes" / f"algo-{rank + 1}"
+    make_folders(ml, rank, hosts, interface)
     copied = job / "inputs.json"  # written by s3_inputs.py
     from_s3 = json.loads(copied.read_text("utf-8")) if copied.exists() else {}
-    for channel in request["InputDataConfig"]:
-        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
-        source = Path(from_s3.get(uri) or uri.removeprefix(SCHEME))
-        place = ml / "input/data" / channel["ChannelName"]
-        if source.is_file():  # a channel is a folder
-            place.mkdir()
-            place = place / source.name
-        elif not source.exists():
-            raise SystemExit(
-                f"{source}: channel {channel['ChannelName']} is not there on {socket.gethostname()}; check that "
-                "cluster.shared is mounted on every node, and that it was not removed; a launch copies it there"
-            )
-        place.symlink_to(source)
+    uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in request["InputDataConfig"]}
+    remedy = "check that cluster.shared is mounted on every node, and that it was not removed; a launch copies it there"
+    link_inputs(ml, [(n, Path(from_s3.get(uri) or uri.removeprefix(SCHEME))) for n, uri in uris.items()], remedy)
     links = {"model": job / "output/model", "output/data": job / "output/data"}
     if checkpoints := request.get("CheckpointConfig"):
         links["checkpoints"] = Path(checkpoints["S3Uri"].removeprefix(SCHEME))
-    for name, target in links.items():
-        target.mkdir(parents=True, exist_ok=True)
-        (ml / name).symlink_to(target.resolve())
+    link_folders(ml, links)
     return ml
-
-
-def interface_to(address: str) -> str | None:
-    """The network interface by which this node reaches an address; None if that cannot be found out."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing
-        own = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                request = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]) == own:  # SIOCGIFADDR
-                    return name
-    return None
 
 
 def first_node() -> str:
@@ -104,40 +68,20 @@ def say_full(ml: Path, why: str) -> None:
         )
 
 
-def run(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
+def attend(command: list[str], log: Path, environment: dict[str, str], told: Path) -> int:
     """Run the launcher and log each line with its time; returns its exit status, or 128 + the signal.
 
     A stage that saved because it was told to stop ends with status 0: the file `told` tells the batch script that it is
     not done. The file `failed` next to it marks the node that failed before it was told to stop.
     """
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-
-    def stop(_number: int, _frame: object) -> None:
-        told.touch()
-        process.send_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, stop)
-    output = process.stdout
-    assert output
-    lost, why = 0, ""
     with open(log, "ab", buffering=0) as out:
-        for line in iter(lambda: output.readline(LINE_BYTES), b""):  # a longer line continues in the next entry
-            stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z").encode()
-            entry = stamp + b" " + line.rstrip(b"\r\n") + b"\n"
-            if lost:
-                entry = stamp + f" ({lost} lines were lost here: {why})\n".encode() + entry
-            try:
-                written = out.write(entry)
-                lost = 0 if written == len(entry) else lost + 1
-            except OSError as error:  # a full disk: drop the line; the stage itself decides whether to stop
-                lost, why = lost + 1, str(error.strerror)
-    status = process.wait()
+        status, why = run(command, out, environment, told.touch)
     if status and not told.exists():
         with contextlib.suppress(OSError):
             told.with_name("failed").touch()
-        if lost:
+        if why:
             say_full(told.parent, why)
-    return status if status >= 0 else 128 - status
+    return status
 
 
 def main() -> None:
@@ -162,7 +106,7 @@ def main() -> None:
         environment[GRAPHS] = own
     command = [sys.executable, str(HERE / "launch.py"), stage]
     try:
-        status = run(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told")
+        status = attend(command, job / f"logs/algo-{rank + 1}.log", environment, ml / "told")
     finally:
         if environment.get(GRAPHS, "") != graphs:
             shutil.rmtree(environment[GRAPHS], ignore_errors=True)

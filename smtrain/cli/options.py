@@ -35,6 +35,7 @@ class TargetOption(str, Enum):
     local = "local"
     aws = "aws"
     slurm = "slurm"
+    pai_dlc = "pai-dlc"
 
 
 if TYPE_CHECKING:

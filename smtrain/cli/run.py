@@ -54,7 +54,7 @@ def run(
     if start.dry:
         start.show_dry(config, stages_of(config, target))
         return
-    waits = wait if wait is not None else not target_of(config, target).queues or bool(download)
+    waits = wait if wait is not None else not target_of(config, target).chains or bool(download)
     done = run_all(config, target=target, again=start.again, check=not start.no_check, view=start.view, wait=waits)
     if not waits:
         last = done.results[-1].job.name

@@ -39,6 +39,7 @@ MODULES = {
     "s3": ("s3fs", "fsspec"),
     "notebooks": ("matplotlib", "pandas", "IPython", "ipykernel", "ipywidgets"),
     "aws": ("sagemaker",),
+    "pai": ("alibabacloud_pai_dlc20201203", "oss2"),
 }  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def stage_named(name: str) -> JobStage:
 
 def stages_of(config: JobConfig, target: str | None = None) -> list[str]:
     """The stages that a run of this config has on `target` (default: the config's), in order."""
+    if config.own_command:
+        return ["train"]
     return [name for name, stage in _STAGES.items() if stage.needed(config, target or config.target)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from smtrain.core.config import JobConfig
 from smtrain.core.protocol.log_lines import MACHINE_NUMBERS, PAIR_NUMBERS
+from smtrain.core.protocol.uris import HUBS
 from smtrain.core.tracking.settings import VARIABLE, variable
 from smtrain.stages.base import (
     CHECKPOINT_PATH,
@@ -60,6 +61,9 @@ class TrainStage(JobStage):
     shared = False
 
     def keys(self, config: JobConfig) -> dict[str, Any]:
+        if config.own_command:
+            machines = selected(config, "compute.instance_count", "compute.image", "compute.environment")
+            return selected(config, "name", "pai.command", "pai.code") | machines
         kept = with_weights(
             config,
             train_keys(config, "name", "model.path", "model.init", "data.sources", "data.document_mask", "checkpoint"),
@@ -70,6 +74,9 @@ class TrainStage(JobStage):
         return kept
 
     def inputs(self, chain: Inputs) -> dict[str, str]:
+        if chain.config.own_command:
+            named = {"model": chain.config.model.path, "data": chain.config.data.prepared}
+            return {name: f"{uri.rstrip('/')}/" for name, uri in named.items() if uri and not uri.startswith(HUBS)}
         model, data = chain.model(self.name), data_of(chain, self.name)
         shards = chain.output("convert") if chain.has("convert") else None
         channels = {"data": data, "model": model} | ({"shards": shards} if shards else weights_of(chain.config))

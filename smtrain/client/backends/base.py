@@ -1,9 +1,9 @@
 """The protocol of a backend: describe, list and stop jobs, read their lines and files.
 
 `client.backends.sagemaker.target.Target` uses the SageMaker API (AWS, or the local control plane),
-`client.backends.slurm.place.SlurmPlace` uses Slurm's commands and the files that its jobs write. Requests and answers
-have SageMaker's form. Submitting is not part of the protocol: on SageMaker a launch retries until it gets machines, a
-cluster has a queue.
+`client.backends.slurm.place.SlurmPlace` uses Slurm's commands and the files that its jobs write,
+`client.backends.pai.place.PaiPlace` uses the API of PAI-DLC and OSS. Requests and answers have SageMaker's form.
+Submitting is not part of `JobPlace`: on SageMaker a launch retries until it gets machines; a `JobQueue` has a queue.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.text import Say, say
 
 Body = Path | bytes
 """The content of a file: another file, or the bytes."""
@@ -35,7 +36,12 @@ class JobPlace(Protocol):
 
     @property
     def queues(self) -> bool:
-        """True if the backend queues a whole chain and starts each stage after the previous one succeeds."""
+        """True for a `JobQueue`, which keeps a job until it has machines."""
+        ...
+
+    @property
+    def chains(self) -> bool:
+        """True if the backend takes a whole chain, and starts each stage after the previous one succeeds."""
         ...
 
     def region_name(self) -> str:
@@ -98,4 +104,21 @@ class JobPlace(Protocol):
 
     def fetch(self, bucket: str, key: str, path: Path) -> None:
         """Copy one file to this machine."""
+        ...
+
+
+class JobQueue(JobPlace, Protocol):
+    """A backend that keeps a job until it has machines, without SageMaker's API."""
+
+    def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
+        """Copy files below a URI; files of the same size are kept, as their folder is named by content."""
+        ...
+
+    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
+        """Queue a request, if the backend chains after the jobs with these IDs; returns its own ID, or None if the job
+        exists already. Raises `JobError` if it is refused; nothing of it stays then."""
+        ...
+
+    def queued_id(self, name: str) -> str | None:
+        """The backend's own ID of a waiting or running job."""
         ...

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
-from smtrain.client.backends.base import JobPlace
+from smtrain.client.backends.base import JobPlace, JobQueue
+from smtrain.client.backends.job_registry import CLUSTERS, PAI
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.slurm import job_registry
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import install, present
@@ -18,23 +18,29 @@ from smtrain.core.near import hint
 from smtrain.core.protocol.requests import is_of_run
 
 if TYPE_CHECKING:
+    from smtrain.client.backends.pai.place import PaiPlace
     from smtrain.client.backends.slurm.place import SlurmPlace
     from smtrain.core.config.cluster import Cluster
+    from smtrain.core.config.pai import Pai
 
 
 def target_of(config: JobConfig, name: TargetName | None = None) -> JobPlace:
     """The backend of a call: its own target, else the config's."""
     name = name or config.target
-    return _slurm(config.cluster) if name == "slurm" else Target(name, config.compute.region)
+    if name == "slurm":
+        return _slurm(config.cluster)
+    return _pai(config.pai) if name == "pai-dlc" else Target(name, config.compute.region)
 
 
 def named(name: TargetName) -> JobPlace:
-    """The backend of a target's name, without a config; for `slurm` the cluster used last."""
-    return _slurm(job_registry.cluster_of()) if name == "slurm" else Target(name)
+    """The backend of a target's name, without a config; for `slurm` and `pai-dlc` the one used last."""
+    if name == "slurm":
+        return _slurm(CLUSTERS.section_of())
+    return _pai(PAI.section_of()) if name == "pai-dlc" else Target(name)
 
 
 def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
-    """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, a cluster that it was submitted to from
+    """(job name, backend) of a name or an ARN: the argument, $SMTRAIN_TARGET, the backend that it was submitted to from
     here, else as `sagemaker_place_of`."""
     word = name or os.environ.get("SMTRAIN_TARGET") or None
     if word is not None and word not in get_args(TargetName):
@@ -42,13 +48,15 @@ def place_of(job: str, name: TargetName | None = None) -> tuple[str, JobPlace]:
             f"SMTRAIN_TARGET is {word!r}; {hint(word, get_args(TargetName), table('word_names')['values'])}",
             code="config.wrong_value",
         )
-    if word == "slurm" or (word is None and job_registry.knows(job)):
-        return job, _slurm(job_registry.cluster_of(job))
+    if word == "slurm" or (word is None and CLUSTERS.knows(job)):
+        return job, _slurm(CLUSTERS.section_of(job))
+    if word == "pai-dlc" or (word is None and PAI.knows(job)):
+        return job, _pai(PAI.section_of(job))
     return sagemaker_place_of(job, name)
 
 
 def sagemaker(place: JobPlace) -> Target:
-    """The backend, if it has the SageMaker API. Raises `ConfigError` for a Slurm cluster."""
+    """The backend, if it has the SageMaker API. Raises `ConfigError` for any other."""
     if not isinstance(place, Target):
         raise ConfigError(
             f"target: {place.name} has no SageMaker API, which this command needs; give `--target aws`",
@@ -57,8 +65,21 @@ def sagemaker(place: JobPlace) -> Target:
     return place
 
 
+def queue(place: JobPlace) -> JobQueue:
+    """The backend as a queue of jobs; callers check `queues` first."""
+    return cast("JobQueue", place)
+
+
+def pai_dlc(place: JobPlace) -> PaiPlace:
+    """The backend of PAI-DLC; callers check its name first."""
+    from smtrain.client.backends.pai.place import PaiPlace
+
+    assert isinstance(place, PaiPlace)
+    return place
+
+
 def cluster(place: JobPlace) -> SlurmPlace:
-    """The backend of a Slurm cluster; callers check `queues` first."""
+    """The backend of a Slurm cluster; callers check its name first."""
     from smtrain.client.backends.slurm.place import SlurmPlace
 
     assert isinstance(place, SlurmPlace)
@@ -70,6 +91,13 @@ def _slurm(cluster: Cluster) -> SlurmPlace:
     from smtrain.client.backends.slurm.place import SlurmPlace
 
     return SlurmPlace(cluster)
+
+
+def _pai(section: Pai) -> PaiPlace:
+    """The backend of a storage on PAI-DLC; imported lazily for the same reason."""
+    from smtrain.client.backends.pai.place import PaiPlace
+
+    return PaiPlace(section)
 
 
 _ARN = re.compile(r"arn:aws[\w-]*:sagemaker:([\w-]+):(\d{12}):training-job/([\w-]+)")

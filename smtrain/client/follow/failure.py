@@ -11,6 +11,7 @@ from typing import Any
 
 from smtrain.client.follow.error_blocks import ErrorBlock, blocks_of
 from smtrain.core.facts import table
+from smtrain.core.facts.sagemaker import TargetName, elsewhere
 from smtrain.core.protocol.log_lines import Line
 
 _EXIT = re.compile(r"exit ?code:? ?(-?\d+)", re.I)
@@ -18,6 +19,8 @@ _COMPLAINT = re.compile(r"error|fail|warn|fatal|kill|exception|[( =]nan\b", re.I
 _SHOWN = 40
 _CONTEXT_MS = 300_000
 NO_FAILURE = ("InProgress", "Completed", "Stopping")
+
+_SOURCES: dict[TargetName | None, str] = {"slurm": "Slurm", "pai-dlc": "PAI-DLC"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Explanation:
     exit_code: int | None
     cause: Cause | None
     source: str = "SageMaker"
-    """The source of the reason: SageMaker or Slurm."""
+    """The source of the reason: SageMaker, Slurm or PAI-DLC."""
 
     @property
     def failed(self) -> bool:
@@ -97,7 +100,7 @@ def explain(name: str, description: dict[str, Any], lines: Iterable[Line]) -> Ex
         name, status, first.host if first else None, first.rank if first else None,
         datetime.datetime.fromtimestamp(first.at / 1000).astimezone() if first else None,
         tuple(first.lines) if first else (), reason, int(code[1]) if code else first.exit_code if first else None,
-        cause, "Slurm" if description.get("TrainingJobArn", "").startswith("slurm:") else "SageMaker",
+        cause, _SOURCES.get(elsewhere(description.get("TrainingJobArn", "")), "SageMaker"),
     )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ PACES: dict[TargetName, Pace] = {
     "aws": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
     # Nodes write these files through a shared folder, whose clients cache for some seconds.
     "slurm": Pace(2, 2, 20, 4, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
+    "pai-dlc": Pace(5, 5, 20, 15, 120, ((0, 20), (30, 120), (300, 600), (inf, 3600)), 3600),
 }
 
 

@@ -8,8 +8,14 @@ from typing import Any
 
 from smtrain.client.planner.cost import HOUR, Price, Prices
 from smtrain.core.config.units import spell
+from smtrain.core.facts.sagemaker import TargetName, elsewhere
 from smtrain.core.files import home
 from smtrain.core.protocol.requests import groups_of, is_of_here, machines_of
+
+_UNPRICED: dict[TargetName, str] = {
+    "slurm": "on a cluster of your own",
+    "pai-dlc": "on PAI-DLC, whose prices are not known here",
+}
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,13 @@ class Spent:
     billed: bool
     """False for the local control plane: the cost of the same time on AWS."""
     owned: bool = False
-    """True if the user owns the machines: a Slurm cluster, for which only the user's own prices apply, or `here`."""
+    """True if the machines are not SageMaker's: only the user's own prices apply, or they are `here`."""
     here: bool = False
     """True if the machine is this one, which costs nothing."""
     saved: float | None = None
     """The share that spot saved, once the job has ended."""
+    unpriced: str = ""
+    """Words for owned machines without a price."""
 
     def __str__(self) -> str:
         return self.forms()[0]
@@ -44,7 +52,7 @@ class Spent:
         if self.here:
             return f"nothing here ({time})", "nothing here"
         if self.dollars is None and self.owned:
-            return (f"{time}{'' if self.final else ' so far'}, on a cluster of your own",)
+            return (f"{time}{'' if self.final else ' so far'}, {self.unpriced}",)
         if self.dollars is None:
             short = f"no price is known for {self.machines}"
             return f"{short}; {time} {'billed' if self.final else 'so far'}", short
@@ -65,8 +73,9 @@ def cost_of(
     the on-demand price applies; while it runs the spot price is an estimate.
     """
     here = local and is_of_here(description)
-    owned = here or description.get("TrainingJobArn", "").startswith("slurm:")
-    known = prices or known_prices("slurm" if owned and not here else None)
+    other = elsewhere(description.get("TrainingJobArn", ""))
+    owned = here or other is not None
+    known = prices or known_prices(other)
     groups = groups_of(description)
     spot = bool(description.get("EnableManagedSpotTraining"))
     billable, saved = description.get("BillableTimeInSeconds"), None
@@ -88,10 +97,11 @@ def cost_of(
     return Spent(
         sum(items.values()) if all(price for price, _ in priced) else None, items, seconds, machines_of(description),
         tuple(price for price, _ in priced if price), final, not local, owned, here, saved,
+        _UNPRICED.get(other or "slurm", ""),
     )  # fmt: skip
 
 
 def known_prices(target: str | None = None) -> Prices:
-    """The user's own prices if there are some, else ours; for a Slurm cluster only the user's own."""
+    """The user's own prices if there are some, else ours; for machines that are not SageMaker's only the user's own."""
     own = home() / "prices.toml"
     return Prices(own if own.is_file() else None, target=target)

@@ -37,7 +37,8 @@ class Job:
 
     Args:
         name: Its name or ARN.
-            target: `local`, `aws` or `slurm`. Default: the one that has a job of that name, first here, then on AWS.
+            target: `local`, `aws`, `slurm` or `pai-dlc`. Default: the one that has a job of that name, first here, then
+                on AWS.
 
     Raises:
         JobError: The name cannot be one, or there is no such job.

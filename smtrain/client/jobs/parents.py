@@ -13,9 +13,9 @@ from typing import Any
 
 from smtrain.client.backends.base import JobPlace
 from smtrain.client.backends.choose import kept_here, target_of
+from smtrain.client.backends.job_registry import CLUSTERS, PAI
 from smtrain.client.backends.sagemaker.retry import impatient
 from smtrain.client.backends.sagemaker.target import near_run
-from smtrain.client.backends.slurm import job_registry
 from smtrain.core.config import JobConfig
 from smtrain.core.errors import ConfigError, JobError, SmtrainError
 from smtrain.core.protocol.requests import is_of_run, stage_of
@@ -157,11 +157,13 @@ def _lack(files: set[str], uri: str, run: str, job: str) -> str:
 
 def _unknown(name: str, place: JobPlace) -> str:
     """Say that a backend has no such run; name the backend that has it, else a similar name."""
-    side = {"local": "on this machine", "aws": "on AWS", "slurm": "on the cluster"}[place.name]
+    sides = {"local": "on this machine", "aws": "on AWS", "slurm": "on the cluster", "pai-dlc": "on PAI-DLC"}
+    side = sides[place.name]
     if place.name != "local" and kept_here(name):
         return f"there is no such run {side}, only on this machine; {_copied(name, 'local')}"
-    if place.name != "slurm" and job_registry.knows(name):
-        return f"there is no such run {side}, only on the cluster; {_copied(name, 'slurm')}"
+    for target, registry in (("slurm", CLUSTERS), ("pai-dlc", PAI)):
+        if place.name != target and registry.knows(name):
+            return f"there is no such run {side}, only {sides[target]}; {_copied(name, target)}"
     near = near_run(name) if place.name == "local" else ""
     return f"there is no such run {side}; {near}`smtrain list --target {place.name}` lists the existing ones"
 

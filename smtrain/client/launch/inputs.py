@@ -253,7 +253,7 @@ def _materialised(path: str) -> Path | str:
 
         folder: Path = materialise(path)
         return folder
-    return path if path.startswith(("s3://", *HUBS, "file://")) else Path(path)
+    return path if "://" in path else Path(path)
 
 
 def _described(folder: Path) -> dict[str, Any]:

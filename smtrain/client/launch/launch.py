@@ -49,7 +49,7 @@ def request(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The stage that it is for.
-        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         **sections: The config's sections as mappings, merged into what `source` says.
 
@@ -85,7 +85,7 @@ def launch(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         stage: The stage to start.
-        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         wait: Follow the job until it ends.
         again: Do what has been done already once more.
         check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
@@ -157,7 +157,7 @@ def run(
     Args:
         source: The config: a YAML file's path, a mapping, or a `JobConfig`; or a list of these. None: `sections` are
             all of it.
-        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         again: Do what has been done already once more.
         check: Start nothing without the checkpoint that is asked for, nor, on AWS, with a fault of `smtrain.check`.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
@@ -205,7 +205,7 @@ def _run(
     if check:
         _require_checkpoints(chain, stages)
         look_first(chain, [stage for stage in stages if not chain.known(stage)], say)
-    if chain.target.queues:
+    if chain.target.chains:
         notify.ready(chain, stages, say)
         _queue(chain, stages, done, say, on_line, view, again=again, wait=wait)
         if wait:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from smtrain.client.backends.choose import cluster, sagemaker
+from smtrain.client.backends.choose import queue, sagemaker
 from smtrain.client.backends.sagemaker.quotas import Refusal
 from smtrain.client.backends.sagemaker.retry import Backoff
 from smtrain.client.backends.sagemaker.target import Target
@@ -243,7 +243,7 @@ def upload(chain: Chain, plan: StagePlan, say: Say) -> None:
     """Upload the code and the inputs of a stage; files that are there already are skipped. Raises `JobError` if that
     fails."""
     if chain.target.queues:
-        place = cluster(chain.target)
+        place = queue(chain.target)
         for one in plan.uploads:
             place.put(one.uri, one.files, say)
         return

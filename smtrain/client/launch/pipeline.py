@@ -76,7 +76,7 @@ def pipeline(
     place = target_of(config, target)
     if place.queues:
         raise ConfigError(
-            ["target: a Slurm cluster has no SageMaker pipelines; `smtrain run` queues the whole chain"],
+            [f"target: {place.name} has no SageMaker pipelines; `smtrain run` runs the whole chain"],
             code="config.combination",
         )
     if start and place.name == "local":

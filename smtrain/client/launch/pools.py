@@ -128,8 +128,13 @@ def _with_status(target: Target, status: str) -> Iterator[dict[str, Any]]:
 
 
 # Seconds of the first and of the longest pause. AWS has machines again after minutes, this machine at once.
-PACE: dict[TargetName, tuple[float, float]] = {"aws": (60.0, 900.0), "local": (0.5, 5.0), "slurm": (0.5, 5.0)}
-LOOK: dict[TargetName, float] = {"aws": 10.0, "local": 0.2, "slurm": 2.0}
+PACE: dict[TargetName, tuple[float, float]] = {
+    "aws": (60.0, 900.0),
+    "local": (0.5, 5.0),
+    "slurm": (0.5, 5.0),
+    "pai-dlc": (60.0, 900.0),
+}
+LOOK: dict[TargetName, float] = {"aws": 10.0, "local": 0.2, "slurm": 2.0, "pai-dlc": 10.0}
 """Seconds between two looks at a job that waits for its machines."""
 
 

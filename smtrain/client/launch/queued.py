@@ -1,4 +1,4 @@
-"""Backends with a queue of their own: a whole chain is submitted at once, each stage after the one before.
+"""Backends with a queue of their own. One that chains gets all stages at once, each after the one before.
 
 A stage is planned before those that it reads from have run, since a job's name determines the prefix of its result.
 Nothing waits here: if there are no machines, the queue waits, and the client may be gone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smtrain.client.backends.choose import cluster
+from smtrain.client.backends.choose import queue
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch import graphs
 from smtrain.client.launch.one_job import upload
@@ -40,7 +40,7 @@ def submit(
 ) -> tuple[Job, str | None]:
     """The job that does a plan's work, and its ID in the queue: one that is there already, or a new one, whose inputs
     are copied first. Raises `JobError` if the queue refuses it."""
-    place = cluster(chain.target)
+    place = queue(chain.target)
     if plan.running and not again:
         return plan.running, place.queued_id(plan.running.name)
     if other := plan.writer:

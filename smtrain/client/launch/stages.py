@@ -63,7 +63,7 @@ class Chain:
         self.config = self.resolved.config
         if look:
             self.config, self.image_note = with_whole_image(self.config, target)
-        if not (self.config.data.all_sources or self.config.data.prepared):
+        if not (self.config.data.all_sources or self.config.data.prepared or self.config.own_command):
             raise ConfigError(
                 ["data.path: is missing; give text to prepare, or data.prepared"], code="config.missing_key"
             )

@@ -14,6 +14,7 @@ from smtrain.core.config.error_messages import unknown_key
 from smtrain.core.config.yaml_file import read_toml
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts import table
+from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.files import home_path
 from smtrain.core.near import nearest
 from smtrain.stages.base import START_S
@@ -45,13 +46,13 @@ class Price:
 class Prices:
     """The shipped prices, and the user's, which win. Raises `ConfigError` for a file in another format.
 
-    For target slurm only the user's rows count: the shipped ones are SageMaker's.
+    For targets slurm and pai-dlc only the user's rows count: the shipped ones are SageMaker's.
     """
 
     def __init__(self, file: str | Path | None = None, mine: Sequence[Price] = (), target: str | None = None) -> None:
         shipped = table("prices")
         own = _own(Path(file)) if file else {}
-        self._rows = [*(shipped["rows"] if target != "slurm" else ()), *own.get("rows", [])]
+        self._rows = [*(() if target in ELSEWHERE else shipped["rows"]), *own.get("rows", [])]
         self.assumptions: dict[str, float] = {**shipped["assumptions"], **own.get("assumptions", {})}
         self._prices = [Price(**row) for row in self._rows]
         self._prices += mine

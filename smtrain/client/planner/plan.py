@@ -30,6 +30,7 @@ from smtrain.core.config import JobConfig
 from smtrain.core.config.load import Source
 from smtrain.core.errors import ConfigError
 from smtrain.core.facts.engines import EngineName, engine_fault, engine_of, sagemaker_lack
+from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.protocol.uris import HUBS
 from smtrain.core.public import public
 from smtrain.stages import stage_named
@@ -44,7 +45,7 @@ def plan(
     source: Source | None = None, *, model: str | None = None, machines: Sequence[tuple[str, int]] = (),
     rank_by: RankBy = "time", budget: float | None = None, deadline_hours: float | None = None, best: bool = False,
     prices: str | Path | None = None, machine_file: str | Path | None = None, measured: float | None = None,
-    target: Literal["aws", "local", "slurm"] | None = None,
+    target: TargetName | None = None,
     set_: Sequence[str] = (), **sections: Any,
 ) -> Plan:  # fmt: skip
     """Plan the train stage of a config and the stages around it. Needs no credentials and no network.
@@ -63,8 +64,8 @@ def plan(
             $SMTRAIN_HOME, if it exists.
         measured: Tokens a second that a run of this config reached, with its own mesh and machines (or on a machine of
             your own, if `machines` names only that one). All plans for the same chip are corrected by it.
-        target: Plan a run on `aws`, a `local` one, or one on a `slurm` cluster, which cluster.time divides into
-            attempts. Default: slurm if the config says so; local if the config says so, names no
+        target: Plan a run on `aws`, a `local` one, one on a `slurm` cluster, which cluster.time divides into attempts,
+            or one on `pai-dlc`. Default: slurm or pai-dlc if the config says so; local if the config says so, names no
             compute.instance_type, and none of `machines`, `best` and the limits is given; else aws. A local plan
             without an instance type is for this machine: processes and memory, no dollars.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Wins over `source` and `sections`.
@@ -239,7 +240,11 @@ def _plan(
     option = "spot" if config.compute.spot else "on_demand"
     hourly = prices.find(machine.type, option, config.compute.region)
     per_dollar = tokens * HOUR / (hourly.dollars_per_hour * machine.count) if tokens and hourly else None
-    if hourly is None and config.target != "slurm":
+    if hourly is None and config.target == "pai-dlc":
+        warnings.append(
+            f"no price is known for {machine.type} on PAI-DLC; give one as machines.{machine.type}.dollars_per_hour"
+        )
+    elif hourly is None and config.target != "slurm":
         warnings.append(f"{_no_price(machine.type, option)}; give one with --prices")
     used = spent.prices if spent else (hourly,) if hourly else ()
     warnings += [f"price: {p}" for p in used if p.guess]

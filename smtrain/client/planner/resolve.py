@@ -22,6 +22,7 @@ from smtrain.core.config.secrets import hide
 from smtrain.core.errors import ConfigError, JobError, reworded
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import sagemaker_lack
+from smtrain.core.facts.sagemaker import ELSEWHERE
 from smtrain.core.model.families import ModelShape
 from smtrain.core.near import hint
 from smtrain.core.protocol.requests import stage_of
@@ -45,7 +46,7 @@ def load_config(
     Args:
         source: A YAML file's path, a mapping, or a `JobConfig`. None: `sections` are all of it.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML.
-        target: `local`, `aws` or `slurm`; overrides the config.
+        target: `local`, `aws`, `slurm` or `pai-dlc`; overrides the config.
         **sections: The config's sections as mappings, merged into `source`.
 
     Returns:
@@ -193,14 +194,14 @@ def _settled(drafted: Draft, config: JobConfig) -> tuple[JobConfig, set[str]]:
 
 
 def planned_for(source: Source | None, *, set_: Sequence[str] = (), for_machines: bool = False, **sections: Any) -> str:
-    """The target of a plan that names none: slurm or local if the config says so, else aws.
+    """The target of a plan that names none: slurm, pai-dlc or local if the config says so, else aws.
 
     A local config that names an instance type is planned on AWS, as it is a trial of a run there; so is every plan
     `for_machines`, whose instances were named.
     """
     config = _as_loaded(source, set_, sections) or draft(source, set_=set_, **sections).config
-    if config is not None and config.target == "slurm":
-        return "slurm"
+    if config is not None and config.target in ELSEWHERE:
+        return config.target
     said = config is not None and "target" in config.model_fields_set
     return "local" if config is not None and said and not for_machines and is_here(config) else "aws"
 

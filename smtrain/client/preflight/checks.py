@@ -20,6 +20,7 @@ from smtrain.client.preflight import (  # fmt: skip
     disk,
     image,
     limits,
+    pai_dlc,
     quotas,
     resume,
     role,
@@ -81,7 +82,7 @@ def check(
         endpoint: Also check what an endpoint of this name needs on AWS.
         group: Also check what registering a version in this model package group needs.
         pipeline: Also check what a SageMaker pipeline of this name needs.
-        target: `local`, `aws` or `slurm`, instead of the config's `target`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, instead of the config's `target`.
         set_: `a.b=value` texts, as for `--set`; the value is read as YAML. Overrides `source` and `sections`.
         **sections: The config's sections as mappings, merged into `source`.
 
@@ -107,7 +108,7 @@ def check(
     except ConfigError as error:
         return Report(_of_config(error))
     if place.queues:
-        return _of_cluster(config, place, [stage] if stage else stages_of(config, place.name))
+        return _of_queue(config, place, [stage] if stage else stages_of(config, place.name))
     return _all(config, place.name, [stage] if stage else stages_of(config, place.name), others)
 
 
@@ -135,7 +136,7 @@ def _all(config: JobConfig, target: TargetName, stages: Sequence[Stage], others:
     return Report((*findings, *(finding for finding in rest if not findings or finding.check != "config")))
 
 
-def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
+def _of_queue(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> Report:
     try:
         chain = Chain(config, place, look=False)
     except ConfigError as error:
@@ -143,8 +144,15 @@ def _of_cluster(config: JobConfig, place: JobPlace, stages: Sequence[Stage]) -> 
     context = Context(chain, stages)
     # A machine that the planner does not know has no plan, so there is nothing to report about nodes of one's own.
     others = [one for name in ON_CLUSTERS for one in _one(context, name) if isinstance(one, Finding)]
-    nodes = cluster.look(chain, stages, probe="train" in stages)
+    nodes = _look_at_queue(chain, stages, probe="train" in stages)
     return Report((Finding("config", "ok", "the config is valid"), *nodes, *others))
+
+
+def _look_at_queue(chain: Chain, stages: Sequence[Stage], *, probe: bool = False) -> Iterator[Finding]:
+    """The checks of a backend with a queue of its own; `probe`: also ask the nodes of a cluster."""
+    if chain.target.name == "pai-dlc":
+        return pai_dlc.look(chain, stages)
+    return cluster.look(chain, stages, probe=probe)
 
 
 def _lacking(faults: Sequence[str], config: JobConfig) -> str | None:
@@ -207,7 +215,7 @@ def before(chain: Chain, stages: Sequence[Stage], say: Say) -> None:
     command line has already asked about it.
     """
     if chain.target.queues:
-        report = Report(tuple(cluster.look(chain, stages)))
+        report = Report(tuple(_look_at_queue(chain, stages)))
     elif chain.target.name == "aws":
         report = look(chain, stages, without=["price"])
     else:

@@ -60,7 +60,7 @@ def draft(
         raw["target"] = target
     if wrong := [*_text_faults(raw), *_name_faults(raw)]:
         raise ConfigError([" ".join(fault.splitlines()) for fault in wrong[:_MOST_FAULTS]], code="config.wrong_value")
-    _place_on_cluster(raw)
+    _place_elsewhere(raw)
     auto = raw.get("parallel") == "auto"
     config, removed, more = _validate({key: value for key, value in raw.items() if not auto or key != "parallel"})
     return Draft(config, faults + more, removed, auto)
@@ -185,20 +185,21 @@ def _absolute(raw: dict[str, Any], base: Path) -> dict[str, Any]:
     return raw
 
 
-def _place_on_cluster(raw: dict[str, Any]) -> None:
-    """Make file:// URIs of absolute paths that are not on this machine, if a cluster is reached by ssh.
-
-    A path that does not exist here is assumed to be on the cluster, which checks it later.
-    """
-    cluster = raw.get("cluster")
-    if raw.get("target") != "slurm" or not isinstance(cluster, dict) or not cluster.get("host"):
+def _place_elsewhere(raw: dict[str, Any]) -> None:
+    """Make file:// URIs of absolute paths that the jobs see and this machine does not: those that do not exist here, if
+    a cluster is reached by ssh, which checks them later; and those below a mount of PAI-DLC."""
+    target, section = raw.get("target"), raw.get({"slurm": "cluster", "pai-dlc": "pai"}.get(str(raw.get("target")), ""))
+    if not isinstance(section, dict) or (target == "slurm" and not section.get("host")):
         return
-    for section, field in _paths(raw):
-        value = section.get(field) if isinstance(section, dict) else None
-        if not (isinstance(section, dict) and isinstance(value, str) and value.startswith("/")):
+    mounts = section.get("data") if target == "pai-dlc" else ()
+    folders = [one["path"] for one in mounts or () if isinstance(one, dict) and isinstance(one.get("path"), str)]
+    for mapping, field in _paths(raw):
+        value = mapping.get(field) if isinstance(mapping, dict) else None
+        if not (isinstance(mapping, dict) and isinstance(value, str) and value.startswith("/")):
             continue
-        if not glob.has_magic(value) and not Path(value).exists():
-            section[field] = "file://" + value.rstrip("/")
+        mounted = any(f"{value}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
+        if mounted or (target == "slurm" and not glob.has_magic(value) and not Path(value).exists()):
+            mapping[field] = "file://" + value.rstrip("/")
 
 
 def _is_address(value: str, base: Path) -> bool:

@@ -13,6 +13,7 @@ from smtrain.core.config.cluster import Cluster
 from smtrain.core.config.compute import Compute, Local, MachineEntry, MachineName, Network
 from smtrain.core.config.data import Data
 from smtrain.core.config.outputs import Checkpoint, Evaluate, Export, Generate, Notify, Output
+from smtrain.core.config.pai import Pai
 from smtrain.core.config.section import Section
 from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
@@ -38,8 +39,8 @@ class JobConfig(Section):
     name: str = Field("smtrain", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,35}$")
     """Name of the run, at most 36 characters: its jobs and its folder in S3 begin with it."""
     target: TargetName = "local"
-    """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster; `--target`
-    overrides it."""
+    """Backend of the jobs: `local` is this machine, `aws` SageMaker, `slurm` the cluster of section cluster, `pai-dlc`
+    Alibaba Cloud; `--target` overrides it."""
     model: Model
     """The model that training starts from."""
     data: Data = Data()
@@ -52,6 +53,8 @@ class JobConfig(Section):
     """The machines, and for how long."""
     cluster: Cluster = Cluster()
     """A Slurm cluster, for target slurm."""
+    pai: Pai = Pai()
+    """Alibaba Cloud PAI-DLC, for target pai-dlc."""
     checkpoint: Checkpoint = Checkpoint()
     """The training checkpoints, and what a resume reads."""
     output: Output = Output()
@@ -91,6 +94,11 @@ class JobConfig(Section):
     def own_machine(self) -> MachineEntry | None:
         """The entry of `machines` that `compute.instance_type` names; None if it is one of SageMaker's types."""
         return self.machines.get(self.compute.instance_type)
+
+    @property
+    def own_command(self) -> str | None:
+        """The user's command that a run's only stage runs instead of smtrain's training."""
+        return self.pai.command if self.target == "pai-dlc" else None
 
     @property
     def world_size(self) -> int:

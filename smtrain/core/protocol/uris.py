@@ -35,6 +35,7 @@ _S3_CONSOLE = re.compile(
 _S3_ARN = re.compile(r"arn:aws[\w-]*:s3:::([^/]+)/?(.*)")
 _SCHEMES = (
     (re.compile(r"s3[an]?:/{0,2}(?=[^/])", re.I), "s3://"),
+    (re.compile(r"oss:/{0,2}(?=[^/])", re.I), "oss://"),
     (re.compile(r"(?:hf|huggingface):/{0,2}(?=[^/])", re.I), "hf://"),
     (re.compile(r"modelscope:/{0,2}(?=[^/])", re.I), "modelscope://"),
     (re.compile(r"demo:/{0,2}(?=[^/])", re.I), "demo://"),
@@ -44,11 +45,11 @@ _SCHEMES = (
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key (or prefix) of an s3:// URI: `("bucket", "some/key")` for `s3://bucket/some/key`; for a file://
-    URI an empty bucket and the path."""
+    """Bucket and key (or prefix) of an s3:// or oss:// URI: `("bucket", "some/key")` for `s3://bucket/some/key`; for a
+    file:// URI an empty bucket and the path."""
     if uri.startswith("file://"):
         return "", uri.removeprefix("file://")
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    bucket, _, key = uri.removeprefix("s3://").removeprefix("oss://").partition("/")
     return bucket, key
 
 
@@ -129,6 +130,13 @@ def data_source(uri: str) -> dict[str, str] | None:
     }
 
 
-def readable_schemes(target: str) -> tuple[str, ...]:
-    """Further schemes that inputs may have: file://, which stands for a path on a cluster (load.py)."""
-    return ("file://",) if target == "slurm" else ()
+def object_store(target: str) -> str:
+    """Scheme of the target's object store: s3://, for PAI-DLC oss://."""
+    return "oss://" if target == "pai-dlc" else "s3://"
+
+
+def readable_schemes(target: str, *, mounted: bool = False) -> tuple[str, ...]:
+    """Schemes of what a target's jobs can read, other than hubs: its object store, with `mounted` AWS's file systems,
+    and file://, which stands for a path that the jobs see (load.py)."""
+    file_systems = ("fsx://", "efs://") if mounted and target != "pai-dlc" else ()
+    return (object_store(target), *file_systems, *(("file://",) if target in ("slurm", "pai-dlc") else ()))

@@ -29,7 +29,7 @@ from smtrain.worker.evaluation.report import sentences
 _GENERATOR = "smtrain report"
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 _WAITING = ("Starting", "Pending", "LaunchingMLInstances")
-_PLACES = {"local": "this machine", "slurm": "a Slurm cluster"}
+_PLACES = {"local": "this machine", "slurm": "a Slurm cluster", "pai-dlc": "Alibaba Cloud PAI-DLC"}
 
 
 @public

@@ -23,7 +23,7 @@ from smtrain.core.config import JobConfig, Stage
 from smtrain.core.config.load import Source
 from smtrain.core.config.schema import digest
 from smtrain.core.errors import ConfigError, JobError
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
 from smtrain.core.files import home
 from smtrain.core.interrupts import gently
 from smtrain.core.public import public
@@ -59,7 +59,7 @@ def tune(
         budget: US dollars for all trials, by the planner's estimate. Default: `compute.price_limit`.
         early_stop: Stop a trial whose val_loss is worse than the median of the others at its step.
         out: The folder for best.yaml, trials.json and, with matplotlib, tuning.png. Default: no files.
-        target: `local`, `aws` or `slurm`, in place of the config's `target`.
+        target: `local`, `aws`, `slurm` or `pai-dlc`, in place of the config's `target`.
         check: On AWS, run `smtrain.check` first, and start nothing if it finds a fault.
         set_: `a.b=value` texts, as `--set` takes them; the value is read as YAML. Wins over `source` and `sections`.
         say: Called with each line.
@@ -126,9 +126,9 @@ def _settled(
         raise ConfigError(faults, code="config.wrong_value")
     axes = axes_of([over] if isinstance(over, str) else over)
     config = load_config(source, set_=set_, target=target, **sections)
-    if config.target == "slurm" and (ranged := [str(axis) for axis in axes if axis.ranged]):
+    if config.target in ELSEWHERE and (ranged := [str(axis) for axis in axes if axis.ranged]):
         raise ConfigError(
-            f"--over {ranged[0]}: a Slurm cluster tries combinations alone; name the values, with commas between",
+            f"--over {ranged[0]}: target {config.target} tries combinations alone; name values, with commas between",
             code="config.combination",
         )
     try_ends(config, axes)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from smtrain.client.backends.choose import named, place_of, sagemaker
+from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.slurm.job_registry import remember
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
@@ -24,8 +24,8 @@ def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_that_was_submitted_from_here_is_found_by_its_name() -> None:
-    remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
-    remember(Cluster(shared="/fsx/b"), "b-train-00000002")
+    CLUSTERS.remember(Cluster(host="me@head", shared="/fsx/a"), "a-train-00000001")
+    CLUSTERS.remember(Cluster(shared="/fsx/b"), "b-train-00000002")
     assert place_of("a-train-00000001") == ("a-train-00000001", SlurmPlace(Cluster(host="me@head", shared="/fsx/a")))
     # Without a job's name, the cluster used last.
     assert named("slurm") == SlurmPlace(Cluster(shared="/fsx/b"))

@@ -9,7 +9,7 @@ import pytest
 
 from smtrain.cli import download, logs, status, stop
 from smtrain.client.backends.choose import place_of
-from smtrain.client.backends.slurm import job_registry
+from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.jobs.listing import job_of
 from smtrain.core.config.cluster import Cluster
 from testing.plane import plane
@@ -87,9 +87,9 @@ def test_a_run_on_a_cluster_is_found_there(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("SMTRAIN_TARGET", raising=False)
     for at, shared in enumerate(("/fsx/a", "/fsx/b")):
         job = f"far-train-{HASHES[at]}"
-        job_registry.remember(Cluster(shared=shared), job)
+        CLUSTERS.remember(Cluster(shared=shared), job)
         os.utime(tmp_path / "slurm" / f"{job}.json", (at, at))
-    job_registry.remember(Cluster(shared="/fsx/c"), f"farther-train-{HASHES[0]}")
-    assert job_registry.knows("far")
-    assert job_registry.cluster_of("far").shared == "/fsx/b"
-    assert not job_registry.knows("fa")
+    CLUSTERS.remember(Cluster(shared="/fsx/c"), f"farther-train-{HASHES[0]}")
+    assert CLUSTERS.knows("far")
+    assert CLUSTERS.section_of("far").shared == "/fsx/b"
+    assert not CLUSTERS.knows("fa")

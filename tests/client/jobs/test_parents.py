@@ -10,8 +10,8 @@ import pytest
 
 import smtrain
 from smtrain.cli.options import model_folder
+from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.sagemaker.target import Target
-from smtrain.client.backends.slurm import job_registry
 from smtrain.client.jobs.job import Job
 from smtrain.client.launch.stages import Chain
 from smtrain.core.config.cluster import Cluster
@@ -152,7 +152,7 @@ def test_a_run_of_another_target_is_named_with_the_way_to_copy_it(
     assert "only on this machine; `smtrain download here FOLDER --target local`" in refusal(
         {**child, **slurm}, "run://here"
     )
-    job_registry.remember(Cluster(shared=str(tmp_path)), f"there-export-{ONE}")
+    CLUSTERS.remember(Cluster(shared=str(tmp_path)), f"there-export-{ONE}")
     assert "only on the cluster; `smtrain download there FOLDER --target slurm`" in refusal(child, "run://there")
     planned = smtrain.plan(starting(child, "run://here"), target="aws")  # its shape is known, without credentials
     assert planned.model.startswith("here ")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from smtrain.client.backends.sagemaker.calls import NO_REGION, aws_session, checked, retrying, spell, transferring
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.extras import collector_paused
-from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.facts.sagemaker import ELSEWHERE, TargetName
 
 # The file in which Studio, its spaces and notebook instances describe themselves (SageMaker Developer Guide).
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
@@ -30,8 +30,10 @@ class Clients:
     region: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(TargetName) or self.name == "slurm":
-            raise ConfigError(f"target: got {self.name!r}; it is local, aws or slurm", code="config.wrong_value")
+        if self.name not in get_args(TargetName) or self.name in ELSEWHERE:
+            raise ConfigError(
+                f"target: got {self.name!r}; it is local, aws, slurm or pai-dlc", code="config.wrong_value"
+            )
 
     @cached_property
     def session(self) -> boto3.Session:

@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from smtrain.client.backends.sagemaker.calls import FULL
 from smtrain.core.errors import JobError
 from smtrain.core.facts.sagemaker import TargetName
 from smtrain.core.interrupts import interruptible, pause
+
+_Some = TypeVar("_Some")
 
 
 @dataclass
@@ -121,6 +123,23 @@ def impatient(target: TargetName) -> Patience:
     """Patience of a command that answers at once: on AWS only the retries of each call (`circuit_breaker`), so that all
     calls together end within half a minute if nothing answers."""
     return Patience(120.0 if target == "local" else 0.0)
+
+
+def outlasting(look: Callable[[], _Some], patience: Any, lost: type[Exception]) -> _Some:
+    """Call `look` again after an error of this type, for as long as `patience` (None: not at all) allows."""
+    backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)
+    while True:
+        try:
+            answer = look()
+        except lost as error:
+            if (wait := backoff.pause()) is None:
+                raise
+            patience.trouble = str(error)
+            time.sleep(wait)
+        else:
+            if patience:
+                patience.trouble = None
+            return answer
 
 
 def _short(error: Exception) -> str:

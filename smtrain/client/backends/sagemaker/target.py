@@ -25,6 +25,7 @@ class Target(Clients):
     """The SageMaker backend (`backends.base.JobPlace`)."""
 
     queues = False
+    chains = False
     """SageMaker has no job dependencies: a stage is created when the previous one has ended."""
 
     def base(self, uri: str | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from smtrain.client.backends.slurm.job_registry import forget
+from smtrain.client.backends.job_registry import CLUSTERS
 from smtrain.client.backends.slurm.place import SlurmPlace
 from smtrain.client.backends.slurm.script import REQUEST, SCHEME, path_of
 from smtrain.core.protocol.finished import Going, Record, going
@@ -119,7 +119,7 @@ def remove(place: SlurmPlace, chosen: Going, units: Iterable[Unit]) -> int:
         names = "\0".join(f"./{unit.path}" for unit in units).encode(errors="surrogateescape")
         place.head.run("sh", "-c", _REMOVE, "sh", place.shared, feed=names, seconds=None)
     for record in chosen.jobs:
-        forget(record.name)
+        CLUSTERS.forget(record.name)
     return sum(unit.size for unit in units)
 
 

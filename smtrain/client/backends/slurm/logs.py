@@ -7,9 +7,9 @@ read whole; a line gets the time at which the file was written when the line was
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
+from smtrain.client.backends.description import matches, milliseconds
 from smtrain.client.backends.slurm.remote_shell import Head
 from smtrain.client.backends.slurm.script import WORDS, WORDS_LOG
 
@@ -82,11 +82,8 @@ class LogFiles:
             if whole and (not marks or at > marks[-1][1]):
                 marks.append((max(newest, marks[-1][0] if marks else 0), at))
             events += new
-        wanted = (pattern or "").strip('"')
-        return sorted(
-            (e for e in events if e["timestamp"] >= start and wanted in e["message"] and _is_of(e, host)),
-            key=lambda event: event["timestamp"],
-        )
+        wanted = (event for event in events if matches(event, start, host, pattern))
+        return sorted(wanted, key=lambda event: int(event["timestamp"]))
 
     def last(self, count: int) -> list[dict[str, Any]]:
         """The last so many events of every node."""
@@ -101,11 +98,11 @@ class LogFiles:
         """The events of complete lines, and the bytes of those lines."""
         whole = content.rfind(b"\n") + 1
         if file.startswith(WORDS):
-            return self._of_slurm(_milliseconds(file.partition("@")[2]), content[:whole]), whole
+            return self._of_slurm(milliseconds(file.partition("@")[2]), content[:whole]), whole
         stream, stamp, events = f"{self.job}/{file.removesuffix('.log')}-0", 0, []
         for line in content[:whole].decode(errors="replace").split("\n")[:-1]:
             time, _, text = line.partition(" ")
-            if at := _milliseconds(time):
+            if at := milliseconds(time):
                 stamp = at
             else:  # a line without a time belongs to the one before it
                 text = line
@@ -138,14 +135,3 @@ def _blocks(output: bytes) -> list[tuple[str, bytes]]:
         blocks.append((name, output[: int(size)]))
         output = output[int(size) :]
     return blocks
-
-
-def _milliseconds(text: str) -> int:
-    try:
-        return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
-    except ValueError:
-        return 0
-
-
-def _is_of(event: dict[str, Any], host: str | None) -> bool:
-    return host is None or event["logStreamName"].rpartition("/")[2].startswith(f"{host}-")

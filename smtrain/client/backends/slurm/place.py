@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from smtrain.client.backends.sagemaker.retry import Backoff
+from smtrain.client.backends.description import definitions, final_metrics, summary
+from smtrain.client.backends.job_registry import CLUSTERS
+from smtrain.client.backends.sagemaker.retry import outlasting
 from smtrain.client.backends.slurm import copying
-from smtrain.client.backends.slurm.job_registry import remember
 from smtrain.client.backends.slurm.logs import LogFiles
 from smtrain.client.backends.slurm.remote_shell import Head, HeadError, HeadLostError
 from smtrain.client.backends.slurm.script import (
@@ -31,10 +32,8 @@ from smtrain.client.backends.slurm.script import (
 from smtrain.client.backends.slurm.state import (
     QUEUE,
     QueueRow,
-    definitions,
     description,
     events_of,
-    final_metrics,
     queue_rows,
     state_of,
 )
@@ -42,7 +41,6 @@ from smtrain.core.config.cluster import Cluster
 from smtrain.core.errors import ConfigError, JobError
 from smtrain.core.text import Say, say
 
-_Some = TypeVar("_Some")
 _LAST_LINES = 200  # of a job's log: the totals of a stage are among them
 # Finds the line of Slurm's output that explains an attempt's end; skips reports that tasks ended or were signalled.
 _CAUSE = r"""
@@ -123,6 +121,7 @@ class SlurmPlace:
 
     # ---- what a request is filled in with
     queues = True
+    chains = True
     """Slurm starts each stage after the previous one, so all are submitted at once."""
 
     def region_name(self) -> str:
@@ -172,7 +171,7 @@ class SlurmPlace:
             copying.outlasting(attempt, say)  # if the answer was lost, the next attempt finds the job
         except HeadError as error:
             raise JobError(f"{name} was not submitted: {error}") from None
-        remember(self.section, name)
+        CLUSTERS.remember(self.section, name)
         answer = output.decode().strip()
         return None if answer == "taken" else answer.partition(";")[0]
 
@@ -194,12 +193,7 @@ class SlurmPlace:
 
     def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
         jobs = self._look(f"*{contains or ''}*", None)
-        keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
-        rows = [
-            {key: job[key] for key in (*keys, "TrainingEndTime") if key in job}
-            for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)
-        ]
-        yield rows
+        yield [summary(job) for job in sorted(jobs, key=lambda job: job["CreationTime"], reverse=True)]
 
     def stop(self, name: str) -> None:
         """Ask a job to save and end; a waiting job is removed from the queue."""
@@ -216,7 +210,7 @@ class SlurmPlace:
         self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
     ) -> dict[str, Any]:
         """One page with all events from a time (ms) on."""
-        return {"events": _patiently(lambda: self._log(name).since(start, host, pattern), patience)}
+        return {"events": outlasting(lambda: self._log(name).since(start, host, pattern), patience, HeadLostError)}
 
     def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
         return self._log(name).last(count)
@@ -264,7 +258,7 @@ class SlurmPlace:
         return self._folders[name]
 
     def _look(self, pattern: str, patience: Any, one: str = "") -> Iterator[dict[str, Any]]:
-        output = _patiently(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience)
+        output = outlasting(lambda: self.head.sh(_LOOK, self.shared, pattern, one), patience, HeadLostError)
         queue, *parts = output.decode(errors="replace").split("\0")
         rows: dict[str, QueueRow] = {} if queue == "unreachable" else queue_rows(queue)
         for at in range(0, len(parts) - 4, 5):
@@ -285,20 +279,3 @@ class SlurmPlace:
                 else {"TrainingJobName": name, "OutputDataConfig": {"S3OutputPath": base}, "ResourceConfig": {}}
             )
             yield description(sent, events, state, row)
-
-
-def _patiently(look: Callable[[], _Some], patience: Any) -> _Some:
-    """Call `look` again while the head node is away, for as long as `patience` allows."""
-    backoff = Backoff(patience.limit_s if patience else 0.0, 0.5, 20.0)
-    while True:
-        try:
-            answer = look()
-        except HeadLostError as error:
-            if (wait := backoff.pause()) is None:
-                raise
-            patience.trouble = str(error)
-            time.sleep(wait)
-        else:
-            if patience:
-                patience.trouble = None
-            return answer

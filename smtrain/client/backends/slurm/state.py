@@ -7,11 +7,12 @@ queue decides for a job that has not ended. No other state is kept.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
+
+from smtrain.client.backends.description import JobState, JobTimes, describe
 
 QUEUE = "%i|%j|%T|%r"
 """squeue's format of a row, which is the same in all releases, unlike its JSON."""
@@ -64,16 +65,6 @@ class QueueRow:
     def rank(self) -> tuple[bool, int]:
         number = self.id.partition("_")[0]  # a job array: not ours, but of the same name
         return not self.over, int(number) if number.isdigit() else 0
-
-
-@dataclass(frozen=True)
-class JobState:
-    """Status in SageMaker's terms, with its reason."""
-
-    status: str
-    """InProgress, Stopping, Stopped, Completed or Failed."""
-    secondary: str
-    message: str = ""
 
 
 def queue_rows(text: str) -> dict[str, QueueRow]:
@@ -160,26 +151,11 @@ def description(
 ) -> dict[str, Any]:
     """DescribeTrainingJob's answer for such a job."""
     times = [_moment(event["at"]) for event in events] or [datetime.now(timezone.utc)]
-    name, ended = request["TrainingJobName"], state.status in ("Completed", "Failed", "Stopped")
-    base = request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
     id_ = next((str(event["id"]) for event in reversed(events) if event.get("id")), row.id if row else "")
-    described: dict[str, Any] = {
-        **request,
-        "TrainingJobArn": f"slurm:{id_}:{name}",
-        "TrainingJobStatus": state.status,
-        "SecondaryStatus": state.secondary,
-        "CreationTime": times[0],
-        "LastModifiedTime": times[-1],
-        "ModelArtifacts": {"S3ModelArtifacts": f"{base}/{name}/output/model"},
-        "SecondaryStatusTransitions": _transitions(events, state),
-    }
-    if started := [event for event in events if event["event"] == "start"]:
-        described["TrainingStartTime"] = _moment(started[0]["at"])
-    if ended:
-        described["TrainingEndTime"] = times[-1]
-    if state.status in ("Failed", "Stopped") and state.message:
-        described["FailureReason"] = state.message
-    return described
+    started = next((_moment(event["at"]) for event in events if event["event"] == "start"), None)
+    return describe(
+        request, "slurm", id_, state, JobTimes(times[0], times[-1], started), _transitions(events, state)
+    )  # fmt: skip
 
 
 def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict[str, Any]]:
@@ -212,22 +188,3 @@ def _transitions(events: Iterable[dict[str, Any]], state: JobState) -> list[dict
 
 def _moment(at: int) -> datetime:
     return datetime.fromtimestamp(at, timezone.utc)
-
-
-def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
-    """(name, pattern) of a request's metrics."""
-    defined = request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
-    return [(one["Name"], re.compile(one["Regex"])) for one in defined]
-
-
-def final_metrics(
-    defined: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """FinalMetricDataList of a job with these log events, oldest first."""
-    last: dict[str, dict[str, Any]] = {}
-    for event in events:
-        for name, pattern in defined:
-            if match := pattern.search(event["message"]):
-                at = datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc)
-                last[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}
-    return list(last.values())

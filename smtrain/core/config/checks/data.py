@@ -19,7 +19,7 @@ from smtrain.core.extras import MODULES, missing, present
 from smtrain.core.model.hf_folder import tokenizer_in
 from smtrain.core.near import near_path
 from smtrain.core.protocol.entrypoints import EXTRAS, data_needs
-from smtrain.core.protocol.uris import readable_schemes, respelled
+from smtrain.core.protocol.uris import object_store, readable_schemes, respelled
 from smtrain.core.yaml_text import YamlError, parse
 
 
@@ -122,12 +122,12 @@ PHONES = Rule(
 def data_faults(config: JobConfig) -> Iterator[Fault]:
     """Sources that cannot be mixed, and options that the objective cannot use."""
     yield from broken(SOURCES, config)
-    key = config.data.text_key
-    for path in (source.path for source in config.data.all_sources if source.path.startswith("s3://")):
+    key, store = config.data.text_key, object_store(config.target)
+    for path in (source.path for source in config.data.all_sources if source.path.startswith(store)):
         if "*" in path or "?" in path:
             yield (
                 {key},
-                f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give the prefix up "
+                f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give the prefix up "
                 "to it, and data.format if there are other files",
             )
     yield from broken((*OBJECTIVE, *(PRETRAIN_ONLY if config.train.objective != "pretrain" else ())), config)
@@ -141,49 +141,57 @@ def data_faults(config: JobConfig) -> Iterator[Fault]:
 
 def path_faults(config: JobConfig) -> Iterator[Fault]:
     """Text that is not on this machine, and URIs of schemes that cannot be read."""
-    key = config.data.text_key
-    known = ("s3://", "hf://", "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+    key, store = config.data.text_key, object_store(config.target)
+    known = ("hf://", "demo://", *readable_schemes(config.target, mounted=True))
     for path in (source.path for source in config.data.all_sources):
         if hint := respelled(path, known, data=True) if not path.startswith(known) else None:
             yield {key}, f"{key}: {hint}"
         elif "://" in path and not path.startswith(known):
-            yield {key}, f"{key}: {path} is not a path, s3://, hf://, fsx://, efs:// or demo://"
+            yield {key}, f"{key}: {path} is not {_words(config.target, 'hf://')}"
         elif "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
+            remedy = f"{near_path(path)}give a file, a folder, a glob or an {store} URI"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
     yield from _other_path_faults(config)
 
 
+def _words(target: str, *hub: str) -> str:
+    """The kinds of places for text, in the words of a sentence."""
+    schemes = [one for one in readable_schemes(target, mounted=True) if one != "file://"]
+    return f"a path, {', '.join([schemes[0], *hub, *schemes[1:]])} or demo://"
+
+
 def _other_path_faults(config: JobConfig) -> Iterator[Fault]:
     """The same for held-out text, the text of tests and a language model."""
+    store = object_store(config.target)
     for key, channel, path in other_inputs(config):
         hub = ("hf://",) if channel == TESTS_CHANNEL else ()
-        known = ("s3://", *hub, "demo://", "fsx://", "efs://", *readable_schemes(config.target))
+        known = (*hub, "demo://", *readable_schemes(config.target, mounted=True))
         if hint := respelled(path, known) if not path.startswith(known) else None:
             yield {key}, f"{key}: {hint}"
             continue
         if "://" in path and not path.startswith(known):
-            yield {key}, f"{key}: {path} is not a path, s3://, {'hf://, ' if hub else ''}fsx://, efs:// or demo://"
-        if path.startswith("s3://") and ("*" in path or "?" in path):
-            yield {key}, f"{key}: {path} has a wildcard, and a SageMaker input is everything under a prefix; give that"
+            yield {key}, f"{key}: {path} is not {_words(config.target, *hub)}"
+        if path.startswith(store) and ("*" in path or "?" in path):
+            yield {key}, f"{key}: {path} has a wildcard, and a job's input is everything under a prefix; give that"
         if "://" not in path and not Path(path).exists() and not glob.has_magic(path):
-            remedy = f"{near_path(path)}give a file, a folder, a glob or an s3:// URI"
+            remedy = f"{near_path(path)}give a file, a folder, a glob or an {store} URI"
             yield {key}, Sentence(f"{key}: {path} does not exist; {remedy}", "data.not_found")
 
 
 def prepared_faults(config: JobConfig) -> Iterator[Fault]:
     """A folder of this machine that is not a prepared dataset, and URIs of schemes that cannot be read."""
-    prepared = config.data.prepared
-    if prepared is None or prepared.startswith(("s3://", "fsx://", "efs://", *readable_schemes(config.target))):
+    prepared, store = config.data.prepared, object_store(config.target)
+    known = readable_schemes(config.target, mounted=True)
+    if prepared is None or prepared.startswith(known):
         return
-    if hint := respelled(prepared, ("s3://", "fsx://", "efs://")):
+    if hint := respelled(prepared, known):
         yield {"data.prepared"}, f"data.prepared: {hint}"
     elif "://" in prepared:
-        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or an s3:// URI"
+        yield {"data.prepared"}, f"data.prepared: {prepared} is not a folder or an {store} URI"
     elif not (Path(prepared) / "manifest.json").is_file():
         fault = (
             f"data.prepared: {prepared} holds no manifest.json; give a folder that `smtrain data prepare` or stage "
-            "prepare wrote, or its s3:// URI"
+            f"prepare wrote, or its {store} URI"
         )
         yield {"data.prepared"}, Sentence(fault, "data.not_found")
 
@@ -218,15 +226,15 @@ def task_faults(config: JobConfig) -> Iterator[Fault]:
     """Tasks of stage evaluate that run code, or are named by a path of this machine and cannot be read there."""
     if fault := code_fault(config.evaluate.tasks, config.evaluate.run_generated_code):
         yield {"evaluate.tasks", "evaluate.run_generated_code"}, f"evaluate.tasks: {fault}"
-    data = config.evaluate.data
-    if data is None or data.startswith(("s3://", *readable_schemes(config.target))):
+    data, store = config.evaluate.data, object_store(config.target)
+    if data is None or data.startswith(readable_schemes(config.target)):
         return
     folder = Path(data)
-    if hint := respelled(data, ("s3://",)):
+    if hint := respelled(data, (store,)):
         yield {"evaluate.data"}, f"evaluate.data: {hint}"
         return
     if "://" in data or not folder.is_dir():
-        fault = f"{data} is not a folder or an s3:// URI; give one of task YAMLs, or of a benchmark's files"
+        fault = f"{data} is not a folder or an {store} URI; give one of task YAMLs, or of a benchmark's files"
         yield {"evaluate.data"}, Sentence(f"evaluate.data: {fault}", "data.not_found")
         return
     own = tasks_in(folder)

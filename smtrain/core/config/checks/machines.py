@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from smtrain.core.config.checks.pai import pai_faults
 from smtrain.core.config.checks.rule import ConfigRule as Rule
 from smtrain.core.config.checks.rule import Fault, all_set, broken
 from smtrain.core.config.schema import JobConfig, inputs_of
@@ -12,7 +13,7 @@ from smtrain.core.config.slurm_options import option_faults
 from smtrain.core.facts import instance
 from smtrain.core.facts.engines import TRAINIUM2, lnc_fault, sagemaker_lack
 from smtrain.core.facts.trainium2 import instead, pairs_of, torus_chip, untiled
-from smtrain.core.protocol.uris import data_source, is_mounted
+from smtrain.core.protocol.uris import data_source, is_mounted, object_store
 
 MESH_KEYS = {
     "parallel.tp", "parallel.pp", "parallel.dp", "parallel.cp",
@@ -184,6 +185,8 @@ def machine_faults(config: JobConfig) -> Iterator[Fault]:
             yield {"compute.environment", "compute.processes_per_instance", "compute.instance_type"}, fault
     if config.target == "slurm":
         yield from _cluster_faults(config)
+    if config.target == "pai-dlc":
+        yield from pai_faults(config)
 
 
 def _places(config: JobConfig) -> list[tuple[str, str]]:
@@ -202,7 +205,8 @@ def _name_faults(config: JobConfig) -> Iterator[Fault]:
                 "and dots",
             )
         elif is_mounted(uri) and key == "model.path":
-            yield {key}, f"{key}: {uri} cannot lie on a file system; give a folder or an s3:// URI"
+            store = object_store(config.target)
+            yield {key}, f"{key}: {uri} cannot lie on a file system; give a folder or an {store} URI"
         elif is_mounted(uri) and data_source(uri) is None:
             yield {key}, f"{key}: {uri} must look like fsx://fs-0123456789abcdef0/folder"
     for tag in config.tags:
@@ -217,6 +221,10 @@ def _own_machine_fault(config: JobConfig) -> str | None:
     name = config.compute.instance_type
     if config.target == "aws" and config.own_machine is None and (lack := sagemaker_lack(name)):
         return f"{lack}; {trainium2_instead(config)}"
+    if config.target == "pai-dlc":
+        return None if config.own_machine else (
+            f"{name} is not one of PAI-DLC; describe the GPUs of a pod under machines, and name that entry"
+        )  # fmt: skip
     if name.startswith("ml.") or (config.own_machine is None and instance(name)):
         return None
     if config.own_machine is None:

@@ -29,10 +29,10 @@ from smtrain.core.model.remedies import (
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import is_of_run
-from smtrain.core.protocol.uris import HUB, HUBS, RUN, RUN_NAME, is_mounted, readable_schemes, respelled
+from smtrain.core.protocol.uris import HUB, HUBS, RUN, RUN_NAME, is_mounted, object_store, readable_schemes, respelled
 from smtrain.core.text import with_article
 
-_SCHEMES = ("s3://", "demo://", RUN, *HUBS)
+_SCHEMES = ("demo://", RUN, *HUBS)
 
 
 def _hubs(config: JobConfig) -> set[str]:
@@ -97,15 +97,15 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
 
 def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()) -> Iterator[Fault]:
     """Weights of a key that are in no place that can be read; `more` are further schemes that it takes."""
-    schemes = ("s3://", *more, *readable_schemes(config.target))
-    if hint := None if path.startswith(schemes) else respelled(path, ("s3://", *more)):
+    store, schemes = object_store(config.target), (*more, *readable_schemes(config.target))
+    if hint := None if path.startswith(schemes) else respelled(path, (store, *more)):
         yield {key}, f"{key}: {hint}"
     elif path.startswith(RUN) and not RUN_NAME.fullmatch(path):
         yield {key}, f"{key}: {path} must look like run://NAME, the name of an earlier run"
     elif "://" in path and not path.startswith(schemes):
-        yield {key}, f"{key}: {path} is not a folder or an s3:// URI"
+        yield {key}, f"{key}: {path} is not a folder or an {store} URI"
     elif "://" not in path and not Path(path).is_dir():
-        remedy = f"{near_path(path)}give one with weights, or an s3:// URI"
+        remedy = f"{near_path(path)}give one with weights, or an {store} URI"
         yield {key}, Sentence(f"{key}: {path} is not a folder; {remedy}", "model.not_found")
 
 
@@ -135,8 +135,8 @@ def gated_faults(config: JobConfig) -> Iterator[Fault]:
 
 def respelled_model(config: JobConfig) -> str | None:
     """Say how smtrain writes the address in `model.path`, if that is written in another way."""
-    path = config.model.path
-    return None if path.startswith(readable_schemes(config.target)) else respelled(path, _SCHEMES)
+    path, readable = config.model.path, readable_schemes(config.target)
+    return None if path.startswith(readable) else respelled(path, (object_store(config.target), *_SCHEMES))
 
 
 def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[Fault]:
@@ -154,9 +154,13 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             )
     elif "://" in path:
         if not (path.startswith((*_SCHEMES, *readable_schemes(config.target))) or is_mounted(path)):
-            yield {"model.path"}, f"model.path: {path} is not a folder, s3://, hf://, modelscope://, demo:// or run://"
+            store = object_store(config.target)
+            yield (
+                {"model.path"},
+                f"model.path: {path} is not a folder, {store}, hf://, modelscope://, demo:// or run://",
+            )
     else:
-        described, fault = _read_config(Path(path))
+        described, fault = _read_config(Path(path), object_store(config.target))
         if fault:
             yield {"model.path"}, fault if isinstance(fault, Sentence) else f"model.path: {fault}"
             return
@@ -167,14 +171,14 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
             yield from tokenizer_faults(config, Path(path), described)
 
 
-def _read_config(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
     """The config.json of a model's folder, and why it cannot be read, else an empty text."""
     file = folder / "config.json"
     if not folder.is_dir():
         name = "/".join(folder.parts[-2:])
         on_hub = not folder.parent.exists() and HUB.fullmatch(f"hf://{name}")
         hub = f" (a model of the hub is hf://{name})" if on_hub else ""
-        remedy = f"{near_path(folder)}give a Hugging Face model folder or s3:// URI{hub}"
+        remedy = f"{near_path(folder)}give a Hugging Face model folder or {store} URI{hub}"
         return {}, Sentence(f"model.path: {folder} is not a folder; {remedy}", "model.not_found")
     if not file.is_file():
         names = [path.relative_to(folder).as_posix() for path in folder.glob("*")]
@@ -289,7 +293,7 @@ def _local_reference(config: JobConfig, described: Mapping[str, Any]) -> Iterato
     path = config.train.preference.folder if config.train.preference else None
     if path is None or "://" in path or not Path(path).is_dir():
         return
-    reference, fault = _read_config(Path(path))
+    reference, fault = _read_config(Path(path), object_store(config.target))
     if fault:
         yield {"train.dpo.reference"}, f"train.dpo.reference: {fault}"
     else:

@@ -66,7 +66,10 @@ class Bench:
         name = name or f"run-{stage}-{next(self._numbers):08x}"
         code = self.shared / "code" / name
         code.mkdir(parents=True)
-        ours = {file: (ROOT / "entrypoints" / file).read_bytes() for file in ("slurm_node.py", "s3_inputs.py")}
+        ours = {
+            file: (ROOT / "entrypoints" / file).read_bytes()
+            for file in ("slurm_node.py", "cluster_host.py", "s3_inputs.py")
+        }
         with tarfile.open(code / "bundle.tar.gz", "w:gz") as archive:
             for file, content in {**ours, "launch.py": program.encode()}.items():
                 entry = tarfile.TarInfo(f"entrypoints/{file}")

@@ -1,0 +1,98 @@
+"""Describe a job in DescribeTrainingJob's form, for backends that have no SageMaker API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from smtrain.core.facts.sagemaker import ELSEWHERE, ENDED, TargetName
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Status in SageMaker's terms, with its reason."""
+
+    status: str
+    """InProgress, Stopping, Stopped, Completed or Failed."""
+    secondary: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class JobTimes:
+    """When a job was created, changed last, and began to run."""
+
+    created: datetime
+    modified: datetime
+    started: datetime | None = None
+
+
+def describe(
+    request: Mapping[str, Any], target: TargetName, id_: str, state: JobState, times: JobTimes,
+    transitions: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """DescribeTrainingJob's answer for the job of a request, which the backend calls `id_`."""
+    name, base = request["TrainingJobName"], request["OutputDataConfig"]["S3OutputPath"].rstrip("/")
+    described: dict[str, Any] = {
+        **request,
+        "TrainingJobArn": f"{ELSEWHERE[target]}{id_}:{name}",
+        "TrainingJobStatus": state.status,
+        "SecondaryStatus": state.secondary,
+        "CreationTime": times.created,
+        "LastModifiedTime": times.modified,
+        "ModelArtifacts": {"S3ModelArtifacts": f"{base}/{name}/output/model"},
+        "SecondaryStatusTransitions": list(transitions),
+    }
+    if times.started:
+        described["TrainingStartTime"] = times.started
+    if state.status in ENDED:
+        described["TrainingEndTime"] = times.modified
+    if state.status in ("Failed", "Stopped") and state.message:
+        described["FailureReason"] = state.message
+    return described
+
+
+def summary(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of ListTrainingJobs for a description."""
+    keys = ("TrainingJobName", "TrainingJobArn", "TrainingJobStatus", "CreationTime", "LastModifiedTime")
+    return {key: description[key] for key in (*keys, "TrainingEndTime") if key in description}
+
+
+def definitions(request: Mapping[str, Any]) -> list[tuple[str, re.Pattern[str]]]:
+    """(name, pattern) of a request's metrics."""
+    defined = request.get("AlgorithmSpecification", {}).get("MetricDefinitions", [])
+    return [(one["Name"], re.compile(one["Regex"])) for one in defined]
+
+
+def final_metrics(
+    defined: Sequence[tuple[str, re.Pattern[str]]], events: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """FinalMetricDataList of a job with these log events, oldest first."""
+    last: dict[str, dict[str, Any]] = {}
+    for event in events:
+        for name, pattern in defined:
+            if match := pattern.search(event["message"]):
+                at = datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc)
+                last[name] = {"MetricName": name, "Value": float(match[1]), "Timestamp": at}
+    return list(last.values())
+
+
+def matches(event: Mapping[str, Any], start: int, host: str | None, pattern: str | None) -> bool:
+    """Whether FilterLogEvents would give a log event: from a time (ms) on, of a host, with a quoted word."""
+    stream = str(event["logStreamName"]).rpartition("/")[2]
+    return (
+        int(event["timestamp"]) >= start
+        and (pattern or "").strip('"') in str(event["message"])
+        and (host is None or stream.startswith(f"{host}-"))
+    )
+
+
+def milliseconds(text: str) -> int:
+    """The time of an ISO 8601 text in ms; 0 for any other text."""
+    try:
+        return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+    except ValueError:
+        return 0

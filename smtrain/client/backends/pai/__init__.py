@@ -1,0 +1,1 @@
+"""Jobs of Alibaba Cloud PAI-DLC."""

@@ -1,0 +1,98 @@
+"""Read the lines of a job's pods: GetPodLogs has no follow and no next page, so it is asked by time.
+
+Each line of ours begins with its time (entrypoints/cluster_host.py). PAI-DLC's own lines have one too, to the second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from smtrain.client.backends.description import milliseconds
+from smtrain.client.backends.pai.cloud import Cloud
+
+_MOST = 2000
+"""Lines of one answer, PAI-DLC's default."""
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:\.\d+)?)(?:Z|\+00:00)? ?")
+_NUMBER = re.compile(r"-(\d+)$")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of a job, or one that it replaced."""
+
+    id: str
+    uid: str | None
+    host: str
+    """Its host in SageMaker's terms: algo-1 is the master, algo-2 worker 0."""
+    began: int
+    """The time from which it has lines, ms."""
+
+
+def pods_of(job: Mapping[str, Any]) -> list[Pod]:
+    """The pods of GetJob's answer, each after those that it has replaced."""
+    listed = [pod for pod in job.get("Pods") or () if pod.get("PodId")]
+    leads = any(str(pod.get("Type", "")).lower() == "master" for pod in listed)
+    created = milliseconds(str(job.get("GmtCreateTime")))
+    pods = []
+    for pod in listed:
+        number = int(match[1]) if (match := _NUMBER.search(str(pod["PodId"]))) else 0
+        worker = str(pod.get("Type", "")).lower() != "master"
+        host = f"algo-{number + 1 + (leads and worker)}"
+        for one in (*(pod.get("HistoryPods") or ()), pod):
+            began = milliseconds(str(one.get("GmtStartTime") or one.get("GmtCreateTime") or "")) or created
+            pods.append(Pod(str(one.get("PodId") or pod["PodId"]), one.get("PodUid"), host, began))
+    return pods
+
+
+class PodLogs:
+    """The log of one job, whose pods GetJob's answer names."""
+
+    def __init__(self, cloud: Cloud, name: str, job: Mapping[str, Any]) -> None:
+        self._cloud, self._name, self._id = cloud, name, str(job["JobId"])
+        self._pods = pods_of(job)
+
+    def since(self, start: int) -> list[dict[str, Any]]:
+        """Every event from a time (ms) on, pod by pod, as FilterLogEvents gives them."""
+        now = int(datetime.now(timezone.utc).timestamp()) + 2
+        return [event for pod in self._pods for event in self._events(pod, max(start, pod.began) // 1000, now)]
+
+    def last(self, count: int) -> list[dict[str, Any]]:
+        """The last so many events of every host."""
+        by_host: dict[str, list[dict[str, Any]]] = {}
+        for event in self.since(0):
+            by_host.setdefault(str(event["logStreamName"]).rpartition("/")[2].rsplit("-", 1)[0], []).append(event)
+        return [event for events in by_host.values() for event in events[-count:]]
+
+    def _events(self, pod: Pod, start: int, end: int) -> Iterator[dict[str, Any]]:
+        stream = f"{self._name}/{pod.host}-{(pod.uid or '0')[:8]}"
+        for stamp, text in self._lines(pod, start, end):
+            yield {"logStreamName": stream, "timestamp": stamp, "ingestionTime": stamp, "message": text}
+
+    def _lines(self, pod: Pod, start: int, end: int) -> Iterator[tuple[int, str]]:
+        """Time (ms) and text of the lines between two times in seconds. A full answer may lack some: each half of the
+        time is asked then."""
+        lines = self._cloud.lines(self._id, pod.id, pod.uid, _text(start), _text(end), _MOST)
+        if len(lines) < _MOST or end - start < 2:
+            yield from _timed(lines, pod.began)
+            return
+        middle = (start + end) // 2
+        yield from ((at, text) for at, text in self._lines(pod, start, middle) if at < middle * 1000)
+        yield from ((at, text) for at, text in self._lines(pod, middle, end) if at >= middle * 1000)
+
+
+def _timed(lines: Sequence[str], began: int) -> Iterator[tuple[int, str]]:
+    """Lines with their times: one without a time has that of the line before it, the first ones `began`."""
+    stamp = began
+    for line in lines:
+        match = _STAMP.match(line)
+        if match:
+            stamp = milliseconds(f"{match[1]}T{match[2][:12]}+00:00") or stamp
+        yield stamp, line[match.end() :] if match else line
+
+
+def _text(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

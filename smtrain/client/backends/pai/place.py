@@ -1,0 +1,265 @@
+"""PAI-DLC as a backend: submit, describe, list and stop jobs, read their lines and files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from smtrain.client.backends.base import Body
+from smtrain.client.backends.description import (
+    JobState,
+    JobTimes,
+    definitions,
+    describe,
+    final_metrics,
+    matches,
+    summary,
+)
+from smtrain.client.backends.job_registry import PAI
+from smtrain.client.backends.pai.cloud import Cloud, CloudError, CloudLostError, ObjectTakenError
+from smtrain.client.backends.pai.logs import PodLogs
+from smtrain.client.backends.pai.request import REQUEST, create_job, job_folder
+from smtrain.client.backends.sagemaker.retry import outlasting
+from smtrain.core.config.pai import OSS, Pai
+from smtrain.core.errors import ConfigError, JobError
+from smtrain.core.facts.sagemaker import ENDED
+from smtrain.core.text import Say, say
+
+# Status of GetJob (its reference, 2026-11) in SageMaker's terms, with the secondary status.
+_STATES = {
+    "Creating": ("InProgress", "Pending"),
+    "Queuing": ("InProgress", "Pending"),
+    "Bidding": ("InProgress", "Pending"),
+    "EnvPreparing": ("InProgress", "Pending"),
+    "SanityChecking": ("InProgress", "Pending"),
+    "Running": ("InProgress", "Training"),
+    "Restarting": ("InProgress", "Restarting"),
+    "Stopping": ("Stopping", "Stopping"),
+    "SucceededReserving": ("Completed", "Completed"),
+    "Succeeded": ("Completed", "Completed"),
+    "FailedReserving": ("Failed", "Failed"),
+    "Failed": ("Failed", "Failed"),
+    "Stopped": ("Stopped", "Stopped"),
+}
+_PAGE = 100
+_LAST_LINES = 200  # of a job's log: the totals of a stage are among them
+_CLAIM_S = 20
+"""Time in which another launch that has claimed a job creates it."""
+
+
+@dataclass(frozen=True)
+class PaiPlace:
+    """A storage and a workspace of PAI-DLC, as the section `pai` describes them."""
+
+    section: Pai
+    name: Literal["pai-dlc"] = "pai-dlc"
+
+    def __post_init__(self) -> None:
+        for key, example in (("region", "cn-beijing"), ("storage", "oss://my-bucket/smtrain")):
+            if getattr(self.section, key) is None:
+                raise ConfigError(f"pai.{key}: is missing; name one, such as {example}", code="config.missing_key")
+
+    queues = True
+    """PAI-DLC keeps a job until it has machines."""
+    chains = False
+    """It has no dependencies between jobs: a stage is created when the previous one has ended."""
+
+    @cached_property
+    def cloud(self) -> Cloud:
+        return Cloud(self.section)
+
+    # ---- what a request is filled in with
+    def region_name(self) -> str:
+        return self.section.region or ""
+
+    def role(self, _role: str | None) -> str:
+        return ""
+
+    def base(self, _uri: str | None) -> str:
+        """Everything is below `pai.storage`."""
+        return self.section.base
+
+    def in_place(self, path: Path | str) -> str | None:
+        """An oss:// URI, or a path below a mount (file://, see config/load.py); None if it must be copied."""
+        return str(path) if str(path).startswith((OSS, "file://")) else None
+
+    # ---- submit
+    def put(self, uri: str, files: Sequence[tuple[str, Body]], say: Say) -> None:
+        self.cloud.put(uri, files, say)
+
+    def submit(self, request: Mapping[str, Any], after: Sequence[str] = (), say: Say = say) -> str | None:
+        """Create a job; returns its ID, or None if it exists already.
+
+        PAI-DLC takes two jobs of one name, so an object in the job's folder makes sure that one launch creates it.
+        """
+        name, claimed = request["TrainingJobName"], f"{job_folder(request)}/created"
+        made = create_job(request, self.section)
+        try:
+            self.cloud.claim(claimed, b"")
+        except ObjectTakenError:
+            if self._appears(name):
+                PAI.remember(self.section, name)
+                return None  # else its launch was cut off
+        try:
+            id_ = self.cloud.create(made)
+        except CloudLostError as error:
+            if not (found := self._appears(name)):
+                raise JobError(f"{name} could not be created: {error}; the same command tries again") from None
+            say(f"{name} exists, though PAI-DLC did not say so when it was created")
+            id_ = found
+        except CloudError as error:
+            with suppress(CloudError):
+                self.cloud.remove(claimed)
+            raise JobError(f"{name} was not submitted: {error}") from None
+        PAI.remember(self.section, name)
+        self._ids[name] = id_
+        return id_
+
+    def _appears(self, name: str) -> str | None:
+        """The ID of a job that another launch creates now; None if it does not appear in time."""
+        until = time.monotonic() + _CLAIM_S
+        while (found := self._find(name)) is None:
+            if time.monotonic() > until:
+                return None
+            time.sleep(1)
+        return str(found["JobId"])
+
+    def queued_id(self, name: str) -> str | None:
+        found = self._find(name)
+        return str(found["JobId"]) if found and _state(found).status not in ENDED else None
+
+    # ---- describe, list, stop
+    def describe(self, name: str, patience: Any) -> dict[str, Any]:
+        job = outlasting(lambda: self.cloud.job(self._id(name)), patience, CloudLostError)
+        description = self._described(job)
+        if description["TrainingJobStatus"] == "Completed" and (defined := definitions(description)):
+            description["FinalMetricDataList"] = final_metrics(defined, self.last_events(name, _LAST_LINES, patience))
+        if description["TrainingJobStatus"] == "Failed" and (why := self._why(description)):
+            description["FailureReason"] = why
+        return description
+
+    def rows(self, contains: str | None, page: int) -> Iterator[list[dict[str, Any]]]:
+        for jobs in self.cloud.jobs(contains, min(page, _PAGE)):
+            for job in jobs:
+                self._ids.setdefault(str(job["DisplayName"]), str(job["JobId"]))  # the newest comes first
+            ours = [self._described(job) for job in jobs if REQUEST in (job.get("Envs") or {})]
+            yield [summary(one) for one in ours if (contains or "") in one["TrainingJobName"]]
+
+    def stop(self, name: str) -> None:
+        """Ask a job to save and end; one that waits is not started."""
+        self.cloud.stop(self._id(name))
+
+    def preview(self, requests: Sequence[Mapping[str, Any]]) -> str:
+        made = [create_job(request, self.section) for request in requests]
+        return json.dumps(made[0] if len(made) == 1 else made, indent=2, ensure_ascii=False)
+
+    def tags(self, job: Mapping[str, Any]) -> list[dict[str, str]]:
+        return list(job.get("Tags", []))
+
+    # ---- lines
+    def log_page(
+        self, name: str, host: str | None, start: int, pattern: str | None, token: str | None, patience: Any
+    ) -> dict[str, Any]:
+        """One page with all events from a time (ms) on."""
+        events = outlasting(lambda: self._log(name).since(start), patience, CloudLostError)
+        wanted = (event for event in events if matches(event, start, host, pattern))
+        return {"events": sorted(wanted, key=lambda event: int(event["timestamp"]))}
+
+    def last_events(self, name: str, count: int, patience: Any) -> list[dict[str, Any]]:
+        return outlasting(lambda: self._log(name).last(count), patience, CloudLostError)
+
+    # ---- files
+    def listing(self, uri: str) -> list[dict[str, Any]]:
+        return self.cloud.listing(uri)
+
+    def read(self, uri: str) -> bytes:
+        return self.cloud.read(uri)
+
+    def fetch(self, bucket: str, key: str, path: Path) -> None:
+        self.cloud.fetch(bucket, key, path)
+
+    # ---- within
+    @cached_property
+    def _ids(self) -> dict[str, str]:
+        """The IDs of jobs by name."""
+        return {}
+
+    def _log(self, name: str) -> PodLogs:
+        return PodLogs(self.cloud, name, self.cloud.job(self._id(name)))
+
+    def _find(self, name: str) -> dict[str, Any] | None:
+        """The newest job of this name, as ListJobs gives it."""
+        pages = self.cloud.jobs(name, _PAGE)
+        return next((job for page in pages for job in page if job.get("DisplayName") == name), None)
+
+    def _id(self, name: str) -> str:
+        if name not in self._ids:
+            found = self._find(name)
+            if found is None:
+                raise JobError(
+                    f"{name}: no such job in {self.region_name()}; `smtrain list --target pai-dlc`",
+                    code="job.not_found",
+                )
+            self._ids[name] = str(found["JobId"])
+        return self._ids[name]
+
+    def _described(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """DescribeTrainingJob's answer for a job of GetJob or ListJobs."""
+        text = (job.get("Envs") or {}).get(REQUEST)
+        name = str(job.get("DisplayName"))
+        sent = json.loads(text) if text else {}
+        # A job that was not made here has no more than its name.
+        sent = {"OutputDataConfig": {"S3OutputPath": self.section.base}, "ResourceConfig": {}, **sent}
+        created, started = _moment(job.get("GmtCreateTime")), _moment(job.get("GmtRunningTime"))
+        ended = [job.get(f"Gmt{word}Time") for word in ("Finish", "Successed", "Failed", "Stopped")]
+        times = [moment for moment in (created, started, *map(_moment, ended)) if moment]
+        now = datetime.now(timezone.utc)
+        return describe(
+            {**sent, "TrainingJobName": name}, "pai-dlc", str(job.get("JobId")), _state(job),
+            JobTimes(created or now, times[-1] if times else now, started), _transitions(job),
+        )  # fmt: skip
+
+    def _why(self, description: Mapping[str, Any]) -> str:
+        """The cause that the first failing pod has left, else PAI-DLC's."""
+        with suppress(CloudError):
+            left = sorted(item["Key"] for item in self.cloud.listing(f"{job_folder(description)}/failures/"))
+            if left:
+                return self.cloud.read(f"{OSS}{self.section.bucket}/{left[0]}").decode(errors="replace")
+        return str(description.get("FailureReason", ""))
+
+
+def _state(job: Mapping[str, Any]) -> JobState:
+    status, secondary = _STATES.get(str(job.get("Status")), ("InProgress", "Pending"))
+    said = ": ".join(str(job[key]) for key in ("ReasonCode", "ReasonMessage") if job.get(key))
+    return JobState(status, secondary, said or str(job.get("Status") or ""))
+
+
+def _transitions(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """SecondaryStatusTransitions; without a history the present status alone."""
+    history = job.get("StatusHistory") or [
+        {**job, "StartTime": job.get("GmtRunningTime") or job.get("GmtSubmittedTime") or job.get("GmtCreateTime")}
+    ]
+    changes: list[dict[str, Any]] = []
+    for one in history:
+        state, at = _state(one), _moment(one.get("StartTime"))
+        if at is None:
+            continue
+        if changes:
+            changes[-1]["EndTime"] = at
+        changes.append({"Status": state.secondary, "StartTime": at, "StatusMessage": state.message})
+    return changes
+
+
+def _moment(text: Any) -> datetime | None:
+    """A time of PAI-DLC, such as 2026-11-26T10:00:00Z."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).astimezone(timezone.utc) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,86 @@
+"""Check PAI-DLC before anything is created: the API, the storage, the types of public resources, the inputs on OSS."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from smtrain.client.backends.choose import pai_dlc
+from smtrain.client.backends.pai.cloud import CloudError
+from smtrain.client.backends.pai.place import PaiPlace
+from smtrain.client.launch.stages import Chain
+from smtrain.client.preflight.findings import Finding
+from smtrain.core.config import Stage
+from smtrain.core.config.pai import OSS
+from smtrain.core.config.schema import inputs_of
+from smtrain.core.near import nearest
+from smtrain.stages import stage_named
+
+
+def look(chain: Chain, stages: Sequence[Stage]) -> Iterator[Finding]:
+    """All checks; after a fault of the API or the credentials no others. Nothing stays of what they write."""
+    place = pai_dlc(chain.target)
+    try:
+        next(place.cloud.jobs(None, 1), None)
+    except CloudError as error:
+        yield Finding("pai-dlc", "fault", str(error))
+        return
+    of = f", workspace {place.section.workspace}" if place.section.workspace else ""
+    yield Finding("pai-dlc", "ok", f"PAI-DLC answers in {place.region_name()}{of}")
+    yield from _storage(place)
+    yield from _types(place, stages)
+    yield from _inputs(chain, place)
+
+
+def _storage(place: PaiPlace) -> Iterator[Finding]:
+    """Write and delete an object below the storage."""
+    probe = f"{place.section.base}/.smtrain-check-{os.urandom(4).hex()}"
+    try:
+        place.cloud.claim(probe, b"")
+        place.cloud.remove(probe)
+    except CloudError as error:
+        yield Finding("storage", "fault", str(error))
+    else:
+        yield Finding("storage", "ok", f"{place.section.base} may be written")
+
+
+def _types(place: PaiPlace, stages: Sequence[Stage]) -> Iterator[Finding]:
+    """The types of the stages' pods, if public resources are used; a quota cannot be asked with this API."""
+    section = place.section
+    if section.quota is not None:
+        yield Finding("resources", "warning", f"whether quota {section.quota} has room is not checked",
+                      "nothing needs to be done; the job waits for it")  # fmt: skip
+        return
+    wanted: dict[str, str] = {}
+    for stage in stages:
+        on_cpus = not stage_named(stage).accelerated and section.cpu_ecs_spec
+        wanted[str(section.cpu_ecs_spec if on_cpus else section.ecs_spec)] = "cpu_ecs_spec" if on_cpus else "ecs_spec"
+    try:
+        known = place.cloud.types()
+    except CloudError as error:
+        yield Finding("resources", "warning", f"the types of public resources were not checked ({error})")
+        return
+    for name, key in wanted.items():
+        if name not in known:
+            near = nearest(name, sorted(known), cutoff=0.0)
+            yield Finding("resources", "fault", f"{place.region_name()} offers no {name}", f"set pai.{key} to one that "
+                          f"it offers, such as {near}")  # fmt: skip
+        else:
+            yield Finding("resources", "ok", f"{place.region_name()} offers {name}")
+
+
+def _inputs(chain: Chain, place: PaiPlace) -> Iterator[Finding]:
+    """Inputs on OSS that are not uploaded first."""
+    copied = {upload.uri for upload in chain.resolved.uploads}
+    for key, uri in inputs_of(chain.config):
+        if not uri.startswith(OSS) or uri in copied:
+            continue
+        try:
+            there = place.listing(uri)
+        except CloudError as error:
+            yield Finding("inputs", "fault", f"{key}: {error}")
+            continue
+        if there:
+            yield Finding("inputs", "ok", f"{uri}: read in place")
+        else:
+            yield Finding("inputs", "fault", f"{key}: there is nothing at {uri}", "correct the path in the config")

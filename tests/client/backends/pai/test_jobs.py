@@ -1,0 +1,192 @@
+"""Jobs of a user's command through the stand-in for PAI-DLC: submit, follow, stop, repeat; faults of the cloud."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smtrain
+from smtrain import ConfigError, JobError
+from smtrain.client.backends.pai import place as place_module
+from smtrain.client.backends.pai.logs import PodLogs, pods_of
+from smtrain.client.backends.pai.place import PaiPlace
+from smtrain.core.config.pai import Pai
+from testing.pai_dlc import StandIn
+from tests.client.backends.pai.conftest import BOX, wait_for
+
+THREE = """\
+echo "pod $RANK of $WORLD_SIZE, $NPROC_PER_NODE a pod, $MASTER_ADDR"
+[ "$RANK" != 0 ] || { cp "$SMTRAIN_INPUTS/model/config.json" "$SMTRAIN_OUTPUT/"; }
+[ ! -e "$SMTRAIN_CHECKPOINTS/$RANK" ] || { echo "resumes from $(cat "$SMTRAIN_CHECKPOINTS/$RANK")"; exit; }
+trap 'echo saved; echo 7 >"$SMTRAIN_CHECKPOINTS/$RANK"; exit' TERM
+echo "waits"
+while :; do sleep 0.05; done
+"""
+
+
+def quiet(_text: str) -> None:
+    """Say nothing."""
+
+
+@pytest.fixture
+def raw(section: dict[str, Any], model_folder: Path) -> dict[str, Any]:
+    """A config whose only stage is a command in three pods."""
+    return {
+        "name": "own", "target": "pai-dlc", "machines": {"box": BOX}, "model": {"path": str(model_folder)},
+        "pai": {**section, "command": THREE}, "train": {"seq_len": 32, "global_batch_size": 3},
+        "compute": {"instance_type": "box", "instance_count": 3, "image": "registry/train:1"},
+    }  # fmt: skip
+
+
+def test_three_pods_are_followed_stopped_and_resumed(cloud: StandIn, raw: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    job = smtrain.launch(raw, wait=False, say=said.append)
+    seen = wait_for(lambda: (lines := job.lines()) and sum(line.text == "waits" for line in lines) == 3 and lines)
+    assert {(line.host, line.text) for line in seen} >= {
+        (f"algo-{rank + 1}", f"pod {rank} of 3, 1 a pod, 127.0.0.1") for rank in range(3)
+    }
+    assert smtrain.launch(raw, wait=False, say=said.append).name == job.name  # joined
+    assert len(cloud.jobs) == 1
+    job.stop()
+    wait_for(lambda: job.status == "Stopped")
+    again = smtrain.launch(raw, wait=False, say=said.append)
+    assert again.name == f"{job.name}-2"
+    wait_for(lambda: again.status == "Completed")
+    assert sorted(line.text for line in again.lines() if "resumes" in line.text) == ["resumes from 7"] * 3
+    assert (again.download(tmp_path / "out") / "config.json").exists()
+    listed = [row["TrainingJobName"] for page in job.target.rows("own", 10) for row in page]
+    assert listed == [again.name, job.name]
+
+
+def test_the_cause_of_a_failure_is_the_first_pods(cloud: StandIn, raw: dict[str, Any]) -> None:
+    raw["pai"]["command"] = "echo no such flag; exit 4"
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    wait_for(lambda: job.status == "Failed")
+    assert job.failure == "it ended with status 4"
+    assert "PAI-DLC says: it ended with status 4" in str(job.explain())
+
+
+@pytest.mark.parametrize(
+    "does",
+    ['open("f", "a")', 'open("f", "r+")', 'os.mkdir("d"); os.rename("d", "e")', 'os.symlink("f", "l")',
+     'fcntl.flock(open("f"), 2)'],
+)  # fmt: skip
+def test_the_stand_in_refuses_what_ossfs_cannot_do(cloud: StandIn, raw: dict[str, Any], does: str) -> None:
+    program = f"import fcntl, os; os.chdir(os.environ['SMTRAIN_JOB_FOLDER']); open('f', 'w').close(); {does}"
+    raw["pai"]["command"], raw["compute"]["instance_count"] = f"python3 -c {shlex.quote(program)}", 1
+    raw["train"]["global_batch_size"] = 1
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    wait_for(lambda: job.status == "Failed")
+    assert "on an OSS mount" in job.lines()[-2].text
+
+
+def test_a_waiting_job_is_stopped_and_never_runs(cloud: StandIn, raw: dict[str, Any]) -> None:
+    cloud.held = True
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    assert job.describe()["SecondaryStatus"] == "Pending"
+    job.stop()
+    assert (job.status, job.lines()) == ("Stopped", [])
+
+
+def test_a_busy_cloud_is_waited_for_in_a_follow_and_named_in_a_command(cloud: StandIn, raw: dict[str, Any]) -> None:
+    cloud.held = True
+    job = smtrain.launch(raw, wait=False, say=quiet)
+    cloud.busy = 1
+    with pytest.raises(JobError, match=r"GetJob: Alibaba Cloud does not answer in cn-beijing \(ServiceUnavailable"):
+        job.describe()
+    cloud.busy = 2
+    assert job.look()["TrainingJobStatus"] == "InProgress"
+    with pytest.raises(JobError, match="no-such-job: no such job in cn-beijing"):
+        smtrain.Job("no-such-job", "pai-dlc").describe()
+
+
+def test_one_of_two_launches_creates_the_job(
+    cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.held = True
+    monkeypatch.setattr(place_module, "_CLAIM_S", 1)
+    sent = smtrain.request(raw)
+    place = PaiPlace(Pai(**raw["pai"]))
+    first = place.submit(sent)
+    assert place.submit(sent) is None
+    assert place.queued_id(sent["TrainingJobName"]) == first
+    cloud.jobs.clear()  # a launch that was cut off after its claim
+    assert place.submit(sent) is not None
+
+
+def test_a_refused_job_leaves_no_claim(cloud: StandIn, raw: dict[str, Any]) -> None:
+    sent = smtrain.request(raw)
+    place = PaiPlace(Pai(**raw["pai"]))
+    sent["AlgorithmSpecification"]["TrainingImage"] = "x"
+    made = dict(sent, ResourceConfig={**sent["ResourceConfig"]})
+    cloud.refuses = "the quota is used up"
+    with pytest.raises(JobError, match=r"was not submitted: PAI-DLC has refused CreateJob \(.*the quota is used up"):
+        place.submit(made)
+    cloud.refuses = ""
+    assert place.submit(made)
+
+
+def test_without_credentials_the_sentence_says_how_to_give_them(
+    cloud: StandIn, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alibabacloud_credentials.utils.auth_util.environment_access_key_id", None)  # read at import
+    with pytest.raises(JobError, match="run `aliyun configure`, or set ALIBABA_CLOUD_ACCESS_KEY_ID"):
+        smtrain.launch(raw, wait=False, say=quiet)
+
+
+def test_the_place_of_a_job_is_known_here_or_by_a_variable(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMTRAIN_PAI", "cn-beijing/12=oss://bucket/smtrain")
+    place = smtrain.Job("own-train-00000000", "pai-dlc").target
+    assert isinstance(place, PaiPlace)
+    assert (place.section.region, place.section.workspace, place.section.storage) == (
+        "cn-beijing", "12", "oss://bucket/smtrain",
+    )  # fmt: skip
+    monkeypatch.setenv("SMTRAIN_PAI", "beijing")
+    with pytest.raises(ConfigError, match="SMTRAIN_PAI is 'beijing'; it must look like cn-beijing=oss://my-bucket"):
+        smtrain.Job("own-train-00000000", "pai-dlc")
+
+
+def test_check_finds_faults_before_anything_is_paid_for(cloud: StandIn, raw: dict[str, Any]) -> None:
+    raw["pai"].update(ecs_spec="ecs.gn7e-c16g1.16xlarg", storage="oss://other/smtrain")
+    raw["model"]["path"] = "oss://bucket/none"
+    faults = {finding.check: str(finding) for finding in smtrain.check(raw).faults}
+    assert "set pai.ecs_spec to one that it offers, such as ecs.gn7e-c16g1.16xlarge" in faults["resources"]
+    assert "NoSuchBucket" in faults["storage"]
+    assert "there is nothing at oss://bucket/none" in faults["inputs"]
+
+
+class Answers:
+    """GetPodLogs with so many lines, one each quarter of a second."""
+
+    def __init__(self, count: int, began: int) -> None:
+        from datetime import datetime, timezone
+
+        at = [began / 1000 + number / 4 for number in range(count)]
+        self.rows = [(s, f"{datetime.fromtimestamp(s, timezone.utc).isoformat(timespec='milliseconds')} {n}")
+                     for n, s in enumerate(at)]  # fmt: skip
+        self.calls = 0
+
+    def lines(self, _id: str, _pod: str, _uid: object, start: str, end: str, most: int) -> list[str]:
+        from datetime import datetime
+
+        low, high = (datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in (start, end))
+        self.calls += 1
+        return [line for at, line in self.rows if low <= at <= high][-most:]
+
+
+def test_a_long_log_is_read_whole_and_each_line_once() -> None:
+    answers = Answers(9000, 1_790_000_000_000)
+    job = {
+        "JobId": "dlc1",
+        "GmtCreateTime": "2026-09-21T14:13:20Z",
+        "Pods": [{"PodId": "dlc1-worker-1", "Type": "worker"}],
+    }
+    (pod,) = pods_of(job)
+    assert pod.host == "algo-2"
+    events = PodLogs(answers, "own", job).since(0)  # type: ignore[arg-type]
+    assert [int(event["message"]) for event in events] == list(range(9000))
