@@ -35,6 +35,8 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
     for key, usual in defaults.items():
         if key in train and train[key] is usual:
             del train[key]
+    if config.model.rope is not None:
+        kept.setdefault("model", {})["rope"] = config.model.rope.model_dump(mode="json", exclude_none=True)
     kept["parallel"] = {**config.parallel.named(), "dp": config.dp}
     kept["compute"] = {
         "instance_count": config.compute.instance_count,

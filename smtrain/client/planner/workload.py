@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from smtrain.client.planner.machines import Recompute, Work, named_shape
 from smtrain.core.config import JobConfig
-from smtrain.core.errors import ConfigError, JobError, first_line
+from smtrain.core.errors import ConfigError, JobError, SmtrainError, first_line
 from smtrain.core.facts import table
 from smtrain.core.facts.engines import EngineName, is_neuron
 from smtrain.core.facts.names import positions
 from smtrain.core.facts.trainium2 import flash_lack
+from smtrain.core.model.extension import positions_after, remarks_of
 from smtrain.core.model.families import ModelShape
-from smtrain.core.model.hf_config import positions_named, remarks
+from smtrain.core.model.hf_config import positions_named
 from smtrain.core.model.lora import Lora, targets_of
 from smtrain.core.near import hint
 from smtrain.core.protocol.uris import RUN
@@ -114,7 +115,7 @@ def model_name(config: JobConfig) -> str:
 def about_model(config: JobConfig) -> list[str]:
     """Remarks on the model, and a warning if `shape_of` used only the last part of a path, which any model may have."""
     if (described := described_of(config)) is not None:
-        return remarks(described, config.train.seq_len)
+        return remarks_of(described, config.extended(described), config.train.seq_len)
     where, _, rest = config.model.path.partition("@")[0].rstrip("/").partition("://")
     known = {row["source"].removeprefix("config.json of ") for row in table("models")["models"].values()}
     asked = rest.startswith("known-models/")  # --model NAME
@@ -147,12 +148,18 @@ def positions_of(config: JobConfig) -> int | None:
 
         described = demo.described(config.model.path)
     elif "://" in config.model.path:
-        return positions(config.model.path)
+        published, rope = positions(config.model.path), config.model.rope
+        return positions_after(published, rope.settings, 0) if published and rope else published
     else:
         try:
             described = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None  # reported by the checks of model.path
+    if isinstance(described, dict) and config.model.rope is not None:
+        try:
+            described = config.extended(described)
+        except SmtrainError:  # reported by the checks of model.path and model.rope
+            return None
     found = positions_named(described) if isinstance(described, dict) else None
     return found if found is not None and found > 1 else None
 

@@ -16,6 +16,7 @@ from smtrain.core.config.checks.local_data import mismatches, unread_remedy
 from smtrain.core.config.checks.weights import shape_faults
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, first_line
+from smtrain.core.model.extension import remarks_of
 from smtrain.core.model.hf_config import normalise, remarks
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.hf_tokenizer import end_of_document, eos_fault, vocabulary_of
@@ -34,7 +35,7 @@ def model(context: Context) -> Iterator[Finding]:
     uri = context.model_path
     described = described_in(context, uri)
     if not uri.startswith("s3://"):
-        for remark in remarks(described, context.config.train.seq_len) if described else ():
+        for remark in _remarks(context, described) if described else ():
             yield Finding("model", "ok", remark)
         return
     if described is None:
@@ -76,8 +77,12 @@ def model(context: Context) -> Iterator[Finding]:
         given = context.chain.given.model.path
         of = f"{given}: " if given != uri else ""
         yield Finding("model", "ok", f"{of}{uri} is {with_article(str(described.get('model_type')))} model")
-        for remark in remarks(described, context.config.train.seq_len):
+        for remark in _remarks(context, described):
             yield Finding("model", "ok", remark)
+
+
+def _remarks(context: Context, described: dict[str, Any]) -> list[str]:
+    return remarks_of(described, context.config.extended(described), context.config.train.seq_len)
 
 
 def model_folder(folder: Path) -> Iterator[Finding]:

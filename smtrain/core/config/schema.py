@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from smtrain.core.config.track import Track
 from smtrain.core.config.training import Model, Parallel, Train
 from smtrain.core.facts.engines import cores_of, lnc_of
 from smtrain.core.facts.sagemaker import TargetName
+from smtrain.core.model.extension import extended
 
 Stage = str
 """Name of a stage; smtrain.stages describes each."""
@@ -109,6 +111,12 @@ class JobConfig(Section):
     def apart(self) -> bool:
         """Whether attention stays within the samples or documents of a row, which takes masks."""
         return self.train.objective != "pretrain" or self.data.document_mask
+
+    def extended(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's config.json with model.rope, as the run trains it. Raises `ConfigError` if that cannot be."""
+        if self.model.rope is None:
+            return dict(described)
+        return extended(described, self.model.rope.settings, self.train.seq_len)
 
     @property
     def dp(self) -> int:

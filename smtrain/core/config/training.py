@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from smtrain.core.config.section import Secret, Section
 from smtrain.core.config.units import Count
@@ -28,6 +28,60 @@ def _or_one(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [names, {"type": "string"}]
 
 
+_SPELLINGS = {"rope_type": "type", "rope_theta": "theta"}
+"""transformers' own names of keys of model.rope."""
+
+
+def _spelled(schema: dict[str, Any]) -> None:
+    """Allow transformers' own names too."""
+    schema["properties"] |= {theirs: schema["properties"][ours] for theirs, ours in _SPELLINGS.items()}
+
+
+class Rope(Section):
+    """Other rotary embeddings than config.json has, for longer texts; the export's config.json has them
+    (docs/long-context.md)."""
+
+    model_config = ConfigDict(json_schema_extra=_spelled)
+
+    type: Literal["default", "linear", "yarn", "llama3"] | None = None
+    """Scaling of the positions, by transformers' names (rope_type): `yarn` needs the fewest steps, `default` is none;
+    default: the one that the model has."""
+    factor: float | None = Field(None, ge=1, le=10_000)
+    """The new longest sequence divided by the original one."""
+    theta: float | None = Field(None, gt=0, le=1e15)
+    """Base of the frequencies (rope_theta), with a type or instead of one; default: the model's."""
+    original_max_position_embeddings: int | None = Field(None, ge=2, le=10**9)
+    """The longest sequence before the scaling; default: the model's max_position_embeddings."""
+    beta_fast: float | None = Field(None, gt=0)
+    """yarn: from so many turns within the original length, a pair of dimensions stays as it is; default: 32."""
+    beta_slow: float | None = Field(None, gt=0)
+    """yarn: up to so many turns, a pair is interpolated fully; default: 1."""
+    attention_factor: float | None = Field(None, gt=0)
+    """yarn: factor of cosines and sines; default: 0.1 x ln(factor) + 1."""
+    truncate: bool | None = None
+    """yarn: round the two borders to whole dimensions; default: true."""
+    low_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs with fewer turns within the original length are interpolated fully; default: 1."""
+    high_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs with more turns stay as they are; default: 4."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_our_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for theirs, ours in _SPELLINGS.items():
+            if theirs in value and value.get(ours, value[theirs]) != value[theirs]:
+                raise ValueError(f"{ours} and {theirs} are one key with two values; give one of them")
+        return {_SPELLINGS.get(key, key): each for key, each in value.items()}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by transformers' names, without those that were left out."""
+        theirs = {ours: name for name, ours in _SPELLINGS.items()}
+        return {theirs.get(key, key): value for key, value in self.model_dump().items() if value is not None}
+
+
 class Model(Section):
     """The model that training starts from."""
 
@@ -40,6 +94,8 @@ class Model(Section):
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
     """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
+    rope: Rope | None = None
+    """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as in config.json."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
 

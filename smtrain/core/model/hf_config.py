@@ -23,7 +23,7 @@ from smtrain.core.model.families import (
     rotated_layers,
 )
 from smtrain.core.model.rope import KEYS, ORIGINAL, Rope, read_rope
-from smtrain.core.model.text_part import is_multimodal, text_part
+from smtrain.core.model.text_part import TEXT, is_multimodal, text_part
 from smtrain.core.text import with_article
 
 _ROOT = math.sqrt(2 / math.pi)
@@ -301,6 +301,16 @@ def for_everyone(config: Mapping[str, Any]) -> dict[str, Any]:
     if normal.shape.family != "gpt_neox" and out.get("head_dim") is None:
         out["head_dim"] = normal.shape.head_dim  # required by some types in transformers 4
     return out
+
+
+def with_ropes(config: Mapping[str, Any], normal: HFConfig) -> dict[str, Any]:
+    """A config.json, of a multimodal model too, with the rotary embeddings and positions of `normal`, of its model."""
+    key = normal.shape.rules.keys.get("max_position_embeddings", "max_position_embeddings")
+    changed = {**_written(normal), key: normal.positions}
+    if not is_multimodal(config):
+        return for_everyone(config) | changed
+    inner = _without_rope({"model_type": normal.shape.family, **config[TEXT]}) | changed
+    return {**copy.deepcopy(dict(config)), TEXT: inner}
 
 
 def _full_sizes(out: dict[str, Any], shape: ModelShape) -> dict[str, Any]:

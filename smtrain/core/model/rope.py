@@ -17,8 +17,7 @@ from smtrain.core.text import with_article
 if TYPE_CHECKING:
     from smtrain.core.model.families import Family
 
-# Required and optional settings of each type.
-_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
     "dynamic": (("factor",), ()),
@@ -30,10 +29,13 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("attention_factor", "factor")),
 }
+"""Required and optional settings of each type."""
 _LISTS = ("short_factor", "long_factor")
 _ALSO_LONG = ("su", "yarn")
 """Older names of longrope in files of Phi-3."""
 _OLD_NAMES = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}
+BORDERS = {"beta_fast": 32, "high_freq_factor": 4}
+"""transformers' default of the first, Llama 3.1's value of the second."""
 _NAMES = ("rope_theta", "partial_rotary_factor")  # of the base and the rotated share of a head, in other families
 ORIGINAL = "original_max_position_embeddings"
 KEYS = ("rope_parameters", "rope_scaling", ORIGINAL, *_NAMES, *_OLD_NAMES["gpt_neox"])
@@ -129,7 +131,7 @@ class Rope:
             span = math.log(s["original_max_position_embeddings"] / (turns * 2 * math.pi))
             return self.turned * span / (2 * math.log(self.theta))
 
-        low, high = dimension(s.get("beta_fast") or 32), dimension(s.get("beta_slow") or 1)
+        low, high = dimension(s.get("beta_fast") or BORDERS["beta_fast"]), dimension(s.get("beta_slow") or 1)
         if s.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, last)
@@ -145,10 +147,11 @@ def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, position
     """
     long, model_type = family.long_rope, family.model_type
     new, old = (_mapping(config, key, _ALSO_LONG if long else ()) for key in ("rope_parameters", "rope_scaling"))
-    named = {key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {*new, *old} - {"type"}}
+    named = {
+        key: _agreed(key, ("rope_parameters", new), ("rope_scaling", old)) for key in {**new, **old} if key != "type"
+    }
     kind = str(named.get("rope_type") or "default")
-    of_others = {"longrope", "proportional"} - {family.rope_default.get("rope_type")}
-    if kind not in (known := ["default", "longrope"] if long else [one for one in _KINDS if one not in of_others]):
+    if kind not in (known := kinds_of(family)):
         raise CheckpointError(
             f"config.json asks for rotary embeddings of type {kind!r}, which smtrain does not know for "
             f"{with_article(model_type)} model: it knows {', '.join(known)}"
@@ -178,10 +181,32 @@ def read_rope(config: Mapping[str, Any], family: Family, head_dim: int, position
     return Rope(kind, theta, share, turned, settings, notes)
 
 
+def megatron_rope_lack(rope: Rope | None) -> str | None:
+    """The reason why Megatron-core 0.16.1's GPTModel would turn heads in another way; None if it would not."""
+    if rope is None or rope.kind == "default":
+        return None
+    s = rope.settings
+    if rope.kind == "llama3" and (s["low_freq_factor"], s["high_freq_factor"], s[ORIGINAL]) == (1.0, 4.0, 8192):
+        return None
+    if rope.kind == "linear" and s["factor"] == int(s["factor"]):
+        return None
+    which = {
+        "llama3": "llama3 with other values than 1, 4 and 8192 positions",
+        "linear": "linear with a factor that is not whole",
+    }
+    return f"Megatron-core's GPTModel has no rotary embeddings of type {which.get(rope.kind, rope.kind)}"
+
+
+def kinds_of(family: Family) -> list[str]:
+    """The types of rotary embeddings that a family can have."""
+    of_others = {"longrope", "proportional"} - {family.rope_default.get("rope_type")}
+    return ["default", "longrope"] if family.long_rope else [one for one in KINDS if one not in of_others]
+
+
 def _settings(
     kind: str, named: dict[str, Any], config: Mapping[str, Any], positions: int, turned: int
 ) -> dict[str, Any]:
-    needed, optional = _KINDS[kind]
+    needed, optional = KINDS[kind]
     key = ORIGINAL
     settings = {name: value for name, value in named.items() if name in needed + optional and value is not None}
     if key in needed:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_KEY = "text_config"
+TEXT = "text_config"
+"""The key of the text model's own config.json."""
 _SHARED = ("tie_word_embeddings", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of the whole model that hold for its text part."""
 _INSIDE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?P<own>.+)")
@@ -20,7 +21,7 @@ _INSIDE = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?
 
 def is_multimodal(config: Mapping[str, Any]) -> bool:
     """Whether a config.json describes a model of several parts, one of them for text."""
-    return isinstance(config.get(_KEY), Mapping) and bool(config[_KEY])
+    return isinstance(config.get(TEXT), Mapping) and bool(config[TEXT])
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not is_multimodal(config):
         return dict(config)
-    inner = dict(config[_KEY])
+    inner = dict(config[TEXT])
     tied = {_SHARED[0]: config[_SHARED[0]]} if config.get(_SHARED[0]) is not None else {}
     return {**{key: config[key] for key in _SHARED if config.get(key) is not None}, **inner, **tied}
 

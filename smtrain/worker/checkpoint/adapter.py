@@ -89,6 +89,8 @@ class Adapter:
     """Digest of the weights that it was trained on, if it is known."""
     stamp: Any
     """JSON that changes whenever its files do."""
+    extension: Mapping[str, Any] | None = None
+    """The config.json that it was trained with, if model.rope gave the base other rotary embeddings."""
 
 
 def is_adapter(path: Path | str) -> bool:
@@ -134,7 +136,8 @@ def open_adapter(path: Path | str, shape: ModelShape) -> Adapter:
     }
     weights = [name.removesuffix(A) for name in numbers if name.endswith(A)]
     pairs = {f"{w}.weight": Factor(numbers[w + A], numbers[w + B], lora.scale) for w in weights}
-    return _fitting(Adapter(source.location, pairs, source.manifest.base, source.stamp()), shape)
+    extension = source.config if source.extended else None
+    return _fitting(Adapter(source.location, pairs, source.manifest.base, source.stamp(), extension), shape)
 
 
 def _of_peft(location: Place, shape: ModelShape) -> Adapter:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.extension import with_rope_of
 from smtrain.worker.checkpoint import dtypes
 from smtrain.worker.checkpoint.adapter import BASE, CONFIG, WEIGHTS, Adapter
 from smtrain.worker.checkpoint.digest import weights_digest
@@ -69,6 +70,16 @@ class Merged(Wrapped):
         self._lock = threading.Lock()
         self._largest: dict[str, float] = {}
         _refuse_other_base(adapter.location, adapter.base, base)
+        trained = adapter.extension
+        self._config = base.config if trained is None else with_rope_of(base.config, trained)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    @property
+    def extended(self) -> bool:
+        return self._adapter.extension is not None or self._source.extended
 
     def bits(self, name: str, bounds: Bounds, tally: Tally | None = None) -> Bits:
         bits = self._source.bits(name, bounds, tally)

@@ -58,6 +58,11 @@ class WeightSource(ABC):
     def location(self) -> Place:
         """The folder or prefix of the files."""
 
+    @property
+    def extended(self) -> bool:
+        """Whether a run gave the model other rotary embeddings (model.rope), which only its own `config` has."""
+        return False
+
     def stamp(self) -> Any:
         """JSON that changes whenever the source's files do."""
         return self.location.stamp()
@@ -120,6 +125,10 @@ class Wrapped(WeightSource):
     @property
     def location(self) -> Place:
         return self._source.location
+
+    @property
+    def extended(self) -> bool:
+        return self._source.extended
 
     def stamp(self) -> Any:
         return self._source.stamp()

@@ -90,6 +90,14 @@ class Position:
                     f"{name}: was written with another value of {_FIXED[key]}{shown}, so its position in the data does "
                     "not hold here; restore that value, or give the run another name"
                 )
+        was, now = ((side or {}).get("rope") for side in (state.get("model"), self.model))
+        if was != now:
+            raise CheckpointError(
+                f"model.rope: {name} of this run was trained with {_rope_words(was)}, and the config asks for "
+                f"{_rope_words(now)}, for which its weights are not made; restore the former value, or give the run "
+                "another name to start over",
+                code="checkpoint.other_model",
+            )
         if other := difference(state.get("model") or {}, self.model):
             raise CheckpointError(
                 f"model.path: {name} of this run was trained from another model ({other}); name that model, or give "
@@ -163,11 +171,21 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def identity(described: Mapping[str, Any], weights: WeightSource | None, init: str) -> dict[str, Any]:
-    """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of the base weights."""
+def _rope_words(rope: Mapping[str, Any] | None) -> str:
+    return "the rotary embeddings of config.json" if rope is None else ", ".join(f"{k} {v}" for k, v in rope.items())
+
+
+def identity(
+    described: Mapping[str, Any], weights: WeightSource | None, init: str, rope: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The model as a checkpoint remembers it: the keys of config.json that matter, and a digest of the base weights.
+
+    `rope` are the rotary embeddings if model.rope replaced those of the base model.
+    """
     digest = "scratch" if init == "scratch" else None if weights is None else weights_digest(weights)
     kept = {key: value for key, value in described.items() if key not in _FREE and value is not None}
-    return {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
+    known = {"config": {"model_type": described.get("model_type"), **kept}, "weights": digest}
+    return known if rope is None else {**known, "rope": dict(rope)}
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

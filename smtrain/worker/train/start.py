@@ -14,6 +14,7 @@ import torch.distributed as dist
 from smtrain.core.config import JobConfig
 from smtrain.core.config.units import counted
 from smtrain.core.errors import CheckpointError, SmtrainError
+from smtrain.core.model.extension import described_rope
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.text_part import text_part
 from smtrain.core.protocol.container import Container
@@ -57,7 +58,8 @@ def start(config: JobConfig, container: Container) -> None:
     stall = StallWatch(config.train.stall_minutes, lambda message: fail(container, message))
     gather, records = join(config)
     whole = json.loads((container.channel("model") / "config.json").read_text("utf-8"))
-    described, shape = text_part(whole), ModelShape.from_config(whole)
+    given, described = text_part(whole), text_part(config.extended(whole))
+    shape = ModelShape.from_config(described)
     data = container.channel("data")
     manifest = DatasetManifest.load(data)
     manifest.check_objective(data, config.train.objective)
@@ -65,8 +67,9 @@ def start(config: JobConfig, container: Container) -> None:
     destination = Destination(container, line, log_line) if dist.get_rank() == 0 else None
     choice = _choose(config, line, records, gather)
     resume = Resume(choice, records, gather, config)
-    references = _references(config, container, described, manifest, choice, gather)
-    engine, model = _build_engine(config, container, described, manifest, choice, gather, references)
+    references = _references(config, container, given, manifest, choice, gather)
+    # The weights that a run starts from are those of `given`, whose rotary embeddings model.rope replaces.
+    engine, model = _build_engine(config, container, given, described, manifest, choice, gather, references)
     loader = _loader(config, data, engine, shape.vocab)
     if tracing():
         trace(config, engine, loader, stall)
@@ -77,7 +80,7 @@ def start(config: JobConfig, container: Container) -> None:
     if references:
         packed = [loader.rows if isinstance(loader, PackedLoader) else None, held_out.packed if held_out else None]
         parts = [part for part in packed if isinstance(part, PairRows)]
-        start_weights = None if references.known else _weights(config, container, described, needed=True)
+        start_weights = None if references.known else _weights(config, container, given, needed=True)
         references.fill(cast("NativeEngine", engine), parts, start_weights, stall.beat, lambda: stop.agreed(engine))
     good = resume.load(engine)
     state = good.state if good else {}
@@ -130,16 +133,17 @@ def _choose(config: JobConfig, line: Lineage, records: EngineRecords, gather: Ga
 
 
 def _build_engine(
-    config: JobConfig, container: Container, described: dict[str, Any], manifest: DatasetManifest, choice: ResumeChoice,
-    gather: Gather, references: References | None,
+    config: JobConfig, container: Container, given: dict[str, Any], described: dict[str, Any],
+    manifest: DatasetManifest, choice: ResumeChoice, gather: Gather, references: References | None,
 ) -> tuple[Engine, dict[str, Any]]:  # fmt: skip
     """The engine with the base weights, and the model's identity; refuses checkpoints of another model or data."""
     # A checkpoint holds all weights, so zeros do until it is loaded; one of an adapter has no base weights, and a pass
     # of the reference needs those of the start.
     based = config.train.adapter is not None or (references is not None and not references.known)
     replaced = bool(choice.saved) and not based
-    weights = _weights(config, container, described, needed=not replaced)
-    model = gather(identity(described, weights, config.model.init) if dist.get_rank() == 0 else None)[0]
+    weights = _weights(config, container, given, needed=not replaced)
+    mine = identity(described, weights, config.model.init, described_rope(described) if config.model.rope else None)
+    model = gather(mine if dist.get_rank() == 0 else None)[0]
     for saved in choice.saved:
         position = Position(config, manifest, model, reference=references.weights if references else None)
         position.refuse_another(saved.name, saved.state)

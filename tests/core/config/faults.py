@@ -23,6 +23,7 @@ from tests.core.config.followed import (
     write,
 )  # fmt: skip
 
+YARN = {"type": "yarn", "factor": 4}
 WHOLE = {"model_type": "seer", "text_config": {**LLAMA, "model_type": "llama"}}
 
 MACHINES = (
@@ -1167,7 +1168,76 @@ MODEL = (
         {"train.seq_len": 512},
         "is beyond the model's 256 positions",
         ("use at most that", {"train.seq_len": 256}),
-        ("or raise max_position_embeddings", shape(max_position_embeddings=512)),
+        ("or set model.rope: {type: yarn, factor: 2}", {"model.rope": {"type": "yarn", "factor": 2}}),
+    ),
+    case(
+        "local",
+        both(shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}), {"train.seq_len": 512}),
+        "is beyond the model's 256 positions",
+        ("use at most that", {"train.seq_len": 256}),
+        (
+            "or set model.rope: {type: linear, factor: 4, original_max_position_embeddings: 128}",
+            {"model.rope": {"type": "linear", "factor": 4, "original_max_position_embeddings": 128}},
+        ),
+    ),
+    case(
+        "local",
+        {"train.seq_len": 2000, "model.rope": YARN},
+        "is beyond the model's 1024 positions with model.rope",
+        ("use at most that", {"train.seq_len": 1024}),
+        ("or set model.rope: {type: yarn, factor: 8}", {"model.rope.factor": 8}),
+    ),
+    case("local", {"model.rope": {}}, "model.rope: is empty", ("leave it out", {"model.rope": OUT})),
+    case("local", {"model.rope": {"factor": 4}}, "model.rope.type: is missing", "set it to yarn"),
+    case(
+        "local",
+        {"model.rope": {"type": "linear"}},
+        "model.rope.factor: is missing",
+        ("give the new longest sequence divided by that of the model", {"model.rope.factor": 2}),
+    ),
+    case("local", {"model.rope": {**YARN, "type": "linear", "truncate": False}}, "no effect with type", "leave it out"),
+    case(
+        "local",
+        {"model.rope": {**YARN, "beta_fast": 0.5}},
+        "must be above beta_slow",
+        ("raise it", {"model.rope.beta_fast": 16}),
+    ),
+    case("local", {"model.rope": {"type": "yarn", "factor": 2.3}}, "no whole number", "set model.rope.factor: 3"),
+    case(
+        "local",
+        both(shape(rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 2.0}), {"model.rope": YARN}),
+        "are of type linear already",
+        (
+            "add model.rope.original_max_position_embeddings",
+            {"model.rope.original_max_position_embeddings": 128},
+        ),
+        ("or leave it out", {"model.rope": OUT}),
+    ),
+    case(
+        "local",
+        both(write("model/config.json", GPT2), {"model.rope": YARN}),
+        "has learned its 256 positions one by one",
+        ("leave it out", {"model.rope": OUT}),
+    ),
+    case(
+        "local",
+        both(shape(model_type="phi3", rope_theta=1e4), {"model.rope": YARN}),
+        "takes no rotary embeddings of type yarn",
+        ("give theta only", {"model.rope": {"theta": 1e6}}),
+        ("leave model.rope out", {"model.rope": OUT}),
+        more=True,
+    ),
+    case(
+        "local",
+        {"model.rope": YARN, "train.adapter": {"rank": 4}},
+        "model.rope: peft would load",
+        "set export.merge: true",
+    ),
+    case(
+        "local",
+        {"model.rope": YARN, "export.megatron": True},
+        "no rotary embeddings of type yarn",
+        "leave it out",
     ),
     case(
         "local",

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from smtrain.core.errors import CheckpointError, ConfigError
 from smtrain.core.model.families import ModelShape
 from smtrain.worker.checkpoint.convert import convert
+from smtrain.worker.checkpoint.dtypes import FP32
+from smtrain.worker.checkpoint.megatron.args import arguments
 from smtrain.worker.checkpoint.megatron.torch_dist_writer import write_torch_dist
 from smtrain.worker.checkpoint.open import open_weights
 from smtrain.worker.checkpoint.summary import inspect, verify
@@ -393,8 +395,31 @@ def test_biases_of_one_kind_are_refused(tmp_path: Path) -> None:
         convert(hf_folder(tmp_path / "model", config), tmp_path / "out", to=Megatron())
 
 
-def test_longrope_is_refused(tmp_path: Path) -> None:
-    rope = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
-    config = {**LLAMA, "model_type": "phi3", "rope_scaling": rope, "original_max_position_embeddings": 32}
-    with pytest.raises(CheckpointError, match="longrope, which Megatron-core's GPTModel does not have: convert to hf"):
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ORIGINAL = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("rope", "more"),
+    [
+        (LONG, {"model_type": "phi3", ORIGINAL: 32}),
+        ({"rope_type": "yarn", "factor": 2.0, ORIGINAL: 32}, {}),
+        ({"rope_type": "linear", "factor": 1.5}, {}),
+        ({**LLAMA3, ORIGINAL: 4096}, {}),
+    ],
+)  # fmt: skip
+def test_positions_that_megatron_turns_otherwise_are_refused(
+    rope: dict[str, Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**LLAMA, "rope_scaling": rope, **more}
+    with pytest.raises(CheckpointError, match=rf"no rotary embeddings of type {rope['rope_type']}.*: convert to hf"):
         convert(hf_folder(tmp_path / "model", config), tmp_path / "out", to=Megatron())
+
+
+def test_scaled_positions_that_megatron_has_are_in_its_arguments() -> None:
+    linear = arguments({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, FP32, 64, Megatron())
+    assert (linear["rotary_seq_len_interpolation_factor"], linear["use_rope_scaling"]) == (2, False)
+    llama3 = arguments({**LLAMA, "rope_scaling": {**LLAMA3, ORIGINAL: 8192}}, FP32, 64, Megatron())
+    assert (llama3["rope_scaling_factor"], llama3["use_rope_scaling"]) == (8.0, True)
+    assert "rotary_seq_len_interpolation_factor" not in llama3

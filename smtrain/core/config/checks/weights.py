@@ -14,6 +14,7 @@ from smtrain.core.config.checks.rule import Fault, broken
 from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
+from smtrain.core.model.extension import longer, positions_after
 from smtrain.core.model.families import megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
@@ -26,6 +27,7 @@ from smtrain.core.model.remedies import (
     missing_shards,
     quantization,
 )
+from smtrain.core.model.rope import BORDERS, KINDS, ORIGINAL, megatron_rope_lack
 from smtrain.core.model.text_part import is_multimodal, text_part
 from smtrain.core.near import near_path
 from smtrain.core.protocol.requests import is_of_run
@@ -84,8 +86,18 @@ MEGATRON = Rule(
 )  # fmt: skip
 
 
+PEFT = Rule(
+    "model.rope train.adapter export.merge",
+    lambda c: c.model.rope and c.train.adapter and not c.export.merge,
+    "model.rope: peft would load the adapter on the model as it was before, which reads no longer texts; set "
+    "export.merge: true",
+)
+
+
 def weights_faults(config: JobConfig) -> Iterator[Fault]:
     """Weights that cannot be read, and options that cannot be combined with `model.weights` or a hub."""
+    yield from broken([PEFT], config)
+    yield from _rope_faults(config)
     yield from broken([MEGATRON], config)
     if config.model.weights is not None:
         yield from _place_faults(config, "model.weights", config.model.weights)
@@ -93,6 +105,30 @@ def weights_faults(config: JobConfig) -> Iterator[Fault]:
     if config.train.preference and config.train.preference.folder:
         yield from _place_faults(config, "train.dpo.reference", config.train.preference.folder, ("demo://", RUN))
     yield from broken(HUB_RULES, config)
+
+
+def _rope_faults(config: JobConfig) -> Iterator[Fault]:
+    """Keys that model.rope lacks or its type does not have, and borders in the wrong order."""
+    rope = config.model.rope
+    if rope is None:
+        return
+    settings = {*rope.settings}
+    if not settings:
+        yield {"model.rope"}, "model.rope: is empty, so it changes nothing; leave it out"
+    if rope.type is None:
+        if settings - {"rope_theta"}:
+            yield {"model.rope"}, "model.rope.type: is missing, and other keys than theta need it; set it to yarn"
+        return
+    needed, optional = KINDS[rope.type]
+    if "factor" in needed and "factor" not in settings:
+        words = "its type needs it; give the new longest sequence divided by that of the model"
+        yield {"model.rope"}, f"model.rope.factor: is missing, and {words}"
+    taken = {"rope_type", "rope_theta", *needed, *optional, *({ORIGINAL} if rope.type == "linear" else ())}
+    for key in sorted(settings - taken):
+        yield {"model.rope"}, f"model.rope.{key}: has no effect with type {rope.type}; leave it out"
+    for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
+        if low in taken and (lower := getattr(rope, low) or 1) >= (getattr(rope, high) or BORDERS[high]):
+            yield {"model.rope"}, f"model.rope.{high}: must be above {low}, which is {lower:g}; raise it"
 
 
 def _place_faults(config: JobConfig, key: str, path: str, more: tuple[str, ...] = ()) -> Iterator[Fault]:
@@ -145,12 +181,15 @@ def folder_faults(config: JobConfig, *, shape_alone: bool = False) -> Iterator[F
     if hint := respelled_model(config):
         yield {"model.path"}, f"model.path: {hint}"
     elif path.startswith(HUBS):
-        longest = positions(path)
+        longest, rope = positions(path), config.model.rope
+        if longest is not None and rope is not None:
+            longest = positions_after(longest, rope.settings, config.train.seq_len)
         if longest is not None and longest < config.train.seq_len:
+            by = " with model.rope" if rope else ""
             yield (
-                {"model.path", "train.seq_len"},
+                {"model.path", "model.rope", "train.seq_len"},
                 f"train.seq_len: {config.train.seq_len} is beyond the {longest} positions of "
-                f"{path.removeprefix('hf://')}; use at most that",
+                f"{path.removeprefix('hf://')}{by}; use at most that",
             )
     elif "://" in path:
         if not (path.startswith((*_SCHEMES, *readable_schemes(config.target))) or is_mounted(path)):
@@ -199,9 +238,14 @@ def _read_config(folder: Path, store: str) -> tuple[dict[str, Any], str]:
 def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fault]:
     """Settings that the shape in the model's config.json rules out."""
     try:
-        model = normalise(described)
+        given = model = normalise(described)
     except SmtrainError as error:
         yield {"model.path"}, f"model.path: {error}"
+        return
+    try:
+        model = normalise(config.extended(described)) if not any(_rope_faults(config)) else given
+    except ConfigError as error:
+        yield {"model.path", "model.rope"}, error.faults[0]
         return
     shape, length = model.shape, config.train.seq_len
     padding = text_part(described).get("pad_token_id")
@@ -217,19 +261,17 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             "export.megatron: Megatron-core has no parallel residual, which config.json asks for "
             "(use_parallel_residual); leave it out",
         )
-    if config.export.megatron and (lack := megatron_lack(shape)):
+    if config.export.megatron and (lack := megatron_lack(shape) or megatron_rope_lack(model.rope)):
         yield {"export.megatron", "model.path"}, f"export.megatron: {lack}; leave it out"
-    longest = shape.positions or positions_named(described)
+    longest = shape.positions or (positions_named(described) if model is given else model.positions)
     if longest is not None and longest < length:
-        more = (
-            ", which it has learned one by one"
-            if shape.positions is not None
-            else ", or raise max_position_embeddings (and the rope settings) in its config.json if it is to learn "
-            "longer ones"
-        )
+        by = " with model.rope" if config.model.rope else ""
+        more = ", which it has learned one by one" if shape.positions is not None else ""
+        if rope := longer(given, length):
+            more = f", or set model.rope: {rope} to train it on longer ones"
         yield (
-            {"model.path", "train.seq_len"},
-            f"train.seq_len: {length} is beyond the model's {longest} positions; use at most that{more}",
+            {"model.path", "model.rope", "train.seq_len"},
+            f"train.seq_len: {length} is beyond the model's {longest} positions{by}; use at most that{more}",
         )
     if config.train.engine == "nxd" and (shape.positions is not None or not shape.rules.elsewhere):
         yield (

@@ -39,6 +39,12 @@ def write_peft(
     lora = manifest.lora
     if lora is None:
         raise CheckpointError(f"{source.location} holds a whole model, not an adapter; write it with --to hf.")
+    if source.extended:
+        raise CheckpointError(
+            f"{source.location} was trained with model.rope, and peft would load it on the model as it was before; "
+            "merge it into that model (smtrain convert MODEL NEW --to hf --merge-adapter CHECKPOINT).",
+            code="checkpoint.other_model",
+        )
     layout = Layout(manifest.shape)
     names = {f"{PREFIX}{spec.name}": spec.name for spec in layout.shape.specs}
     tensors = {key: Tensor(source.dtype(name), source.shape(name)) for key, name in names.items()}

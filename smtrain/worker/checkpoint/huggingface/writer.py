@@ -8,6 +8,7 @@ from typing import Any
 
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.card import README
+from smtrain.core.model.extension import with_rope_of
 from smtrain.core.model.families import ModelShape
 from smtrain.core.model.hf_config import for_everyone, normalise
 from smtrain.core.model.layout import Shard
@@ -106,6 +107,8 @@ def write_hf(
     normal = normalise(source.config)
     folder = None if companions is None else place(companions)
     config = source.config if folder is None else read_config(folder)
+    if source.extended:
+        config = with_rope_of(config, source.config)
     if normalise(config) != normal:
         raise CheckpointError(
             f"{companions}/config.json describes another model than the weights; give the folder training "

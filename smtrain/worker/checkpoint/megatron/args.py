@@ -8,7 +8,7 @@ from typing import Any
 from smtrain.core.errors import CheckpointError
 from smtrain.core.model.families import refuse_elsewhere
 from smtrain.core.model.hf_config import HFConfig, normalise
-from smtrain.core.model.rope import Rope
+from smtrain.core.model.rope import Rope, megatron_rope_lack
 from smtrain.worker.checkpoint.dtypes import BF16, FP16, DType
 from smtrain.worker.checkpoint.targets import Megatron
 from smtrain.worker.checkpoint.torch_files.pickling import Name
@@ -23,6 +23,7 @@ def _rotary(rope: Rope | None) -> dict[str, Any]:
         "rotary_interleaved": False,
         "use_rope_scaling": rope.kind == "llama3",
         "rope_scaling_factor": rope.settings.get("factor", 8.0),
+        **({"rotary_seq_len_interpolation_factor": int(rope.settings["factor"])} if rope.kind == "linear" else {}),
     }
 
 
@@ -50,12 +51,8 @@ def arguments(config: Mapping[str, Any], dtype: DType, vocab: int, to: Megatron)
             "residual and would compute another model; convert to hf or nxd.",
             code="checkpoint.other_model",
         )
-    if normal.rope is not None and normal.rope.kind == "longrope":
-        raise CheckpointError(
-            "config.json asks for rotary embeddings of type longrope, which Megatron-core's GPTModel does not have: "
-            "convert to hf or native.",
-            code="checkpoint.other_model",
-        )
+    if lack := megatron_rope_lack(normal.rope):
+        raise CheckpointError(f"{lack}: convert to hf or native.", code="checkpoint.other_model")
     shape, rope = normal.shape, normal.rope
     if shape.rules.megatron and shape.o_bias != shape.mlp_bias:
         raise CheckpointError(

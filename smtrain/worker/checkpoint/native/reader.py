@@ -146,6 +146,10 @@ class NativeSource(WeightSource):
     def config(self) -> dict[str, Any]:
         return self._files.manifest.config
 
+    @property
+    def extended(self) -> bool:
+        return "rope" in (self.manifest.state.get("model") or {})
+
     def names(self) -> list[str]:
         return sorted(s.name for s in self._files.layout.shape.specs)
 

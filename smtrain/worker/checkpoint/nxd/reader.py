@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from smtrain.core.errors import CheckpointError
+from smtrain.core.model.extension import with_rope_of
 from smtrain.core.model.families import FAMILIES, ModelShape, refuse_elsewhere
 from smtrain.core.model.layout import KvOrder, Layout
 from smtrain.core.model.text_part import text_part
@@ -24,12 +25,14 @@ from smtrain.worker.checkpoint.dtypes import FLOATS, Bits, DType
 from smtrain.worker.checkpoint.huggingface.folder import COMPUTED, read_config
 from smtrain.worker.checkpoint.nxd.names import Qkv, Stored, shard_files, stored
 from smtrain.worker.checkpoint.sources import Read, WeightSource
-from smtrain.worker.checkpoint.storage import Bounds, Place, place
+from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_json
 from smtrain.worker.checkpoint.stored_names import NESTS, not_tensors, without_wrappers
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
 from smtrain.worker.checkpoint.torch_files import zip as torchzip
 from smtrain.worker.checkpoint.torch_files.unpickle import Reference
 
+_RECORD = "smtrain.json"
+"""The record in a checkpoint of a run."""
 Shards = Mapping[tuple[int, int], Mapping[str, Slab]]
 
 
@@ -46,7 +49,10 @@ class NxDSource(WeightSource):
     ) -> None:
         self._place = place(folder)
         manifest = read_manifest(self._place)
+        self._extended = _is_extended(self._place)
         self._config = text_part(read_config(self._place) if config is None else config)
+        if self._extended and config is not None:
+            self._config = with_rope_of(self._config, read_config(self._place))
         self._shape = ModelShape.from_config(self._config)
         refuse_elsewhere(self._shape, "Nxd")
         paths = shard_files(self._place.files())
@@ -84,6 +90,10 @@ class NxDSource(WeightSource):
     @property
     def config(self) -> dict[str, Any]:
         return self._config
+
+    @property
+    def extended(self) -> bool:
+        return self._extended
 
     def names(self) -> list[str]:
         return sorted(self._where)
@@ -278,3 +288,10 @@ def referred(location: Place, file: str, name: str, value: Any) -> Any:
             f"{location}/{folder}/tensor_{tid}.pt holds no tensor; copy this file again.", code="checkpoint.damaged"
         )
     return tensor
+
+
+def _is_extended(location: Place) -> bool:
+    """Whether a checkpoint is of a run with model.rope."""
+    record = read_json(location, _RECORD) if _RECORD in location.files() else {}
+    state = record.get("state")
+    return isinstance(state, dict) and "rope" in (state.get("model") or {})
