@@ -63,8 +63,9 @@ class StandInPod:
 
     def read(self) -> None:
         assert self.process.stdout
-        for line in self.process.stdout:
-            self.lines.append((time.time(), line.decode(errors="replace").rstrip("\n")))
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append((time.time(), line.decode(errors="replace").rstrip("\n")))
 
     @property
     def status(self) -> str:
@@ -128,7 +129,8 @@ class StandIn:
         self._lock = threading.RLock()
         self._ports = ports
         (root / "oss").mkdir(parents=True)
-        (root / "site").mkdir()
+        for folder in ("site", "tmp"):
+            (root / folder).mkdir()
         (root / "site/sitecustomize.py").write_text(_MOUNTED)
 
     def __enter__(self) -> StandIn:
@@ -177,11 +179,12 @@ class StandIn:
             self._mount(source)
         roles = [(spec["Type"].lower(), n) for spec in job.request["JobSpecs"] for n in range(spec["PodCount"])]
         port = next(self._ports)
+        oss = str((self.root / "oss").resolve())
         paths = filter(None, [str(self.root / "site"), self.variables.get("PYTHONPATH")])
         for rank, (role, number) in enumerate(roles):
             gpus = int(job.request["JobSpecs"][0].get("ResourceConfig", {}).get("GPU", 1))
             environment = {
-                **self.variables, **job.request.get("Envs", {}), "STAND_IN_OSS": str((self.root / "oss").resolve()),
+                **self.variables, "TMPDIR": str(self.root / "tmp"), **job.request.get("Envs", {}), "STAND_IN_OSS": oss,
                 "PYTHONPATH": os.pathsep.join(paths),
                 "WORLD_SIZE": str(len(roles)), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port), "NPROC_PER_NODE": str(gpus),

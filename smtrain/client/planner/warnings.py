@@ -15,7 +15,6 @@ from smtrain.core.facts.images import unpatched
 from smtrain.core.facts.trainium2 import FLASH_HEAD, FLASH_LENGTHS, flash_lack
 from smtrain.core.text import with_article
 
-GRACE_SECONDS = 120  # between SIGTERM and SIGKILL
 THIN = 0.1
 """Share of a limit that should be left, as a plan is not more exact than that."""
 
@@ -45,7 +44,7 @@ def run_warnings(
         )
     if spent.attempts > 1 and wall > 2 * config.train.steps * step_s * lost.stretch:
         out.append("cluster.time: more than half of every attempt goes into starting it; take a longer one")
-    if (warning := slow_stop(step_s, lost.save_s)) is not None:
+    if (warning := slow_stop(config, step_s, lost.save_s)) is not None:
         out.append(warning)
     if config.compute.spot and not isfinite(lost.stretch):
         out.append("compute.spot: the run would practically never end between interruptions; save more often")
@@ -57,19 +56,20 @@ def run_warnings(
     return out
 
 
-def slow_stop(step_s: float, save_s: float) -> str | None:
+def slow_stop(config: JobConfig, step_s: float, save_s: float) -> str | None:
     """Warn if the running step and its save hardly fit into the time after SIGTERM; None if they do."""
-    left = 1 - (step_s + save_s) / GRACE_SECONDS
+    grace = config.stop_grace
+    left = 1 - (step_s + save_s) / grace
     if left >= THIN:
         return None
     if left >= 0:
         return (
-            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the {GRACE_SECONDS} s that "
+            f"a step of {spell(step_s)} and a save of {spell(save_s)} leave {left:.0%} of the {grace} s that "
             "are given after a stop or an interruption: if they take longer than planned, what was trained since the "
             "last checkpoint is lost"
         )
     return (
-        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {GRACE_SECONDS} s that are given "
+        f"a step of {spell(step_s)} and a save of {spell(save_s)} do not fit into the {grace} s that are given "
         "after a stop or an interruption: what was trained since the last checkpoint is lost then"
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from smtrain.client.planner.warnings import GRACE_SECONDS, THIN, slow_stop
+from smtrain.client.planner.warnings import THIN, slow_stop
 from smtrain.client.preflight.context import Context, Unplanned, Unread
 from smtrain.client.preflight.findings import Finding
 from smtrain.core.config.units import spell
@@ -97,13 +97,14 @@ def stop(context: Context) -> Iterator[Finding]:
     if not plan.step_s or plan.save is None:
         return
     step, save = plan.step_s["total"], plan.save.save_s
-    if (problem := slow_stop(step, save)) is not None:
+    if (problem := slow_stop(context.config, step, save)) is not None:
         yield Finding(
             "stop", "warning", problem,
             "make steps shorter (train.global_batch_size, more machines), or save more often (train.save_interval)",
         )  # fmt: skip
     else:
-        yield Finding("stop", "ok", f"a step and a save take {spell(step + save)} of the {GRACE_SECONDS} s given")
+        given = context.config.stop_grace
+        yield Finding("stop", "ok", f"a step and a save take {spell(step + save)} of the {given} s given")
 
 
 def spot(context: Context) -> Iterator[Finding]:

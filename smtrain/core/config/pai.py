@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from smtrain.core.config.section import Section
+from smtrain.core.config.units import Seconds
 
 _WORD = r"^[^\s'\"]+$"
 _FOLDER = r"^/[^\s'\"\\$`%]*[^\s'\"\\$`%/]$"
@@ -115,6 +116,8 @@ class Pai(Section):
     """PAI watches the job and restarts it after a hang or the fault of a machine (AIMaster)."""
     error_monitoring_args: str | None = None
     """Options of AIMaster, such as --job-execution-mode=Sync --enable-log-hang-detection=true."""
+    grace: Seconds = Field(120, ge=10, le=86400)
+    """Time to save after a stop, before the pods are killed."""
     driver: str | None = Field(None, pattern=_WORD)
     """Version of the GPU driver; default: PAI's."""
     vpc: PaiVpc | None = None

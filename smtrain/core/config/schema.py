@@ -103,6 +103,11 @@ class JobConfig(Section):
         return self.pai.command if self.target == "pai-dlc" else None
 
     @property
+    def stop_grace(self) -> int:
+        """Seconds between SIGTERM and SIGKILL: SageMaker's 120, or what the config asks for."""
+        return self.pai.grace if self.target == "pai-dlc" else 120
+
+    @property
     def world_size(self) -> int:
         """Training processes in all."""
         return self.compute.instance_count * self.processes_per_instance

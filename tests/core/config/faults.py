@@ -1482,6 +1482,75 @@ TRAINIUM = (
     ),
 )  # fmt: skip
 
+QUOTA = {"cpu": 96, "memory": "1000Gi", "gpu": 4}
+ON_QUOTA = both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1", "pai.resources": QUOTA})
+OTHER_MOUNT = {"uri": "nas://1.cn-beijing.nas.aliyuncs.com/text", "path": "/mnt/nas"}
+PAI = (
+    case("pai", {"pai.region": OUT}, "pai.region: is missing", ("name one", {"pai.region": "cn-beijing"})),
+    case("pai", {"pai.storage": OUT}, "pai.storage: is missing",
+         ("name a bucket and a prefix", {"pai.storage": "oss://my-bucket/smtrain"})),
+    case("pai", {"pai.storage": "oss://My_Bucket/x"}, "'My_Bucket' cannot be a bucket's name",
+         ("correct it", {"pai.storage": "oss://my-bucket/x"})),
+    case("pai", {"compute.image": OUT}, "compute.image: is missing; name an image that",
+         ("name an image", {"compute.image": "registry/train:2"})),
+    case("pai", {"pai.ecs_spec": OUT}, "pai.ecs_spec: is missing",
+         ("name a type of public resources", {"pai.ecs_spec": "ecs.gn7e-c16g1.16xlarge"}),
+         ("set pai.quota and pai.resources instead", {"pai.quota": "quota1", "pai.resources": QUOTA})),
+    case("pai", both({"pai.ecs_spec": OUT}, {"pai.quota": "quota1"}), "pai.resources: is missing",
+         ("give what a pod gets from the quota", {"pai.resources": QUOTA})),
+    *(
+        case("pai", both(ON_QUOTA, {f"pai.{name}": "ecs.g7.8xlarge"}), f"pai.{name}: is for public", "leave it out")
+        for name in ("ecs_spec", "cpu_ecs_spec")
+    ),
+    *(
+        case("pai", {f"pai.{name}": value}, f"pai.{name}: has no effect without pai.quota", "leave it out")
+        for name, value in {"resources": QUOTA, "cpu_resources": QUOTA, "priority": 2}.items()
+    ),
+    case("pai", both(ON_QUOTA, {"pai.resources.gpu": 3}), "a pod would have 3 GPUs for 4 training",
+         ("set it to 4", {"pai.resources.gpu": 4})),
+    case("pai", {"machines": {"box": {**BOX, "kind": "neuron"}}}, "PAI-DLC has no Neuron devices",
+         ("describe a machine of kind gpu", {"machines": {"box": BOX}}), more=True),
+    case("pai", {"compute.instance_type": "ml.p5.48xlarge"}, "ml.p5.48xlarge is not one of PAI-DLC",
+         ("describe the GPUs of a pod under machines, and name that entry", {"compute.instance_type": "box"})),
+    case("pai", {"train.engine": "nxd"}, "nxd is for Trainium, which PAI-DLC",
+         ("set native", {"train.engine": "native"}), more=True),
+    case("pai", {"pai.error_monitoring_args": "--a=b"}, "no effect without pai.error_monitoring", "leave it out"),
+    case("pai", {"pai.code": {"source": "code-1"}}, "pai.code: is for a command of your own", "leave it out"),
+    case("pai", {"pai.command": "x" * 50_000}, "pai.command: has 50,000 bytes",
+         ("put it into a script below pai.storage, and call that", {"pai.command": "sh /mnt/smtrain/train.sh"})),
+    case("pai", {"pai.vpc": {"id": "vpc-1", "switch": "vsw-1", "security_group": "sg-1"}}, "pai.vpc.cidrs: is missing",
+         ("name them", {"pai.vpc.cidrs": ["192.168.0.0/16"]})),
+    case("pai", {"checkpoint.s3_uri": "s3://bucket/c"}, "on PAI-DLC checkpoints lie below", "leave it out"),
+    *(
+        case("pai", {f"compute.{name}": value}, f"compute.{name}: applies to SageMaker only", "leave it out", more=more)
+        for name, value, more in (
+            ("spot", True, False), ("keep_alive", 60, False), ("training_plan", PLAN, False),
+            ("infra_check", True, False), ("retries", 2, False), ("compile_ahead", True, True),
+        )
+    ),
+    case("pai", {"network.isolation": True}, "network: applies to SageMaker only", "leave it out"),
+    case("pai", {"data.machines": 2}, "data.machines: on PAI-DLC one pod prepares", "leave it out"),
+    case("pai", {"data.ray_address": "ray://x:1"}, "data.ray_address: on PAI-DLC one pod prepares", "leave it out",
+         more=True),
+    case("pai", {"model.path": "hf://a/b", "model.token": {"secret": "hf"}}, "model.token: names a secret of AWS",
+         ("leave it out, and give a copy of the model", {"model.path": "@/model", "model.token": OUT})),
+    case("pai", {"track.tensorboard": "live"}, "track.tensorboard: SageMaker alone copies", "leave it out"),
+    case("pai", {"track.wandb": {"project": "p", "key": {"secret": "w"}}, "track.by": "job"},
+         "track.wandb.key: names a secret of AWS", "set track.by: client"),
+    case("pai", {"pai.data": [{"path": "/mnt/nas"}]}, "must name one of uri and dataset",
+         ("leave the other out", {"pai.data": [OTHER_MOUNT]})),
+    case("pai", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/smtrain/x"}]}, "overlaps /mnt/smtrain of pai.mount",
+         ("give it a folder of its own, such as /mnt/data0", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]})),
+    case("pai", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/oss"}]}, "overlaps /mnt/oss of the mounts of other buckets",
+         ("give it a folder of its own, such as /mnt/data0", {"pai.data": [{**OTHER_MOUNT, "path": "/mnt/data0"}]})),
+    case("pai", {"data.path": "s3://bucket/text"}, "is not a path, oss://, hf:// or demo://"),
+    case("pai", {"model.path": "s3://bucket/model"}, "is not a folder, oss://, hf://, modelscope://, demo:// or run://"),
+    case("pai", {"data.prepared": "/nowhere"}, "holds no manifest.json",
+         ("give a folder that `smtrain data prepare` or stage prepare wrote", {"data.prepared": OUT}),
+         ("or its oss:// URI", {"data.prepared": "oss://bucket/prepared", "data.path": OUT}), more=True),
+)  # fmt: skip
+
 CASES = {
     "machines": MACHINES, "train": TRAIN, "data": DATA, "model": MODEL, "planner": PLANNER, "trainium": TRAINIUM,
+    "pai": PAI,
 }  # fmt: skip

@@ -174,6 +174,12 @@ BASES: dict[str, dict[str, Any]] = {
     "trn1": {"target": "aws", "compute": {"instance_type": "ml.trn1.32xlarge"}},
     "trn2": {"target": "aws", "compute": {"instance_type": "ml.trn2.48xlarge", "image": OWN}},
     "gpu": {"target": "aws", "compute": {"instance_type": "ml.p5.48xlarge"}},
+    "pai": {
+        "target": "pai-dlc",
+        "machines": {"box": BOX},
+        "compute": {"instance_type": "box", "image": "registry/train:1"},
+        "pai": {"region": "cn-beijing", "storage": "oss://bucket/smtrain", "ecs_spec": "ecs.gn7e-c16g1.16xlarge"},
+    },
     "slurm": {"target": "slurm", "cluster": {"shared": "/fsx/smtrain"}, "compute": {"instance_type": "ml.p5.48xlarge"}},
 }
 """Configs with nothing wrong, on top of a model and text on this machine."""

@@ -27,8 +27,6 @@ from smtrain.stages import stage_named
 
 REQUEST, FOLDERS, JOB_FOLDER = "SMTRAIN_REQUEST", "SMTRAIN_FOLDERS", "SMTRAIN_JOB_FOLDER"
 """Variables of a pod: the request in SageMaker's form, the paths of inputs and checkpoints, and the job's folder."""
-GRACE_S = 120
-"""Time to save after SIGTERM: SageMaker's, which the launcher keeps to."""
 _LEFT_OUT = ("RoleArn", "Environment", "ProfilerConfig")
 """Parts of SageMaker's request that nothing reads afterwards."""
 _UNPACK = """\
@@ -167,7 +165,7 @@ def _mount(mount: PaiMount) -> dict[str, Any]:
 def _settings(request: Mapping[str, Any], pai: Pai) -> dict[str, Any]:
     on_gpus = _accelerated(request)
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
-    settings: dict[str, Any] = {"TerminationGracePeriodSeconds": GRACE_S, "Tags": tags or None}
+    settings: dict[str, Any] = {"TerminationGracePeriodSeconds": pai.grace, "Tags": tags or None}
     if on_gpus:
         settings |= {
             "EnableRDMA": pai.rdma or None,

@@ -67,7 +67,7 @@ PAI = (
          "checkpoint.s3_uri: on PAI-DLC checkpoints lie below pai.storage; leave it out"),
     *(
         Rule(f"compute.{name}", all_set(f"compute.{name}"), f"compute.{name}: applies to SageMaker only; leave it out")
-        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "compile_ahead", "role", "region")
+        for name in ("spot", "keep_alive", "training_plan", "infra_check", "retries", "compile_ahead")
     ),
     Rule("network", lambda c: c.network.isolation or c.network.subnets,
          "network: applies to SageMaker only; leave it out"),
@@ -79,6 +79,8 @@ PAI = (
     ),
     Rule("model.token", lambda c: c.model.token,
          "model.token: names a secret of AWS, which PAI-DLC cannot read; leave it out, and give a copy of the model"),
+    Rule("track.tensorboard", lambda c: c.track.tensorboard == "live",
+         "track.tensorboard: SageMaker alone copies these files while a job runs; leave it out"),
     Rule("track.wandb", lambda c: c.track.wandb and c.track.wandb.key and c.track.by == "job",
          "track.wandb.key: names a secret of AWS, which PAI-DLC cannot read; set track.by: client"),
 )  # fmt: skip

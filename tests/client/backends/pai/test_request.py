@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from alibabacloud_pai_dlc20201203.models import CreateJobRequest
 
 import smtrain
@@ -17,6 +19,8 @@ from smtrain.client.backends.pai.cloud import CloudError
 from smtrain.client.backends.pai.place import PaiPlace
 from smtrain.client.backends.pai.request import create_job
 from smtrain.core.config.pai import Pai
+from smtrain.stages import stages_of
+from tests.docs.pages import ROOT
 
 GOLDEN = Path(__file__).with_name("golden")
 QUOTA = Pai(
@@ -134,3 +138,40 @@ def test_the_request_of_smtrain_names_the_paths_of_the_pods(raw: dict[str, Any])
     made = create_job(sent, PUBLIC)
     folders = json.loads(made["Envs"]["SMTRAIN_FOLDERS"])
     assert all(path.startswith("/mnt/smtrain/") for path in folders["inputs"].values())
+
+
+EXAMPLE = ROOT / "examples/gpt-22b-pai-dlc.yaml"
+
+
+def test_the_example_plans_and_its_requests_are_accepted() -> None:
+    plan = smtrain.plan(EXAMPLE)
+    assert (plan.fits, plan.machines, plan.dollars) == (True, "2 x a100-80g-8", None)
+    assert "no price is known for a100-80g-8 on PAI-DLC; give one as machines.a100-80g-8.dollars_per_hour" in (
+        plan.warnings
+    )
+    assert smtrain.plan(EXAMPLE, set_=["machines.a100-80g-8.dollars_per_hour=30"]).dollars
+    config = smtrain.load_config(EXAMPLE)
+    for stage in ("prepare", "train", "export"):
+        made = create_job(smtrain.request(config, stage=stage), config.pai)
+        assert given(CreateJobRequest().from_map(made).to_map()) == given(made)
+        gpus = [spec["ResourceConfig"].get("GPU") for spec in made["JobSpecs"]]
+        assert gpus == (["8", "8"] if stage == "train" else [None])
+
+
+def test_the_command_of_the_docs_is_the_only_stage_and_reads_its_mounts() -> None:
+    page = (ROOT / "docs/pai-dlc.md").read_text("utf-8")
+    mounts, own = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(pai:.*?)```", page, re.S))
+    assert "--num-layers 48" in own["pai"]["command"]
+    whole = yaml.safe_load(EXAMPLE.read_text("utf-8"))
+    raw = {**whole, **mounts, "pai": {**whole["pai"], **mounts["pai"]}}
+    config = smtrain.load_config(raw)
+    assert config.data.path == "file:///mnt/nas/web"
+    folders = json.loads(create_job(smtrain.request(config, stage="prepare"), config.pai)["Envs"]["SMTRAIN_FOLDERS"])
+    assert folders["inputs"]["text"] == "/mnt/nas/web"
+    raw["pai"].update(own["pai"])
+    config = smtrain.load_config(raw)
+    assert stages_of(config) == ["train"]
+    made = create_job(smtrain.request(config, stage="train"), config.pai)
+    assert "torchrun --nnodes $WORLD_SIZE --node_rank $RANK" in made["UserCommand"]
+    assert [source["MountPath"] for source in made["DataSources"]][:3] == ["/mnt/smtrain", "/mnt/nas", "/mnt/set"]
+    assert smtrain.plan(config).fits
