@@ -42,6 +42,12 @@ class ParallelOptions:
     """native: torch.compile of each layer."""
     deterministic: bool = True
     """native: use only kernels that return the same bits each time, on accelerators."""
+    ep: int = 1
+    """native: neighbouring data-parallel ranks that divide the experts of each layer."""
+    aux_loss: float | None = None
+    """native: the factor of the auxiliary loss of experts; None: as config.json says."""
+    aux_by_layer: bool = False
+    """native: the auxiliary loss is the sum of one for each layer, as in Megatron, not one over all layers."""
     cp: int = 1
     """native: ranks that share every sequence; cp, times tp with `sequence_parallel`, must divide its length."""
 
@@ -92,6 +98,27 @@ class PairMetrics:
         }  # fmt: skip
 
 
+class RoutingMetrics(NamedTuple):
+    """The choices of experts in a step. A load is an expert's tokens over the mean of all experts of all layers."""
+
+    aux_loss: float
+    """Mean over micro-batches, without its factor; the experts of a token, if all loads are equal."""
+    entropy: float
+    """Mean entropy of the router's probabilities over that of equal ones: 1 is no choice, 0 a certain one."""
+    loads: tuple[tuple[float, ...], ...]
+    """Of each layer with experts, in the model's order, and each expert."""
+    dropped: float = 0.0
+    """The share of choices beyond an expert's capacity."""
+
+    def numbers(self) -> dict[str, float]:
+        """The numbers for a log."""
+        each = [load for layer in self.loads for load in layer]
+        return {
+            "experts/aux_loss": self.aux_loss, "experts/entropy": self.entropy, "experts/load_max": max(each),
+            "experts/load_min": min(each), "experts/dropped": self.dropped,
+        }  # fmt: skip
+
+
 class Scaling(NamedTuple):
     """The loss scale of an fp16 step, and what became of it."""
 
@@ -115,6 +142,8 @@ class StepResult:
     """None if the loss is not scaled."""
     pairs: PairMetrics | None = None
     """None unless the step learned from pairs."""
+    routing: RoutingMetrics | None = None
+    """None without experts, or with adapters."""
 
     @property
     def skipped(self) -> bool:

@@ -78,6 +78,12 @@ def longrope(original: int) -> dict[str, Any]:
 
 NO_DROPOUT_OF_SEED = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+AUX = {"router_aux_loss_coef": 0.02}
+OSS = {
+    "sliding_window": 8,
+    "num_hidden_layers": 2,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
+}
 NET = {"linear_key_head_dim": 8, "linear_value_head_dim": 12, "initializer_range": 0.03}
 _ALL: dict[str, dict[str, Any]] = {
     "llama": config("llama"),
@@ -213,6 +219,18 @@ _ALL: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.5,
         },
     ),
+    "qwen3_moe": config(
+        "qwen3_moe",
+        num_hidden_layers=3,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        router_aux_loss_coef=0.02,
+    ),
+    "mixtral": config("mixtral", num_local_experts=4, num_hidden_layers=2, intermediate_size=32, **AUX),
+    "gpt_oss": config("gpt_oss", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, **AUX, **OSS),
     "gpt_neox": config("gpt_neox"),
     "gpt2": config("gpt2", n_inner=128, tie_word_embeddings=True, **NO_DROPOUT),
     "gpt2-509": config("gpt2", vocab_size=509, **NO_DROPOUT),
@@ -222,7 +240,7 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2; micro-batches are of 4 samples unless m says
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2 and ep2; micro-batches are of 4 samples unless m says
     otherwise, and stages are even unless l names their layers."""
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
@@ -232,6 +250,7 @@ def mesh(text: str) -> ParallelOptions:
         options = replace(options, activation_checkpointing="full")
     if "selective" in more:
         options = replace(options, activation_checkpointing="selective")
+    options = replace(options, ep=next((int(c[2:]) for c in more if c[:2] == "ep"), 1), aux_by_layer="by-layer" in more)
     for half in BY_PRECISION.keys() & more:
         options = replace(options, precision=half)
     layers = next((map(int, m[1:].split("-")) for m in more if m[0] == "l"), ())
@@ -408,13 +427,14 @@ def adamw_steps(
 
 
 def transformers_model(config: dict[str, Any]) -> Any:
-    built = AutoConfig.for_model(**config)
-    model = AutoModelForCausalLM.from_config(built, attn_implementation="sdpa", dtype=torch.float32)
     shape, values = ModelShape.from_config(config), weights(config)
+    built, attention = AutoConfig.for_model(**config), "eager" if shape.rules.sinks else "sdpa"
+    model = AutoModelForCausalLM.from_config(built, attn_implementation=attention, dtype=torch.float32)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if shape.file_name(name) in values:
-                tensor.copy_(values[shape.file_name(name)])
+            parts = [values[part] for part in shape.file_parts(name, tuple(tensor.shape)) if part in values]
+            if parts:
+                tensor.copy_(torch.cat(parts).view(tensor.shape))
     return model
 
 

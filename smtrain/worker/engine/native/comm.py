@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,16 @@ def gather(value: Any) -> list[Any]:
     return out
 
 
+class Alike(NamedTuple):
+    """The ranks that hold the same parameters: they add up gradients and share the optimizer's state."""
+
+    size: int
+    rank: int
+    """The place of this rank among them."""
+    group: dist.ProcessGroup | None
+    """None if this rank is the only one."""
+
+
 class ProcessMesh:
     """The (pp, dp, cp, tp) grid of all ranks, tp innermost, with this rank's place and its groups.
 
@@ -130,6 +140,11 @@ class ProcessMesh:
         of_cp = [range(first, first + self.cp) for first in range(0, self.shards, self.cp)]
         self.cp_group = self.subgroup("shard", of_cp)
         """The ranks that share this one's sequences; None if cp is 1."""
+        self.ep = options.ep
+        self.alike = Alike(self.shards, self.shard_rank, self.shard_group)
+        self.expert_alike, self.ep_rank, self.ep_group = self.alike, 0, self.shard_group
+        if self.ep > 1:
+            self._divide_experts()
         if self.pp > 1:
             # NCCL makes a group's communicator at its first use, in which all ranks must take part; the pipeline's own
             # first messages go between some of them only.
@@ -139,6 +154,22 @@ class ProcessMesh:
     def own_tokens(self, rows: torch.Tensor) -> torch.Tensor:
         """This rank's part [B, S / cp, ...] of whole rows [B, S, ...]."""
         return rows if self.cp == 1 else rows.chunk(self.cp, 1)[self.cp_rank].contiguous()
+
+    def _divide_experts(self) -> None:
+        """Make the groups of ranks that divide the experts, which are neighbours, and of those with the same ones."""
+        if self.shards % self.ep:
+            raise ConfigError(
+                f"parallel.ep = {self.ep} must divide parallel.dp x parallel.cp = {self.shards}, whose ranks share the "
+                "experts",
+                code="config.combination",
+            )
+        index, self.ep_rank = divmod(self.shard_rank, self.ep)
+        blocks = self.shards // self.ep
+        together = self.subgroup("shard", [range(b * self.ep, (b + 1) * self.ep) for b in range(blocks)])
+        assert together is not None
+        self.ep_group = together
+        alike = self.subgroup("shard", [range(e, self.shards, self.ep) for e in range(self.ep)])
+        self.expert_alike = Alike(blocks, index, alike)
 
     def subgroup(self, axis: str, sets: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
         """The group that links the ranks of one of `sets` along `axis`; None if this rank is in no set of two or more.

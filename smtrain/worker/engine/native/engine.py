@@ -68,7 +68,7 @@ class NativeEngine:
             comm.be_deterministic(options.deterministic)
         self.allowed: Callable[[], None] = lambda: None
         self.shape = ModelShape.from_config(config)
-        self.layout = Layout(self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None)
+        self.layout = Layout(self.shape, options.tp, options.pp, cuts=options.pipeline_cuts or None, ep=options.ep)
         self.mesh = ProcessMesh(options, self.device)
         self.rank, self.world_size = self.mesh.rank, self.mesh.world_size
         self.dp_rank, self.dp_size = self.mesh.dp_rank, self.mesh.dp
@@ -108,10 +108,15 @@ class NativeEngine:
             scaling = self.optimizer.loss_scale
             before = [] if scaling is None else [scaling.scale]
             scale = scale if scaling is None else scale * scaling.scale
-            total = self.pipeline.train(micro_batches, scale, self.optimizer.sums.last_backward)
+            calls = len(micro_batches) * self.mesh.shards
+            aux_scale = torch.full((), 1 / calls, device=self.device)
+            aux_scale = aux_scale if scaling is None else aux_scale * scaling.scale
+            total = self.pipeline.train(micro_batches, scale, self.optimizer.last_backward, aux_scale)
         with part("optimizer"):
             norm = self.optimizer.step(lr)
         with part("data parallel"):
+            routing, size = self.pipeline.routing, total.numel()
+            total = torch.cat([total.reshape(-1), routing]) if len(routing) else total
             for group in (self.mesh.shard_group, self.mesh.pp_group):  # only the last stages have the sum
                 dist.all_reduce(total, group=group)
         made = Numbers([total, *counted, norm, *before, *([] if scaling is None else [scaling.scale])])
@@ -123,12 +128,15 @@ class NativeEngine:
         def numbers() -> StepResult:
             read = made.read()
             sums, read = read[: total.numel()], read[total.numel() :]
+            sums, routed = sums[:size], sums[size:]
             words, (grad_norm, *scales) = read[: 2 * len(counted)], read[2 * len(counted) :]
             sizes = [_size(words[at : at + 2]) for at in range(0, len(words), 2)]
             if preference is None:
                 result = StepResult(sums[0] / sizes[0], grad_norm)
             else:
                 result = StepResult(preference.loss(sums, *sizes), grad_norm, pairs=preference.metrics(sums, sizes[0]))
+            if self.stage.balance is not None:
+                result = replace(result, routing=self.stage.balance.metrics(routed, calls))
             if not scales:
                 return result
             used, following = scales

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from smtrain.core.model.layout import FlatTable
-from smtrain.worker.engine.native.comm import ProcessMesh, gather_into, scatter_sum_into
+from smtrain.worker.engine.native.comm import Alike, gather_into, scatter_sum_into
 from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.parts import part
 
@@ -48,21 +48,21 @@ class GradientSums:
     depend on the cut into spans.
     """
 
-    def __init__(self, mesh: ProcessMesh, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
+    def __init__(self, alike: Alike, table: FlatTable, gradients: Gradients, late: Collection[str]) -> None:
         """`late` names parameters whose gradients change once more between the backward pass and `finish`."""
         grad = gradients.flat
-        self._mesh, self._grad = mesh, grad
-        self._ranks = dist.get_process_group_ranks(mesh.shard_group)
-        self._backend = dist.get_backend(mesh.shard_group)
-        shard = len(grad) // mesh.shards
-        self.own = grad[mesh.shard_rank * shard : (mesh.shard_rank + 1) * shard]
+        self._alike, self._grad = alike, grad
+        self._ranks = [] if alike.group is None else dist.get_process_group_ranks(alike.group)
+        self._backend = dist.get_backend(alike.group)
+        shard = len(grad) // alike.size
+        self.own = grad[alike.rank * shard : (alike.rank + 1) * shard]
         self._spans: list[Span] = []
         self._of_span: list[int] = []
         self._missing: list[int] | None = None
         self._works: list[Any] = []
-        if mesh.shards > 1 and (self._backend == "nccl" or (self._backend == "gloo" and mesh.shards == 2)):
+        if alike.size > 1 and (self._backend == "nccl" or (self._backend == "gloo" and alike.size == 2)):
             self._watch(table, gradients, shard, late)
-        elif mesh.shards > 1 and self._backend != "gloo":
+        elif alike.size > 1 and self._backend != "gloo":
             self.own = torch.empty_like(self.own)
 
     def _watch(self, table: FlatTable, gradients: Gradients, shard: int, late: Collection[str]) -> None:
@@ -73,7 +73,7 @@ class GradientSums:
             waits = any(start < span.stop and span.start < stop for name, start, stop in entries if name in late)
             return waits, span.start >= table.decayed, -span.start  # vectors are ready when the first layer is
 
-        self._spans = sorted(spans_of(table, shard, self._mesh.shards), key=order)
+        self._spans = sorted(spans_of(table, shard, self._alike.size), key=order)
         self._of_span = [0] * len(self._spans)
         for name, start, stop in entries:
             touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < stop]
@@ -101,11 +101,11 @@ class GradientSums:
         """Send the next span in line, which is the same on every rank."""
         span = self._spans[len(self._works)]
         sent = self._grad[span.start : span.stop]
-        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._mesh.shard_group, async_op=True))
+        self._works.append(dist.reduce(sent, self._ranks[span.owner], group=self._alike.group, async_op=True))
 
     def finish(self) -> None:
         """Send the remaining spans, and wait for all."""
-        if self._mesh.shards == 1:
+        if self._alike.size == 1:
             return
         with part("data parallel"):
             if self._spans:
@@ -115,49 +115,50 @@ class GradientSums:
                     work.wait()
                 self._works, self._missing = [], None
             elif self._backend == "gloo":
-                dist.all_reduce(self._grad, group=self._mesh.shard_group)
+                dist.all_reduce(self._grad, group=self._alike.group)
             else:
-                scatter_sum_into(self.own, self._grad, group=self._mesh.shard_group)
+                scatter_sum_into(self.own, self._grad, group=self._alike.group)
 
 
 class WeightShares:
     """Sends all weights to every data-parallel rank, once each has updated its part of the flat buffer."""
 
-    def __init__(self, mesh: ProcessMesh, trained: Trained, place: dict[int, int], layers: int) -> None:
+    def __init__(self, trained: Trained, place: dict[int, int], layers: int) -> None:
         """`place` has the first of the stage's `layers` that needs a parameter, by its id.
 
         The number `layers` itself stands for what comes after them; other parameters are needed before the first layer.
         """
-        self._mesh, self._flat = mesh, trained.flat
-        self._ranks = dist.get_process_group_ranks(mesh.shard_group)
-        self._backend = dist.get_backend(mesh.shard_group)
-        self._shard = len(trained.flat) // mesh.shards
+        alike = self._alike = trained.alike
+        self._flat = trained.flat
+        self._ranks = [] if alike.group is None else dist.get_process_group_ranks(alike.group)
+        self._backend = dist.get_backend(alike.group)
+        self._shard = len(trained.flat) // alike.size
         self._works: list[Any] = []
         self._there = 0
         table = trained.table
-        spans = spans_of(table, self._shard, mesh.shards) if self._backend == "gloo" and mesh.shards > 1 else []
+        spans = spans_of(table, self._shard, alike.size) if self._backend == "gloo" and alike.size > 1 else []
         self._spans = sorted(spans, key=lambda span: (span.start < table.decayed, span.start))  # vectors first
         self._before = [0] * (layers + 1)
         for name, start, size in table.entries:
-            layer = place.get(id(trained.parameters[name]), 0)
+            layer = place.get(id(trained.leaf(name)), 0)
             touched = [i for i, span in enumerate(self._spans) if start < span.stop and span.start < start + size]
             self._before[layer] = max(self._before[layer], *(i + 1 for i in touched), 0)
 
     def send(self) -> None:
         """Begin to send; `before` and `settle` wait."""
         self.settle()
-        if self._mesh.shards == 1:
+        if self._alike.size == 1:
             return
         with part("data parallel"):
             if self._spans:
                 for span in self._spans:
                     sent = self._flat[span.start : span.stop]
                     source = self._ranks[span.owner]
-                    self._works.append(dist.broadcast(sent, source, group=self._mesh.shard_group, async_op=True))
+                    self._works.append(dist.broadcast(sent, source, group=self._alike.group, async_op=True))
                 return
-            own = self._flat[self._mesh.shard_rank * self._shard : (self._mesh.shard_rank + 1) * self._shard]
+            own = self._flat[self._alike.rank * self._shard : (self._alike.rank + 1) * self._shard]
             whole = own if self._backend == "nccl" else own.clone()  # NCCL gathers in place
-            self._works.append(gather_into(self._flat, whole, group=self._mesh.shard_group, async_op=True))
+            self._works.append(gather_into(self._flat, whole, group=self._alike.group, async_op=True))
 
     def before(self, layer: int) -> None:
         """Wait for the weights of a layer."""

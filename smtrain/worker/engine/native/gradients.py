@@ -6,31 +6,33 @@ accumulates itself (norms, biases, tied and cut embeddings, adapters) are added 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from smtrain.core.model.layout import FlatTable, Layout
-from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.comm import Alike
 from smtrain.worker.engine.native.linears import Sink
 
-if TYPE_CHECKING:
-    from smtrain.worker.engine.native.stage import Stage
+
+class Writing(Protocol):
+    """A module that can write its weight's gradient into a `sink`."""
+
+    sink: Sink | None
 
 
 class Gradients:
-    """The gradients of a stage's trained parameters."""
+    """The gradients of trained parameters."""
 
-    def __init__(self, stage: Stage, device: torch.device) -> None:
-        trained = stage.trained
+    def __init__(self, trained: Trained, writing: Mapping[str, Writing], device: torch.device) -> None:
         self.flat = torch.zeros(len(trained.flat), dtype=torch.float32, device=device)
         self.of: dict[str, torch.Tensor] = {}
         """Views of `flat` by the parameter's name."""
-        self._parameters = trained.parameters
-        self._writing = stage.writing
+        self._trained = trained
+        self._writing = {name: writing[name] for name in trained.parameters if name in writing}
         self._written: set[str] = set()
         self._then: dict[str, Callable[[], None]] = {}
         self._zeroed: list[tuple[int, int]] = []
@@ -43,20 +45,24 @@ class Gradients:
                 self._writing[name].sink = self._sink(name, view)
                 self._zeroed.append((written, at))
                 written = at + size
+            elif trained.leaf(name) is not parameter:
+                leaf = trained.leaf(name)
+                if leaf.requires_grad and name == trained.first_of(leaf):
+                    _accumulate(leaf, self.flat[at : at + leaf.numel()].view_as(leaf))
             elif parameter.requires_grad:
                 _accumulate(parameter, view)
         self._zeroed = [span for span in (*self._zeroed, (written, len(self.flat))) if span[0] < span[1]]
 
     def expected(self, name: str) -> bool:
         """Whether a parameter has a gradient; it is 0 for stored numbers that are not trained."""
-        return self._parameters[name].requires_grad
+        return self._trained.leaf(name).requires_grad
 
     def when_added(self, name: str, then: Callable[[], None]) -> None:
         """Call `then` whenever a micro-batch's gradient of a parameter has been added."""
         if name in self._writing:
             self._then[name] = then
         else:
-            self._parameters[name].register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
+            self._trained.leaf(name).register_post_accumulate_grad_hook(lambda _: then())  # type: ignore[no-untyped-call]
 
     def complete(self) -> None:
         """After the last backward pass: set gradients that it never reached to 0."""
@@ -73,7 +79,7 @@ class Gradients:
         def add(gradient: Callable[[torch.Tensor | None], torch.Tensor]) -> None:
             if name in self._written:
                 view.add_(gradient(None))
-            elif self._parameters[name].dtype == view.dtype:
+            elif self._trained.parameters[name].dtype == view.dtype:
                 gradient(view)
             else:
                 view.copy_(gradient(None))
@@ -104,19 +110,41 @@ class Trained:
     layout: Layout
     table: FlatTable
     flat: torch.Tensor
-    """All of them in one buffer, padded to equal parts for the data-parallel ranks."""
+    """All of them in one buffer, padded to equal parts for the ranks that are `alike`."""
     parameters: dict[str, nn.Parameter]
     """By name; views of `flat`."""
+    alike: Alike
+    leaves: dict[str, nn.Parameter] = field(default_factory=dict)
+    """The parameter of the model that has one of `parameters` as a part, if it has more than that one."""
 
+    @classmethod
+    def of(
+        cls, layout: Layout, table: FlatTable, alike: Alike, dtype: torch.dtype, device: torch.device, tp_rank: int
+    ) -> Trained:
+        """Make a buffer of zeros and this rank's parameters in it."""
+        padded = max(1, -(-table.size // alike.size)) * alike.size  # a stage may have no experts
+        flat = torch.zeros(padded, dtype=dtype, device=device)
+        made = {
+            name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, tp_rank)))
+            for name, at, size in table.entries
+        }
+        return cls(layout, table, flat, made, alike)
 
-def flat_parameters(
-    layout: Layout, table: FlatTable, mesh: ProcessMesh, dtype: torch.dtype
-) -> tuple[torch.Tensor, dict[str, nn.Parameter]]:
-    """Make a buffer of zeros, padded to equal parts for the data-parallel ranks, and this rank's parameters in it."""
-    padded = -(-table.size // mesh.shards) * mesh.shards
-    flat = torch.zeros(padded, dtype=dtype, device=mesh.device)
-    made = {
-        name: nn.Parameter(flat[at : at + size].view(layout.local_shape(name, mesh.tp_rank)))
-        for name, at, size in table.entries
-    }
-    return flat, made
+    def leaf(self, name: str) -> nn.Parameter:
+        """The parameter of the model that has this one, and its gradient."""
+        return self.leaves.get(name, self.parameters[name])
+
+    def join(self, names: list[str], shape: tuple[int, ...]) -> nn.Parameter:
+        """Make one parameter of the model, of `shape`, from those of `names`, which follow one another in `flat`."""
+        if self.parameters[names[0]].shape == shape:
+            return self.parameters[names[0]]
+        starts = {name: at for name, at, _ in self.table.entries}
+        start, size = starts[names[0]], self.parameters[names[0]].numel()
+        assert [starts[name] for name in names] == [start + i * size for i in range(len(names))], names
+        leaf = nn.Parameter(self.flat[start : start + len(names) * size].view(shape))
+        self.leaves.update(dict.fromkeys(names, leaf))
+        return leaf
+
+    def first_of(self, leaf: nn.Parameter) -> str:
+        """The name of the first part of a parameter of `join`."""
+        return next(name for name, held in self.leaves.items() if held is leaf)

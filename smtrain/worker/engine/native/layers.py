@@ -8,17 +8,26 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from smtrain.core.errors import ConfigError
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.native.lora import Dropout
 
 log = logging.getLogger(__name__)
 Forward = Callable[..., Any]
+
+
+class Stateful(Protocol):
+    """What a layer does differently for each micro-batch."""
+
+    def kept(self, block: Forward) -> Forward:
+        """`block` with the state of now, whenever it is called."""
+        ...
+
+
 COMPILED: dict[str, dict[str, Any]] = {"neuron": {"backend": "neuron", "dynamic": False}}
 """Arguments of torch.compile by device. TorchNeuron refuses graphs of changing shapes."""
 
@@ -27,11 +36,11 @@ class Layers:
     """Calls a stage's blocks; a module that is computed again in the backward pass keeps only its input."""
 
     def __init__(
-        self, blocks: Sequence[Any], mixers: Sequence[Any], options: ParallelOptions, dropout: Dropout | None,
+        self, blocks: Sequence[Any], mixers: Sequence[Any], options: ParallelOptions, states: Sequence[Stateful],
         device: str,
     ) -> None:  # fmt: skip
         """`mixers` are the blocks' modules that look at other tokens."""
-        self._dropout, self._whole = dropout, options.activation_checkpointing == "full"
+        self._states, self._whole = states, options.activation_checkpointing == "full"
         if options.activation_checkpointing == "selective":
             for module in mixers:
                 module.forward = self._again(module.forward)
@@ -52,7 +61,9 @@ class Layers:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            again = forward if self._dropout is None else self._dropout.kept(forward)
+            again = forward
+            for state in self._states:
+                again = state.kept(again)
             return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         return run

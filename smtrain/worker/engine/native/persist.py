@@ -29,7 +29,7 @@ class StageContents:
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine = self._engine
-        engine.optimizer.shares.settle()
+        engine.optimizer.settle()
         mesh, optimizer, trained = engine.mesh, engine.optimizer, engine.stage.trained
         state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
         if trained.flat.dtype == torch.float32:

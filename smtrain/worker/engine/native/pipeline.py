@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from smtrain.worker.engine.native.balance import Routed
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.preference import SUMS, PairBatch, PreferenceLoss
 from smtrain.worker.engine.native.stage import Stage
@@ -38,6 +39,15 @@ class MicroBatch(NamedTuple):
     """The pairs among the segments, if the loss is theirs."""
 
 
+class Message(NamedTuple):
+    """What one stage sends to its neighbour."""
+
+    hidden: torch.Tensor
+    """Hidden states, or their gradients."""
+    loads: torch.Tensor | None = None
+    """`Balance.totals` of the stages so far, or with gradients of all."""
+
+
 class Pipeline:
     """Runs micro-batches through the stages; with one stage this is gradient accumulation."""
 
@@ -48,30 +58,41 @@ class Pipeline:
         p = mesh.pp_rank
         self._before = ranks[p - 1] if p > 0 else None
         self._after = ranks[p + 1] if p + 1 < mesh.pp else None
+        self.routing = torch.zeros(0, device=mesh.device)
+        """`Balance.numbers` of the last step."""
+        balance = stage.balance
+        self._loads = (2, balance.sizes.count) if balance is not None and balance.together and mesh.pp > 1 else None
+        """The shape of the loads of experts that travel with a step's hidden states and gradients."""
         self._pairs: dict[int, dist.ProcessGroup] | None = None
         """The group with each neighbour; None: the backend has send and receive."""
         if mesh.pp > 1 and mesh.device.type == "neuron":
             self._pairs = self._without_messages()
 
     def train(
-        self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None
-    ) -> torch.Tensor:
+        self, batches: Sequence[MicroBatch], scale: torch.Tensor, before_last: Callable[[], None] = lambda: None,
+        aux_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Run forward and backward of every micro-batch, with losses times `scale`, a number or `PreferenceLoss.scale`.
 
         Returns the unscaled sum of losses, or of `PreferenceLoss.sums`; 0 except on the last stage. Calls `before_last`
         before the last backward pass. A stage holds the activations of at most (stages - its rank) micro-batches.
+
+        `aux_scale` is the weight of the auxiliary loss of one micro-batch's experts in the step's loss; `routing` then
+        has the step's numbers.
         """
         stage, n = self.stage, len(batches)
         warm_up = min(self.mesh.pp - self.mesh.pp_rank - 1, n)
-        in_flight: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        preference = self._preference
+        in_flight: deque[tuple[torch.Tensor, torch.Tensor, Routed | None]] = deque()
+        preference, balance = self._preference, stage.balance
         losses = torch.zeros(() if preference is None else (SUMS,), device=self.mesh.device)
+        aux, routed = torch.zeros((), device=self.mesh.device), list[Routed]()
         left = n
 
-        def forward(i: int, h: torch.Tensor | None) -> torch.Tensor | None:
-            x = batches[i].ids if h is None else h.requires_grad_()
+        def forward(i: int, h: Message | None) -> Message | None:
+            x = batches[i].ids if h is None else h.hidden.requires_grad_()
             if stage.dropout is not None:
                 stage.dropout.begin(batches[i].at)
+            now = None if balance is None else balance.begin()
             out = stage(x, batches[i].labels if stage.last and preference is None else None, batches[i].segments)
             if stage.last and preference is not None:
                 out = self._sums(preference, out, batches[i])
@@ -81,32 +102,47 @@ class Pipeline:
             elif stage.last:
                 losses.add_(out.detach())
                 out = out * scale
-            in_flight.append((x, out))
-            return None if stage.last else out.detach()
+            if balance is not None and now is not None:
+                now.totals = balance.totals(now, None if h is None else h.loads)
+                routed.append(now)
+            in_flight.append((x, out, now))
+            return None if stage.last else Message(out.detach(), None if now is None else now.totals)
 
-        def backward(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        def backward(gradient: Message | None) -> Message | None:
             nonlocal left
-            x, out = in_flight.popleft()
+            x, out, now = in_flight.popleft()
             left -= 1
+            if balance is not None and now is not None and aux_scale is not None:
+                if gradient is not None and gradient.loads is not None:
+                    now.totals = gradient.loads
+                balance.finish(now, aux_scale)
+                if stage.last or not balance.together:
+                    aux.add_(balance.loss(now))
             if not left:
                 before_last()
-            torch.autograd.backward(out, gradient)
-            return None if stage.first else x.grad
+            torch.autograd.backward(out, None if gradient is None else gradient.hidden)
+            if stage.first or x.grad is None:
+                return None
+            return Message(x.grad, None if now is None else now.totals)
 
         def shape(i: int) -> Shape | None:
             return stage.hidden_shape(batches[i].ids) if i < n else None
 
+        loads = self._loads
         for i in range(warm_up):
-            h, _ = self._exchange(shape_before=shape(i))
-            self._exchange(to_after=forward(i, h))
-        h, _ = self._exchange(shape_before=shape(warm_up))
+            h, _ = self._exchange(shape_before=shape(i), loads=loads)
+            self._exchange(to_after=forward(i, h), loads=loads)
+        h, _ = self._exchange(shape_before=shape(warm_up), loads=loads)
         for i in range(warm_up, n):
             out = forward(i, h)
-            _, gradient = self._exchange(to_after=out, shape_after=shape(i - warm_up))
-            h, _ = self._exchange(to_before=backward(gradient), shape_before=shape(i + 1))
+            _, gradient = self._exchange(to_after=out, shape_after=shape(i - warm_up), loads=loads)
+            h, _ = self._exchange(to_before=backward(gradient), shape_before=shape(i + 1), loads=loads)
         for i in range(n - warm_up, n):
-            _, gradient = self._exchange(shape_after=shape(i))
-            self._exchange(to_before=backward(gradient))
+            _, gradient = self._exchange(shape_after=shape(i), loads=loads)
+            self._exchange(to_before=backward(gradient), loads=loads)
+        if balance is not None:
+            self.routing = balance.numbers(aux, routed)
+            balance.end()
         return losses
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> torch.Tensor:
@@ -150,7 +186,7 @@ class Pipeline:
             if self.stage.last:
                 last(number, h)
             else:
-                self._exchange(to_after=h)
+                self._exchange(to_after=Message(h))
 
     @torch.no_grad()
     def hidden(self, ids: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor | None:
@@ -159,7 +195,7 @@ class Pipeline:
         out = self.stage.hidden(self._arrive(ids), segments)
         if self.stage.last:
             return out
-        self._exchange(to_after=out)
+        self._exchange(to_after=Message(out))
         return None
 
     def _drop_nothing(self) -> None:
@@ -168,7 +204,7 @@ class Pipeline:
 
     def _arrive(self, ids: torch.Tensor) -> torch.Tensor:
         h, _ = self._exchange(shape_before=self.stage.hidden_shape(ids))
-        return ids if h is None else h
+        return ids if h is None else h.hidden
 
     def _without_messages(self) -> dict[int, dist.ProcessGroup] | None:
         """Try a message each way between neighbours; if the backend has none, make groups to broadcast in.
@@ -178,7 +214,7 @@ class Pipeline:
         fault = None
         try:
             probe = [torch.zeros(1, device=self.mesh.device, dtype=self.stage.dtype) for _ in range(2)]
-            self._exchange(to_before=probe[0], to_after=probe[1], shape_before=(1,), shape_after=(1,))
+            self._exchange(to_before=Message(probe[0]), to_after=Message(probe[1]), shape_before=(1,), shape_after=(1,))
         except (RuntimeError, NotImplementedError) as error:
             fault = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         faults = [f for f in self.mesh.gather(fault) if f]
@@ -199,25 +235,35 @@ class Pipeline:
 
     def _exchange(
         self,
-        to_before: torch.Tensor | None = None,
-        to_after: torch.Tensor | None = None,
+        to_before: Message | None = None,
+        to_after: Message | None = None,
         shape_before: Shape | None = None,
         shape_after: Shape | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Send and receive in one batch, so that neighbours do not wait for each other; skip missing neighbours."""
+        loads: Shape | None = None,
+    ) -> tuple[Message | None, Message | None]:
+        """Send and receive in one batch, so that neighbours do not wait for each other; skip missing neighbours.
+
+        With `loads`, their shape, every message has some.
+        """
         sends: list[tuple[Any, torch.Tensor, int]] = []
         receives: list[tuple[Any, torch.Tensor, int]] = []
 
-        def send(x: torch.Tensor | None, peer: int | None) -> None:
-            if x is not None and peer is not None:
-                sends.append((dist.isend, x.contiguous(), peer))
+        def send(message: Message | None, peer: int | None) -> None:
+            if message is not None and peer is not None:
+                sends.append((dist.isend, message.hidden.contiguous(), peer))
+                if loads is not None and message.loads is not None:
+                    sends.append((dist.isend, message.loads, peer))
 
-        def receive(shape: Shape | None, peer: int | None) -> torch.Tensor | None:
+        def receive(shape: Shape | None, peer: int | None) -> Message | None:
             if shape is None or peer is None:
                 return None
             x = torch.empty(tuple(shape), dtype=self.stage.dtype, device=self.mesh.device)
             receives.append((dist.irecv, x, peer))
-            return x
+            if loads is None:
+                return Message(x)
+            with_it = torch.empty(tuple(loads), device=self.mesh.device)
+            receives.append((dist.irecv, with_it, peer))
+            return Message(x, with_it)
 
         send(to_before, self._before)
         from_before = receive(shape_before, self._before)

@@ -37,12 +37,14 @@ from smtrain.worker.checkpoint.dtypes import BY_PRECISION
 from smtrain.worker.checkpoint.sources import WeightSource
 from smtrain.worker.engine.base import ParallelOptions
 from smtrain.worker.engine.initial import RandomFactors, RandomWeights, name_in
-from smtrain.worker.engine.native import comm
+from smtrain.worker.engine.native import comm, sinks
 from smtrain.worker.engine.native.attention import AttentionContext
+from smtrain.worker.engine.native.balance import Balance
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.cut_rows import NAME as CUT_ROWS
 from smtrain.worker.engine.native.delta import cut_net, keep_apart
-from smtrain.worker.engine.native.gradients import Trained, flat_parameters
+from smtrain.worker.engine.native.experts import Mixture
+from smtrain.worker.engine.native.gradients import Trained
 from smtrain.worker.engine.native.layers import Layers
 from smtrain.worker.engine.native.linears import Embedding, Linear, RowParallel, WideNorm
 from smtrain.worker.engine.native.lora import Dropout, Factors, attach
@@ -76,19 +78,23 @@ class Stage(nn.Module):
             if getattr(self.config, key, 0):
                 value = getattr(self.config, key)
                 log.warning("config.json has %s = %s: the native engine trains without dropout", key, value)
+        implementation = sinks.register() if layout.shape.rules.sinks else "sdpa"
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                self.config, attn_implementation="sdpa", dtype=self.dtype
+                self.config, attn_implementation=implementation, dtype=self.dtype
             )
         # Not train(): dropout would need random state in every checkpoint, and pre-training uses none.
         self.model.eval()
+        self.balance = None if layout.shape.experts is None else self._balance(options, lora)
         self._keep_own_part()
         self._make_parameters()
         if mesh.tp > 1:
             self._insert_collectives()
         if mesh.cp > 1:
             self._cut_rows()
-        self.trained, self.dropout = Trained(layout, self.table, self.flat, dict(self.own())), None
+        self.trained, self.dropout = self.dense, None
+        self.trained_experts = self.experts if self.experts is not self.dense else None
+        """The parameters of experts, if they are divided over other ranks than `trained`."""
         if lora is not None:
             self.dropout = Dropout(lora.dropout, seed, mesh) if lora.dropout else None
             self._adapt(lora)
@@ -97,15 +103,16 @@ class Stage(nn.Module):
         if lora is None and not options.compile:  # a compiler does not see gradients that go to a sink
             self._find_writing()
         self.before_layer: Callable[[int], None] = lambda layer: None  # called once more after the last
-        self.layers = Layers(self.blocks, self.mixers, options, self.dropout, mesh.device.type)
+        kept = [one for one in (self.dropout, self.balance) if one is not None]
+        self.layers = Layers(self.blocks, self.mixers, options, kept, mesh.device.type)
         self.context = AttentionContext(
             self.rotary, self._sights(), self.dtype, mesh, layout.shape.widest_head, options.compile
         )
 
     def own(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (file name, local parameter) of this rank; a tied matrix of one stage comes once."""
-        for name, parameter in self.model.named_parameters():
-            yield self.layout.shape.file_name(name), parameter
+        held = {**self.dense.parameters, **self.experts.parameters}
+        yield from ((name, held[name]) for name in self.layout.names(self.mesh.pp_rank) if name in held)
 
     # Building
 
@@ -137,16 +144,45 @@ class Stage(nn.Module):
             block.self_attn.store_full_length_kv = False
         self.mixers: list[Any] = []
         """The module of each block that looks at other tokens: attention, or a gated delta net."""
+        self.mlps: list[Any] = []
+        """The module of each block that looks at each token."""
         for i, block in zip(self.layout.layers(self.mesh.pp_rank), self.blocks, strict=True):
             net = shape.by_layer[i].delta is not None
             self.mixers.append(getattr(block, (family.linear or "") if net else family.attention))
             if net:
                 keep_apart(self.mixers[-1], self.mesh if self.mesh.cp > 1 else None)
+            self.mlps.append(self._mlp(i, block))
+
+    def _mlp(self, layer: int, block: Any) -> nn.Module:
+        """The MLP of a block; its experts are replaced by ours."""
+        name = "mlp" if hasattr(block, "mlp") else "block_sparse_moe"  # Mixtral in transformers 4
+        if self.layout.shape.by_layer[layer].experts is not None:
+            pair = self.layout.shape.family == "gpt_oss" or name != "mlp"
+            setattr(block, name, Mixture(layer, self.layout, self.mesh, self.described, self.balance, pair))
+        mlp: nn.Module = getattr(block, name)
+        return mlp
+
+    @property
+    def mixtures(self) -> list[Mixture]:
+        """The layers' experts."""
+        return [mlp for mlp in self.mlps if isinstance(mlp, Mixture)]
+
+    def _balance(self, options: ParallelOptions, lora: Lora | None) -> Balance:
+        assert self.described.routing is not None
+        aux = self.described.routing.aux if options.aux_loss is None else options.aux_loss
+        aux = 0.0 if lora is not None else aux  # adapters leave the router as it is
+        layers = self.layout.layers(self.mesh.pp_rank)
+        return Balance(self.layout.shape, layers, self.mesh, aux, options.aux_by_layer)
 
     def _make_parameters(self) -> None:
         """Make all parameters views of one flat buffer."""
-        self.table = self.layout.flat_table(self.mesh.pp_rank)
-        self.flat, made = flat_parameters(self.layout, self.table, self.mesh, self.dtype)
+        mesh, layout = self.mesh, self.layout
+        rest = self.dtype, mesh.device, mesh.tp_rank
+        self.dense = Trained.of(layout, layout.flat_table(mesh.pp_rank), mesh.alike, *rest)
+        self.experts = self.dense
+        if mesh.ep > 1:
+            self.experts = Trained.of(layout, layout.flat_table(mesh.pp_rank, mesh.ep_rank), mesh.expert_alike, *rest)
+        made = self.dense.parameters
         for module_name, _ in list(self.model.named_parameters(remove_duplicate=False)):
             name = self.layout.shape.file_name(module_name)
             module, _, leaf = module_name.rpartition(".")
@@ -156,6 +192,8 @@ class Stage(nn.Module):
             module, _, leaf = name.rpartition(".")
             delattr(self.model.get_submodule(module), leaf)
             setattr(self.model.get_submodule(module), leaf, made[name].requires_grad_(False))
+        for mixture in self.mixtures:
+            mixture.take(self.dense, self.experts)
 
     def _adapt(self, lora: Lora) -> None:
         """Freeze the model's parameters and attach trained fp32 factors to the linears that `lora` names."""
@@ -165,8 +203,9 @@ class Stage(nn.Module):
         if faults := stage_faults(shape, self.mesh.pp, cuts):
             raise ConfigError(faults, code="config.combination")
         layout = Layout(shape, self.mesh.tp, self.mesh.pp, cuts=cuts or None)
-        table = layout.flat_table(self.mesh.pp_rank)
-        self.trained = Trained(layout, table, *flat_parameters(layout, table, self.mesh, torch.float32))
+        mesh, table = self.mesh, layout.flat_table(self.mesh.pp_rank)
+        self.trained = Trained.of(layout, table, mesh.alike, torch.float32, mesh.device, mesh.tp_rank)
+        self.trained_experts = None
         for name in (n for n in self.trained.parameters if n.endswith(A)):
             module_name = name.removesuffix(A)
             cut = layout.shard(name, self.mesh.tp_rank)
@@ -184,7 +223,9 @@ class Stage(nn.Module):
                 return args, {**kwargs, "hidden_states": self._enter(kwargs["hidden_states"])}
             return (self._enter(args[0]), *args[1:]), kwargs
 
-        for i, block, attention in zip(layout.layers(self.mesh.pp_rank), self.blocks, self.mixers, strict=True):
+        for mixture in self.mixtures:
+            mixture.leave_by(self._leave)
+        for i, attention, mlp in zip(layout.layers(self.mesh.pp_rank), self.mixers, self.mlps, strict=True):
             if hasattr(attention, "conv1d"):
                 cut_net(attention, tp)
             kv_heads = len(layout.kv_slots(self.mesh.tp_rank, layout.shape.by_layer[i].kv_heads))
@@ -198,7 +239,7 @@ class Stage(nn.Module):
                 attention.split_size = layout.shape.heads // tp * layout.shape.head_dim
             if hasattr(attention, "num_key_value_groups"):
                 attention.num_key_value_groups = layout.shape.heads // tp // kv_heads
-            for module in (attention, block.mlp):
+            for module in (attention, mlp):
                 module.register_forward_pre_hook(entry, with_kwargs=True)
         for name, module in list(self.model.named_modules()):
             if not isinstance(module, (nn.Linear, Conv1D)):
@@ -286,6 +327,13 @@ class Stage(nn.Module):
 
     def _fill(self, layout: Layout, name: str, parameter: torch.Tensor, read: Callable[..., torch.Tensor]) -> None:
         shard = layout.shard(name, self.mesh.tp_rank)
+        if layout.ep > 1 and layout.spec(name).stacked:
+            own = layout.experts(self.mesh.ep_rank)
+            block = read(0, own.start, own.stop)
+
+            def read(dim: int | None = None, start: int = 0, stop: int = 0) -> torch.Tensor:
+                return block if dim is None else block.narrow(dim, start, stop - start)
+
         if shard.dim is None:
             parameter.copy_(read())
             return

@@ -16,7 +16,7 @@ from torch import nn
 from smtrain.worker.engine.base import OptimizerOptions
 from smtrain.worker.engine.native.comm import ProcessMesh
 from smtrain.worker.engine.native.exchange import GradientSums, WeightShares
-from smtrain.worker.engine.native.gradients import Gradients
+from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.native.scaling import LossScale
 from smtrain.worker.engine.native.stage import Stage
 from smtrain.worker.engine.parts import part
@@ -24,21 +24,15 @@ from smtrain.worker.engine.parts import part
 _CHUNK = 4096  # numbers in one fp32 norm: over 10 M at once it is off by 4e-4
 
 
-class Zero1AdamW:
-    """The optimizer of one rank; it owns the stage's gradients from now on.
+class Shard:
+    """This rank's part of the optimizer's state for one flat buffer, which the ranks that are alike divide."""
 
-    In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32 values.
-    """
-
-    def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
-        self.mesh, self.options, self.steps = mesh, options, 0
-        # By the stage's dtype, not the trained one's: gradients pass through the stage's activations.
-        self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
-        trained = stage.trained
+    def __init__(self, stage: Stage, trained: Trained, mesh: ProcessMesh, options: OptimizerOptions) -> None:
+        self.mesh, self.options = mesh, options
         self.table, self.flat = trained.table, trained.flat
-        self.shard = len(self.flat) // mesh.shards
-        self.start = mesh.shard_rank * self.shard
-        self.gradients = Gradients(stage, mesh.device)
+        self.shard = len(self.flat) // trained.alike.size
+        self.start = trained.alike.rank * self.shard
+        self.gradients = Gradients(trained, stage.writing, mesh.device)
         self._summed_over_tp: list[torch.Tensor] = []
         kv_heads = [kind.kv_heads for kind in trained.layout.shape.kinds]
         self._summed_over_copies: dict[int, list[torch.Tensor]] = {count: [] for count in kv_heads}
@@ -67,14 +61,14 @@ class Zero1AdamW:
         own = self.part(self.flat)
         self.master = own if own.dtype == torch.float32 else own.float()
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self.sums = GradientSums(mesh, trained.table, self.gradients, late)
+        self.sums = GradientSums(trained.alike, trained.table, self.gradients, late)
         self._grad_part = self.sums.own
-        self.shares = WeightShares(mesh, trained, *_needed_by(stage))
-        stage.before_layer = self.shares.before
+        self.shares = WeightShares(trained, *_needed_by(stage))
+        self._places = {name: (at, size) for name, at, size in self.table.entries}
         self._adamw = self._make_adamw()
 
     def part(self, flat: torch.Tensor) -> torch.Tensor:
-        """This data-parallel rank's part of a flat buffer."""
+        """This rank's part of a flat buffer."""
         return flat[self.start : self.start + self.shard]
 
     def _make_adamw(self) -> torch.optim.AdamW:
@@ -98,14 +92,15 @@ class Zero1AdamW:
 
     def take(self, name: str, values: torch.Tensor) -> None:
         """Start from a parameter's fp32 values, so that rounding to 16 bits loses nothing."""
-        at, size = next((at, size) for known, at, size in self.table.entries if known == name)
+        if name not in self._places:
+            return
+        at, size = self._places[name]
         low, high = max(at, self.start), min(at + size, self.start + self.shard)
         if low < high:
             self.master[low - self.start : high - self.start].copy_(values.reshape(-1)[low - at : high - at])
 
-    @torch.no_grad()
-    def step(self, lr: float) -> torch.Tensor:
-        """Sum gradients, clip, update, and share the new parameters; returns the norm before clipping."""
+    def complete(self) -> None:
+        """Add up gradients over tensor-parallel ranks and both ends of the pipeline."""
         self.gradients.complete()
         with part("tensor parallel"):
             _all_reduce(self._summed_over_tp, self.mesh.tp_group)
@@ -113,38 +108,93 @@ class Zero1AdamW:
                 _all_reduce(views, self._copies_groups[count])
         with part("pipeline"):
             _all_reduce([self._tied] if self._tied is not None else [], self._tied_group)
-        self.sums.finish()
-        norm, scaling = self._norm(), self.loss_scale
-        if scaling is not None:
-            norm = norm / scaling.scale
-            overflowed = norm.isfinite().logical_not()
-            self._adamw.found_inf = overflowed.float()  # type: ignore[attr-defined]  # fused AdamW skips the step, as with GradScaler
-        shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
-        if scaling is not None:
-            shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
-            scaling.update(overflowed)
+
+    def add_squares(self, total: torch.Tensor) -> None:
+        """Add the squares of this rank's gradients to `total`; copies of a number share its weight."""
+        for start, stop, weight in self._weights:
+            total += weight * _square_sum(self._grad_part[start:stop])
+
+    def update(self, lr: float, shrunk: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+        """Multiply the gradients by `shrunk`, update, and begin to share the new parameters."""
+        if found_inf is not None:
+            self._adamw.found_inf = found_inf  # type: ignore[attr-defined]  # fused AdamW skips the step, as with GradScaler
         if shrunk is not None:
             self._grad_part.mul_(shrunk)
-        self.steps += 1
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
-        self._publish()
+        self.publish()
         self.gradients.begin()
-        return norm
 
-    @torch.no_grad()
     def publish(self) -> None:
-        """Round the master weights to the parameters' dtype; wait until every data-parallel rank has them all."""
-        self._publish()
-        self.shares.settle()
-
-    def _publish(self) -> None:
-        """As `publish`, but without waiting: the next forward pass begins meanwhile."""
+        """Round the master weights to the parameters' dtype, and send them; the next forward pass may begin."""
         mine = self.part(self.flat)
         if mine.dtype != self.master.dtype:
             mine.copy_(self.master)
         self.shares.send()
+
+    def updated(self, steps: int) -> None:
+        """Set the number of updates so far."""
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+
+
+class Zero1AdamW(Shard):
+    """The optimizer of one rank; it owns the stage's gradients from now on.
+
+    In fp32 it updates the stage's values; in bf16 and fp16 call `take` with each parameter's fp32 values. `experts` is
+    the part for experts, if they are divided over other ranks than the rest.
+    """
+
+    def __init__(self, stage: Stage, mesh: ProcessMesh, options: OptimizerOptions) -> None:
+        super().__init__(stage, stage.trained, mesh, options)
+        self.steps = 0
+        # By the stage's dtype, not the trained one's: gradients pass through the stage's activations.
+        self.loss_scale = LossScale(mesh.device) if stage.dtype == torch.float16 else None
+        experts = stage.trained_experts
+        self.experts = None if experts is None else Shard(stage, experts, mesh, options)
+        self.shards: list[Shard] = [self] if self.experts is None else [self, self.experts]
+        stage.before_layer = self._before_layer
+
+    def _before_layer(self, layer: int) -> None:
+        for shard in self.shards:
+            shard.shares.before(layer)
+
+    def take(self, name: str, values: torch.Tensor) -> None:
+        super().take(name, values)
+        if self.experts is not None:
+            self.experts.take(name, values)
+
+    def last_backward(self) -> None:
+        """Announce the last backward pass of the step, which completes the gradients."""
+        for shard in self.shards:
+            shard.sums.last_backward()
+
+    @torch.no_grad()
+    def step(self, lr: float) -> torch.Tensor:
+        """Sum gradients, clip, update, and share the new parameters; returns the norm before clipping."""
+        for shard in self.shards:
+            shard.complete()
+        for shard in self.shards:
+            shard.sums.finish()
+        norm, scaling, found_inf = self._norm(), self.loss_scale, None
+        if scaling is not None:
+            norm = norm / scaling.scale
+            overflowed = norm.isfinite().logical_not()
+            found_inf = overflowed.float()
+        shrunk = (self.options.grad_clip / (norm + 1e-6)).clamp(max=1.0) if self.options.grad_clip else None
+        if scaling is not None:
+            shrunk = scaling.scale.reciprocal() if shrunk is None else shrunk / scaling.scale
+            scaling.update(overflowed)
+        self.steps += 1
+        for shard in self.shards:
+            shard.update(lr, shrunk, found_inf)
+        return norm
+
+    def settle(self) -> None:
+        """Wait until every rank has all new parameters."""
+        for shard in self.shards:
+            shard.shares.settle()
 
     @property
     def updates(self) -> int:
@@ -158,15 +208,16 @@ class Zero1AdamW:
         if self.loss_scale is not None and loss_scale is not None:
             self.loss_scale.restore(loss_scale)
             self.steps += int(loss_scale["skipped"])
-        for state in self._adamw.state.values():
-            state["step"].fill_(steps)
-        self.publish()
+        for shard in self.shards:
+            shard.updated(steps)
+            shard.publish()
+        self.settle()
 
     def _norm(self) -> torch.Tensor:
-        """The norm of the whole mesh's gradient; copies of a number share its weight."""
+        """The norm of the whole mesh's gradient."""
         total = self._grad_part.new_zeros(())
-        for start, stop, weight in self._weights:
-            total += weight * _square_sum(self._grad_part[start:stop])
+        for shard in self.shards:
+            shard.add_squares(total)
         with part("data parallel"):
             dist.all_reduce(total)
         return total.sqrt()

@@ -1,0 +1,183 @@
+"""The auxiliary loss that evens out the loads of experts, and the loads themselves.
+
+Of a micro-batch of T tokens and L layers, transformers computes E * sum over experts e of f_e * P_e: f_e is the share
+of the L * T tokens that chose e, P_e the mean of e's probability. It is one product of sums over all layers, so a stage
+of a pipeline needs the counts of the others before its backward pass: they travel with the hidden states, and back with
+their gradients. f has no gradient. The loss of a step is the mean over its micro-batches and data-parallel ranks.
+
+Megatron-core's form (`layers`) has a product for each layer, divides f by the experts of a token, and adds the layers.
+
+The gradient enters at the router's logits: the loss of the step itself stays one number of the last stage. Each
+tensor-parallel rank adds its share of it, because the ranks' gradients there are added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smtrain.core.model.families import ModelShape
+from smtrain.worker.engine.base import RoutingMetrics
+from smtrain.worker.engine.native.comm import ProcessMesh
+
+
+@dataclass
+class Routed:
+    """The choices of one micro-batch on a stage."""
+
+    counts: torch.Tensor
+    """fp32 [layers with experts of this stage, E]: the tokens that chose each expert."""
+    sums: torch.Tensor
+    """fp32, as `counts`: the sums of the experts' probabilities."""
+    entropy: torch.Tensor
+    """fp32 []: the sum of the entropies of the tokens' probabilities, over the layers."""
+    tokens: int = 0
+    totals: torch.Tensor | None = None
+    """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of all stages."""
+    slope: torch.Tensor | None = None
+    """The gradient of the step's loss for each token's probabilities, as `counts`; None: there is none."""
+    counting: bool = True
+    """False once its forward pass is over: a layer that is computed again does not count."""
+
+
+class Balance:
+    """The auxiliary loss of a stage's layers with experts; `begin` each micro-batch."""
+
+    def __init__(self, shape: ModelShape, layers: range, mesh: ProcessMesh, coefficient: float, by_layer: bool) -> None:
+        """`layers` are the stage's."""
+        assert shape.experts is not None
+        self.sizes, self.coefficient, self._mesh = shape.experts, coefficient, mesh
+        sparse = [i for i, kind in enumerate(shape.by_layer) if kind.experts is not None]
+        self._layers = len(sparse)
+        own = [i for i in sparse if i in layers]
+        self._row = {layer: row for row, layer in enumerate(own)}
+        self._first = sparse.index(own[0]) if own else 0
+        self._now: Routed | None = None
+        self._zero = torch.zeros(len(own), self.sizes.count, device=mesh.device)
+        self.together = not by_layer
+        """The layers of all stages count together."""
+
+    def begin(self) -> Routed:
+        """Count for a new micro-batch from now on."""
+        zero = self._zero
+        self._now = Routed(zero.clone(), zero.clone(), torch.zeros((), device=zero.device))
+        return self._now
+
+    def end(self) -> None:
+        """Count nothing any more, and balance nothing: evaluation and generation."""
+        self._now = None
+
+    def kept(self, block: Callable[..., Any]) -> Callable[..., Any]:
+        """`block` that belongs to the micro-batch of now, whenever it is called."""
+        now = self._now
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            before, self._now = self._now, now
+            try:
+                return block(*args, **kwargs)
+            finally:
+                self._now = before
+
+        return again
+
+    def balanced(self, layer: int, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [T, E] of a layer's router, whose gradient gets that of the auxiliary loss."""
+        if self._now is None or not self.coefficient or not logits.requires_grad:
+            return logits
+        apply: Any = _Balanced.apply
+        out: torch.Tensor = apply(logits, self._now, self._row[layer])
+        return out
+
+    @torch.no_grad()
+    def count(self, layer: int, logits: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Add the choices [T, k] of a layer."""
+        if self._now is None or not self._now.counting:
+            return
+        now, row = self._now, self._row[layer]
+        logs = torch.log_softmax(logits.detach(), -1, dtype=torch.float32)
+        probabilities = logs.exp()
+        now.counts[row] = torch.bincount(chosen.flatten(), minlength=self.sizes.count).float()
+        now.sums[row] = probabilities.sum(0)
+        now.entropy -= (probabilities * logs).sum()
+        now.tokens = len(logits)
+
+    def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
+        """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the stages before."""
+        own = torch.stack([routed.counts.sum(0), routed.sums.sum(0)])
+        return own if before is None else own + before
+
+    def finish(self, routed: Routed, scale: torch.Tensor) -> None:
+        """End the counting of a micro-batch and set the gradient for probabilities, before its backward pass.
+
+        `scale` is the weight of a micro-batch's auxiliary loss in the step's loss.
+        """
+        routed.counting = False
+        if self.coefficient and routed.tokens:
+            counts = routed.counts
+            if self.together and routed.totals is not None:
+                counts = routed.totals[0].expand_as(counts)
+            routed.slope = counts * (self._factor(routed.tokens) * self.coefficient * scale / self._mesh.tp)
+
+    def loss(self, routed: Routed) -> torch.Tensor:
+        """The auxiliary loss of a micro-batch: of all layers if they count together, else of this stage's."""
+        if self.together and routed.totals is not None:
+            counts, sums = routed.totals.unbind()
+        else:
+            counts, sums = routed.counts, routed.sums
+        return (counts * sums).sum() * self._factor(routed.tokens)
+
+    def _factor(self, tokens: int) -> float:
+        if self.together:
+            return float(self.sizes.count) / (self._layers * tokens) ** 2
+        return float(self.sizes.count) / (self.sizes.chosen * tokens**2)
+
+    # Numbers of a step
+
+    def numbers(self, loss: torch.Tensor, routed: list[Routed]) -> torch.Tensor:
+        """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and the stages.
+
+        [1 + 1 + layers * E]: losses, entropies, and counts of each layer with experts.
+        """
+        counts = torch.zeros(self._layers, self.sizes.count, device=loss.device)
+        for one in routed:
+            counts[self._first : self._first + len(one.counts)] += one.counts
+        entropy = torch.stack([one.entropy for one in routed]).sum()
+        return torch.cat([torch.stack([loss, entropy]), counts.flatten()])
+
+    def metrics(self, numbers: list[float], batches: int) -> RoutingMetrics:
+        """The metrics of a step from the sum of `numbers`; `batches` micro-batches of all data-parallel ranks."""
+        (loss, entropy), counts = numbers[:2], numbers[2:]
+        rows = [counts[at : at + self.sizes.count] for at in range(0, len(counts), self.sizes.count)]
+        assigned = sum(counts)
+        mean = assigned / len(counts)
+        tokens = assigned / self.sizes.chosen
+        return RoutingMetrics(
+            aux_loss=loss / batches,
+            entropy=entropy / max(1.0, tokens) / math.log(max(2, self.sizes.count)),
+            loads=tuple(tuple(n / mean for n in row) for row in rows),
+        )
+
+
+class _Balanced(torch.autograd.Function):
+    """Logits; the backward pass adds the gradient of the auxiliary loss, through a softmax in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, routed: Routed, row: int) -> torch.Tensor:
+        ctx.save_for_backward(logits)
+        ctx.routed, ctx.row = routed, row
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (logits,) = ctx.saved_tensors
+        slope = ctx.routed.slope
+        if slope is None:
+            return grad, None, None
+        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+        each = slope[ctx.row]
+        added = probabilities * (each - (probabilities @ each)[:, None])
+        return grad + added.to(grad.dtype), None, None

@@ -1,0 +1,232 @@
+"""Mixtures of experts: the router and this rank's experts of a layer, in place of transformers' module.
+
+A token's hidden state goes to the `chosen` experts of largest probability, and their outputs are added with the
+router's weights. Rows are sorted by expert, so that each expert multiplies one block; the sort is stable. With expert
+parallelism the rows travel to the ranks that hold their experts and back by all-to-all, and each sender applies the
+weights, so that the router's gradient stays on its rank. Every rank takes part in every message, also without rows.
+
+With tensor parallelism each rank has a part of every expert's intermediate units. Its outputs are then shares of a sum,
+and so are the gradients of the router, which the optimizer adds up over the ranks.
+
+transformers keeps other modules in each major version; this one takes the same parameters and computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from transformers.activations import ACT2FN
+
+from smtrain.core.model.hf_config import HFConfig
+from smtrain.core.model.layout import Layout
+from smtrain.worker.engine.native.balance import Balance
+from smtrain.worker.engine.native.comm import ProcessMesh
+from smtrain.worker.engine.native.gradients import Trained
+from smtrain.worker.engine.parts import part
+
+_ALPHA, _LIMIT = 1.702, 7.0  # gpt-oss: swiglu_alpha and swiglu_limit, which no published model changes
+
+
+class Mixture(nn.Module):
+    """The experts of a layer that this rank holds, and its router; without values until `take`."""
+
+    router: nn.Parameter
+    router_bias: nn.Parameter
+    gate_up: nn.Parameter
+    gate_up_bias: nn.Parameter
+    down: nn.Parameter
+    down_bias: nn.Parameter
+
+    def __init__(
+        self, layer: int, layout: Layout, mesh: ProcessMesh, described: HFConfig, balance: Balance | None, pair: bool
+    ) -> None:
+        """`pair`: transformers' block takes a tuple from its MLP."""
+        super().__init__()
+        sizes, names, routing = described.shape.experts, described.shape.rules.experts, described.routing
+        assert sizes is not None
+        assert names is not None
+        assert routing is not None
+        self._prefix = f"{described.shape.rules.prefix}.{described.shape.rules.layers}.{layer}."
+        self._layer, self._layout, self._mesh, self._balance, self._pair = layer, layout, mesh, balance, pair
+        self._sizes, self._names, self._normalised = sizes, names, routing.normalised
+        self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
+        self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+
+    @property
+    def router_names(self) -> list[str]:
+        """The names in files of the router's parameters."""
+        return [f"{self._prefix}{self._names.router}.{kind}" for kind in ("weight", "bias")[: 1 + self._names.stacked]]
+
+    def leaves(self) -> dict[str, list[str]]:
+        """This rank's parameters of all its experts, and the names in files of which each consists, in its order."""
+        at, own = f"{self._prefix}{self._names.path}.", self._layout.experts(self._mesh.ep_rank)
+        gate, up, down = self._names.parts
+        if self._names.stacked:
+            named = {"gate_up": up, "gate_up_bias": f"{up}_bias", "down": down, "down_bias": f"{down}_bias"}
+            return {leaf: [f"{at}{name}"] for leaf, name in named.items()}
+        return {
+            "gate_up": [f"{at}{j}.{name}.weight" for j in own for name in (gate, up)],
+            "down": [f"{at}{j}.{down}.weight" for j in own],
+        }
+
+    def take(self, dense: Trained, experts: Trained) -> None:
+        """Set the parameters: the router's from `dense`, and the experts' from `experts`."""
+        for name, leaf in zip(self.router_names, ("router", "router_bias"), strict=False):
+            setattr(self, leaf, dense.parameters[name])
+        for leaf, names in self.leaves().items():
+            rows, columns = experts.parameters[names[0]].shape[-2:]
+            per = len(self._layout.experts(0))
+            setattr(self, leaf, experts.join(names, (per, rows * (len(names) // per), columns)))
+
+    def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Set the function that sums the outputs of the tensor-parallel ranks."""
+        self._exit = leave
+
+    def forward(self, hidden_states: torch.Tensor) -> Any:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        weights, chosen = self._route(x)
+        order = torch.argsort(chosen.flatten(), stable=True)
+        inverse = torch.argsort(order)
+        counts = torch.bincount(chosen.flatten(), minlength=self._sizes.count)
+        rows = _moved(x, order, inverse, self._sizes.chosen)
+        out = self._inside(rows, counts)
+        back = _moved(out, inverse, order, 1).view(*chosen.shape, -1)
+        y = (back * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
+        y = self._exit(y)
+        return (y, weights) if self._pair else y
+
+    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights [T, k] and the numbers [T, k] of each token's experts."""
+        logits = F.linear(x, self.router, self.router_bias if self._names.stacked else None)
+        if self._balance is not None:
+            logits = self._balance.balanced(self._layer, logits)
+        if self._names.stacked:  # of the chosen logits only, which equals the probabilities over their sum
+            top, chosen = torch.topk(logits, self._sizes.chosen, dim=-1)
+            weights = torch.softmax(top, -1, dtype=top.dtype)
+        else:
+            weights, chosen = torch.topk(torch.softmax(logits, -1, dtype=torch.float32), self._sizes.chosen, dim=-1)
+            if self._normalised:
+                weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights.to(logits.dtype)
+        if self._balance is not None:
+            self._balance.count(self._layer, logits, chosen)
+        return weights, chosen
+
+    def _inside(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The experts' outputs for rows that are sorted by expert; `counts` [E] rows for each."""
+        mesh = self._mesh
+        if mesh.ep == 1:
+            return self._computed(rows, counts.tolist())
+        per = len(counts) // mesh.ep
+        theirs = torch.empty_like(counts)
+        with part("data parallel"):
+            dist.all_to_all_single(theirs, counts, group=mesh.ep_group)
+        send, receive = (each.view(mesh.ep, per) for each in (counts, theirs))
+        splits = send.sum(1).tolist(), receive.sum(1).tolist()
+        arrived = _swapped(rows, *splits, mesh.ep_group)
+        # They arrive by sender, and each sender's by expert.
+        order = torch.argsort(
+            torch.arange(per, device=rows.device).repeat(mesh.ep).repeat_interleave(receive.flatten()), stable=True
+        )
+        inverse = torch.argsort(order)
+        out = self._computed(_moved(arrived, order, inverse, 1), receive.sum(0).tolist())
+        return _swapped(_moved(out, inverse, order, 1), splits[1], splits[0], mesh.ep_group)
+
+    def _computed(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """The outputs of this rank's experts for its blocks of rows."""
+        if self._names.stacked:
+            number = torch.arange(len(sizes), device=rows.device).repeat_interleave(
+                torch.tensor(sizes, device=rows.device)
+            )
+            both = _grouped(rows, self.gate_up, sizes, False) + self.gate_up_bias[number]
+            gate, up = both[..., ::2].clamp(max=_LIMIT), both[..., 1::2].clamp(-_LIMIT, _LIMIT)
+            out = _grouped((up + 1) * (gate * torch.sigmoid(gate * _ALPHA)), self.down, sizes, False)
+            # Outputs are summed over the tensor-parallel ranks: one of them adds the bias.
+            return out + self.down_bias[number] if self._mesh.tp_rank == 0 else out
+        gate, up = _grouped(rows, self.gate_up, sizes, True).chunk(2, -1)
+        return _grouped(self._activation(gate) * up, self.down, sizes, True)
+
+
+class _Moved(torch.autograd.Function):
+    """Rows [T, H] in another order, each `k` times: row i of the result is row `order[i] // k`.
+
+    The backward pass gathers too, which is faster than adding to indices, and the same each time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.k = k
+        return x[order if k == 1 else order // k]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (inverse,) = ctx.saved_tensors
+        back = grad[inverse]
+        return (back if ctx.k == 1 else back.view(-1, ctx.k, back.shape[-1]).sum(1)), None, None, None
+
+
+class _Swapped(torch.autograd.Function):
+    """Rows sent to the ranks of a group, `send` to each, for `receive` from each; gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
+        ctx.way = send, receive, group
+        return _all_to_all(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        send, receive, group = ctx.way
+        return _all_to_all(grad, receive, send, group), None, None, None
+
+
+def _all_to_all(x: torch.Tensor, send: list[int], receive: list[int], group: Any) -> torch.Tensor:
+    out = x.new_empty(sum(receive), *x.shape[1:])
+    with part("data parallel"):
+        dist.all_to_all_single(out, x.contiguous(), receive, send, group=group)
+    return out
+
+
+class _Grouped(torch.autograd.Function):
+    """Blocks of rows, one after another, each times its matrix of `weight` [E, ...]; `sizes` are the blocks' rows.
+
+    `turned`: a matrix is [out, in], otherwise [in, out].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, sizes: list[int], turned: bool) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes, ctx.turned = sizes, turned
+        out = x.new_empty(len(x), weight.shape[1 if turned else 2])
+        for matrix, rows, made in zip(weight, _split(x, sizes), _split(out, sizes), strict=True):
+            torch.mm(rows, matrix.t() if turned else matrix, out=made)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        grads, rows = _split(grad, ctx.sizes), _split(x, ctx.sizes)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.empty_like(x)
+            for matrix, g, made in zip(weight, grads, _split(of_x, ctx.sizes), strict=True):
+                torch.mm(g, matrix if ctx.turned else matrix.t(), out=made)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.empty_like(weight)
+            for made, g, r in zip(of_weight, grads, rows, strict=True):
+                torch.mm(g.t(), r, out=made) if ctx.turned else torch.mm(r.t(), g, out=made)
+        return of_x, of_weight, None, None
+
+
+def _split(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
+    return torch.split_with_sizes(x, sizes)
+
+
+_moved: Callable[..., torch.Tensor] = _Moved.apply
+_swapped: Callable[..., torch.Tensor] = _Swapped.apply
+_grouped: Callable[..., torch.Tensor] = _Grouped.apply

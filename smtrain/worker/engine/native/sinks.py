@@ -1,0 +1,59 @@
+"""Attention with sinks (gpt-oss): a trained number for each head is one more score, whose value is zero.
+
+torch's kernels have no such column. Here blocks of queries meet only the keys that they may see, and the scores of a
+block are computed again in the backward pass if a row has several blocks: memory is that of one block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "smtrain_sinks"
+BLOCK = 1024
+"""Queries whose scores are kept at a time."""
+
+
+def register() -> str:
+    """Make transformers know this attention; returns its name."""
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    return NAME
+
+
+def attend(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    scaling: float, sliding_window: int | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention of queries [B, heads, S, D] as transformers calls it; `attention_mask` [B or 1, 1, S, S] is true for
+    keys that a query sees, None for all before it and itself."""
+    length, groups = query.shape[2], module.num_key_value_groups
+    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    out = []
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        first = 0 if sliding_window is None else max(0, start - sliding_window + 1)
+        seen = None if attention_mask is None else attention_mask[:, :, start:stop, first:stop]
+        block = query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop], module.sinks, seen, scaling
+        if length > BLOCK and torch.is_grad_enabled():
+            out.append(checkpoint(_block, *block, use_reentrant=False, preserve_rng_state=False))
+        else:
+            out.append(_block(*block))
+    return torch.cat(out, 2).transpose(1, 2).contiguous(), None
+
+
+def _block(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor, seen: torch.Tensor | None,
+    scaling: float,
+) -> torch.Tensor:  # fmt: skip
+    """The queries end where the keys do."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if seen is None:
+        rows, columns = scores.shape[-2:]
+        seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    probabilities = torch.softmax(torch.cat([scores, column], -1), -1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(probabilities[..., :-1], value)

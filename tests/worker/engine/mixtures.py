@@ -1,0 +1,74 @@
+"""What worlds run for tests of mixtures of experts; the first argument is the rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smtrain.core.model.hf_config import normalise
+from smtrain.worker.engine.base import ParallelOptions, RoutingMetrics
+from tests.worker.engine import cases
+from tests.worker.engine.cases import BATCH, OPTIMIZER, batch, lr
+
+Numbers = tuple[float, float, float]
+"""Loss, auxiliary loss, norm of the gradient."""
+
+
+def _aux(config: dict[str, Any], logits: tuple[torch.Tensor, ...], by_layer: bool) -> torch.Tensor:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    shape = normalise(config).shape
+    assert shape.experts is not None
+    sizes = shape.experts.count, shape.experts.chosen
+    if not by_layer:
+        return load_balancing_loss_func(logits, *sizes)
+    each = [load_balancing_loss_func((one,), *sizes) for one in logits]
+    return torch.stack(each).sum() / sizes[1]
+
+
+def plain(rank: int, config: dict[str, Any], count: int, samples: int, by_layer: bool = False) -> list[Numbers]:
+    """transformers and torch alone, with a forward pass for each `samples` of the batch."""
+    model = cases.transformers_model(config).train()
+    routing = normalise(config).routing
+    assert routing is not None
+    biases = [p for n, p in model.named_parameters() if p.ndim == 1 or n.endswith("_bias")]
+    matrices = [p for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith("_bias")]
+    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": biases, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    out = []
+    for step in range(count):
+        ids, labels = batch(config, step)
+        labelled, loss, aux = (labels != -100).sum(), 0.0, 0.0
+        for part, wanted in zip(ids.split(samples), labels.split(samples), strict=True):
+            made = model(input_ids=part, use_cache=False, output_router_logits=True)
+            one = F.cross_entropy(made.logits.flatten(0, 1), wanted.flatten(), reduction="sum") / labelled
+            balance = _aux(config, made.router_logits, by_layer) * samples / BATCH
+            (one + routing.aux * balance).backward()
+            loss, aux = loss + float(one.detach()), aux + float(balance.detach())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.grad_clip)
+        for group in adamw.param_groups:
+            group["lr"] = lr(step)
+        adamw.step()
+        adamw.zero_grad()
+        out.append((loss, aux, float(norm)))
+    return out
+
+
+def _steps(e: Any, first: int, last: int) -> list[tuple[Numbers, RoutingMetrics]]:
+    out = []
+    for step in range(first, last):
+        result = e.step(*cases.own(e, batch(e.config, step)), lr(step))
+        assert result.routing is not None
+        out.append(((result.loss, result.routing.aux_loss, result.grad_norm), result.routing))
+    return out
+
+
+def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: int) -> list[Numbers]:
+    return [numbers for numbers, _ in _steps(cases.engine(config, options), 0, count)]
+
+
+def watch(rank: int, config: dict[str, Any], options: ParallelOptions) -> RoutingMetrics:
+    """The routing of the first step."""
+    return _steps(cases.engine(config, options), 0, 1)[0][1]
