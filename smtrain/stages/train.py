@@ -32,6 +32,7 @@ def train_keys(config: JobConfig, *keys: str) -> dict[str, Any]:
         del train[key]
     # A default has no part in a job's name.
     defaults = {"validation": None, "adapter": None, "dpo": None, "compile": False, "deterministic": True}
+    defaults |= {"aux_loss": None, "aux_by_layer": False}
     for key, usual in defaults.items():
         if key in train and train[key] is usual:
             del train[key]
@@ -109,6 +110,7 @@ class TrainStage(JobStage):
         return {
             "tp": parallel.tp, "pp": parallel.pp, "dp": config.dp,
             **({"cp": parallel.cp} if parallel.cp > 1 else {}),
+            **({"ep": parallel.ep} if parallel.ep > 1 else {}),
             "processes_per_instance": config.processes_per_instance,
             "steps": train.steps, "global_batch_size": train.global_batch_size, "seq_len": train.seq_len,
             "lr": train.lr, "precision": train.precision,

@@ -135,11 +135,12 @@ class JobConfig(Section):
 
     @property
     def mesh_words(self) -> str:
-        """The mesh for people: tp 8 x pp 2 x dp 4, with cp and stages if they are not the usual ones."""
+        """The mesh for people: tp 8 x pp 2 x dp 4, with cp, ep and stages if they are not the usual ones."""
         long = f" x cp {self.parallel.cp}" if self.parallel.cp > 1 else ""
+        experts = f", ep {self.parallel.ep}" if self.parallel.ep > 1 else ""
         layers = self.parallel.layers_per_stage
         stages = f", stages of {' + '.join(map(str, layers))} layers" if layers else ""
-        return f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}{stages}"
+        return f"tp {self.parallel.tp} x pp {self.parallel.pp}{long} x dp {self.dp}{experts}{stages}"
 
 
 VALIDATION_CHANNEL, TESTS_CHANNEL, LANGUAGE_CHANNEL = "validation", "tests", "language"

@@ -118,6 +118,12 @@ class Parallel(Section):
     cp: int = Field(1, ge=1)
     """Context-parallel degree: into how many parts every sequence is cut, each on another process, which divides the
     activations of long sequences. Attention stays exact. Engine native only."""
+    ep: int = Field(1, ge=1)
+    """Expert-parallel degree: how many neighbouring data-parallel processes (dp x cp) divide the experts of each layer
+    of a mixture of experts. Tokens travel to their experts and back. Engine native only."""
+    expert_capacity: float | None = Field(None, ge=1, le=1024)
+    """Most tokens that one process sends to an expert, as a multiple of an even share: tokens beyond it pass by the
+    expert. Shapes are then the same in every step, and memory is bounded; default: no limit, and nothing is dropped."""
     micro_batch_size: int = Field(1, ge=1)
     """Sequences that one copy of the model takes at a time. More is faster and needs more memory."""
     sequence_parallel: bool = Field(False, json_schema_extra=_chosen)
@@ -145,7 +151,11 @@ class Parallel(Section):
     def named(self) -> dict[str, Any]:
         """The keys that have a part in a job's name: those that came after the first release only if they are set."""
         fields = type(self).model_fields
-        usual = {key for key in ("cp", "layers_per_stage") if getattr(self, key) == fields[key].default}
+        usual = {
+            key
+            for key in ("cp", "ep", "expert_capacity", "layers_per_stage")
+            if getattr(self, key) == fields[key].default
+        }
         return self.model_dump(mode="json", exclude=usual)
 
 
@@ -308,6 +318,12 @@ class Train(Section):
     """Decoupled weight decay; norms and biases are exempt. Default: 0.1, or 0 with train.adapter."""
     grad_clip: float = Field(1.0, gt=0)
     """Gradients with a larger norm, taken over the whole model, are scaled down to this one."""
+    aux_loss: float | None = Field(None, ge=0)
+    """Factor of the auxiliary loss that evens out the loads of experts; default: router_aux_loss_coef of config.json.
+    It is the mean over micro-batches, so it depends on parallel.micro_batch_size and dp a little."""
+    aux_by_layer: bool = False
+    """One auxiliary loss for each layer, added up, as in Megatron-core; default: one over all layers, as in
+    transformers."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the data order and of a start from scratch."""
     precision: Precision = "bf16"

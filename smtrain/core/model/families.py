@@ -1020,7 +1020,7 @@ class ModelShape:
         if self.experts is not None and self.experts.count % ep:
             faults.append(f"parallel.ep = {ep} does not divide the {self.experts.count} experts of the model's layers")
         if self.experts is None and ep > 1:
-            faults.append(f"parallel.ep = {ep} divides experts, and a {self.family} model has none: set it to 1")
+            faults.append(f"parallel.ep: {with_article(self.family)} model has no experts to divide; set it to 1")
         if any(kind.experts is None for kind in self.kinds) and self.intermediate % tp:
             faults.append(f"parallel.tp = {tp} does not divide the model's intermediate size {self.intermediate}")
         if self.rules.fused and self.kv_heads % tp and not tp % self.kv_heads:

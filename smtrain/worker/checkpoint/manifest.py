@@ -1,6 +1,7 @@
 """The manifest of a native checkpoint, written last, which lists every file with size and hash.
 
     step_00000010/model/tp000_pp000.safetensors          weights in the training dtype, one file per (tp, pp)
+    step_00000010/model/tp000_pp000_ep000.safetensors    with ep above 1: the experts of an expert-parallel rank
     step_00000010/optim/dp000_tp000_pp000.safetensors    optimizer state, one file per rank
     step_00000010/manifest.json                          written by rank 0 once all files of all hosts are written
 
@@ -52,7 +53,7 @@ class Manifest:
     step: int
     optimizer_steps: int
     topology: dict[str, int]
-    """tp, pp, dp."""
+    """tp, pp, dp, and ep if it is not 1; dp counts all ranks that hold the same parameters."""
     precision: Precision
     config: dict[str, Any]
     """The model's config.json."""
@@ -80,7 +81,12 @@ class Manifest:
         """The part of each parameter that each file holds. Raises `ConfigError` if the model cannot be cut so."""
         cut = self.cut or {}
         order, cuts = cut.get("kv_order", "grouped"), cut.get("pipeline_cuts")
-        return Layout(self.shape, self.topology["tp"], self.topology["pp"], order, cuts)
+        return Layout(self.shape, self.topology["tp"], self.topology["pp"], order, cuts, ep=self.ep)
+
+    @property
+    def ep(self) -> int:
+        """Expert-parallel ranks; with more than one, experts have files and parts of their own."""
+        return self.topology.get("ep", 1)
 
     @property
     def lora(self) -> Lora | None:
@@ -168,9 +174,10 @@ class Manifest:
         valid = {
             "step": numbers([self.step, self.optimizer_steps]),
             "topology": isinstance(self.topology, dict)
-            and set(self.topology) == {"tp", "pp", "dp"}
+            and set(self.topology) - {"ep"} == {"tp", "pp", "dp"}
             and numbers(self.topology.values())
-            and 0 not in self.topology.values(),
+            and 0 not in self.topology.values()
+            and self.topology["dp"] % self.ep == 0,
             "precision": self.precision in PRECISIONS,
             "config": isinstance(self.config, dict),
             "shard": isinstance(self.shard, list) and numbers(self.shard),

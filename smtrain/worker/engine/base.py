@@ -44,6 +44,8 @@ class ParallelOptions:
     """native: use only kernels that return the same bits each time, on accelerators."""
     ep: int = 1
     """native: neighbouring data-parallel ranks that divide the experts of each layer."""
+    expert_capacity: float | None = None
+    """native: most tokens of an expert from one rank, as a multiple of an even share; None: no limit."""
     aux_loss: float | None = None
     """native: the factor of the auxiliary loss of experts; None: as config.json says."""
     aux_by_layer: bool = False

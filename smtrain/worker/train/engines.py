@@ -72,10 +72,10 @@ def join(config: JobConfig) -> tuple[Gather, EngineRecords]:
             "train.precision: fp16 is for GPUs, and this machine has none that torch sees; set bf16 or fp32",
             code="config.combination",
         )
-    return comm.gather, _own_records(native_engine=True, cuts=config.parallel.cuts)
+    return comm.gather, _own_records(native_engine=True, cuts=config.parallel.cuts, ep=config.parallel.ep)
 
 
-def _own_records(native_engine: bool, cuts: tuple[int, ...] = ()) -> EngineRecords:
+def _own_records(native_engine: bool, cuts: tuple[int, ...] = (), ep: int = 1) -> EngineRecords:
     """Readers for our own format: every checkpoint of engine native, and adapters of both engines."""
     from smtrain.worker.checkpoint import manifest
     from smtrain.worker.checkpoint.native import files as native_files
@@ -85,10 +85,10 @@ def _own_records(native_engine: bool, cuts: tuple[int, ...] = ()) -> EngineRecor
     return EngineRecords(
         manifest.NAME, manifest.fault, manifest.state,
         files=lambda path: read(path).files,
-        read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank, cuts),
+        read_by=lambda path, mesh, rank: native_files.read_by(read(path), mesh, rank, cuts, ep),
         # The nxd engine's `load` returns no checksums.
         read_whole=lambda path, mesh, rank: (
-            native_files.read_whole(read(path), mesh, rank, cuts) if native_engine else set()
+            native_files.read_whole(read(path), mesh, rank, cuts, ep) if native_engine else set()
         ),
         unread=lambda path: native_files.unread(read(path)),
     )  # fmt: skip
@@ -112,7 +112,8 @@ def build(config: JobConfig, described: dict[str, Any], weights: WeightSource | 
         activation_checkpointing=parallel.activation_checkpointing, precision=options.precision,
         zero1=parallel.zero1, pipeline_cuts=parallel.cuts, virtual_stages=parallel.virtual_stages,
         apart=config.apart, compile=options.compile, deterministic=options.deterministic,
-        cp=parallel.cp,
+        cp=parallel.cp, ep=parallel.ep, expert_capacity=parallel.expert_capacity,
+        aux_loss=options.aux_loss, aux_by_layer=options.aux_by_layer,
     )  # fmt: skip
     adamw = OptimizerOptions(
         betas=options.betas, eps=options.eps, weight_decay=options.weight_decay, grad_clip=options.grad_clip

@@ -114,6 +114,7 @@ class MetricsLog:
         numbers = {} if scaling is None else {"loss_scale": scaling.scale}
         numbers |= {"skipped": 1} if result.skipped else {"grad_norm": result.grad_norm}
         numbers |= result.pairs.numbers() if result.pairs else {}
+        numbers |= result.routing.numbers() if result.routing else {}
         record = {
             "step": step, "loss": result.loss, **numbers, "lr": lr,
             "tokens_per_s": rate, **({"mfu": rate * self._flops / self._peak} if self._peak else {}),

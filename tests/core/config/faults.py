@@ -9,6 +9,7 @@ from tests.conftest import LLAMA
 from tests.core.config.followed import (
     BOX,
     GPT2,
+    MIXTRAL,
     NEOX,
     OUT,
     PLAN,
@@ -85,6 +86,12 @@ MACHINES = (
         {"parallel.cp": 2, "parallel.pp": 1, "parallel.dp": 3},
         "tp x pp x cp x dp = 12, but",
         "dp = 1 would do",
+    ),
+    case(
+        "local",
+        both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 3}),
+        "parallel.ep: 3 must divide dp = 2",
+        "ep = 1 would do",
     ),
     case(
         "gpu",
@@ -1319,6 +1326,32 @@ MODEL = (
         "must be rising layer numbers from 0 to 2",
         ("correct it", {"parallel.pipeline_cuts": [2]}),
         ("leave it out", {"parallel.pipeline_cuts": OUT}),
+    ),
+    case(
+        "local",
+        {"parallel.pp": 1, "parallel.ep": 2},
+        "parallel.ep: a llama model has no experts to divide",
+        "set it to 1",
+    ),
+    case(
+        "local",
+        both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 2}),
+        "parallel.ep = 2 does not divide the 3 experts of the model's layers",
+    ),
+    case(
+        "local",
+        write("model/config.json", {**MIXTRAL, "intermediate_size": 33}),
+        "parallel.tp = 2 does not divide the 33 units of the model's experts",
+    ),
+    *(
+        case("local", change, "a llama model has no experts", "leave it out")
+        for change in ({"parallel.expert_capacity": 1.5}, {"train.aux_loss": 0.1}, {"train.aux_by_layer": True})
+    ),
+    case(
+        "local",
+        both(write("model/config.json", MIXTRAL), {"train.adapter": {}, "train.aux_loss": 0.1}),
+        "with train.adapter routers stay as they are",
+        "leave it out",
     ),
     case(
         "local", {"tags": {"a": "hf_" + "a" * 34}}, "looks like a secret", ("keep it in Secrets Manager", {"tags": OUT})

@@ -153,11 +153,11 @@ def logits(
 def frozen(rank: int, config: dict[str, Any], options: ParallelOptions, adapter: Lora) -> dict[str, Any]:
     """The base after two steps: whether it changed, parameters with gradients, and size of the optimizer state."""
     e = engine(config, options, adapter)
-    before = e.stage.flat.clone()
+    before = e.stage.dense.flat.clone()
     steps(e, 0, 2)
     state = (e.optimizer.gradients.flat, e.optimizer.master, e.optimizer.exp_avg, e.optimizer.exp_avg_sq)
     return {
-        "unchanged": torch.equal(before, e.stage.flat),
+        "unchanged": torch.equal(before, e.stage.dense.flat),
         "gradients": [name for name, p in e.stage.own() if p.grad is not None or p.requires_grad],
         "dtypes": {str(p.dtype) for _, p in e.stage.own()}
         | {str(p.dtype) for p in e.stage.trained.parameters.values()},

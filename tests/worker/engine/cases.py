@@ -240,8 +240,8 @@ CONFIGS = {name: described for name, described in _ALL.items() if described}
 
 
 def mesh(text: str) -> ParallelOptions:
-    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2 and ep2; micro-batches are of 4 samples unless m says
-    otherwise, and stages are even unless l names their layers."""
+    """`221 sp full bf16 m2 l1-3`: tp, pp, dp, then options such as cp2 and ep2; micro-batches are of 4 samples
+    unless m says otherwise, and stages are even unless l names their layers."""
     sizes, *more = text.split()
     tp, pp, dp = map(int, sizes)
     options = ParallelOptions(tp, pp, dp, sequence_parallel="sp" in more)
@@ -652,7 +652,11 @@ def masters(rank: int, config: dict[str, Any], options: ParallelOptions, rounded
     source: Any = Memory(config, values)
     e = NativeEngine(config, replace(options, precision="bf16"), OPTIMIZER, source, 0)
     exact = NativeEngine(config, options, OPTIMIZER, source, 0)
-    return e.optimizer.master.numpy(), e.optimizer.part(e.stage.flat).float().numpy(), exact.optimizer.master.numpy()
+    return (
+        e.optimizer.master.numpy(),
+        e.optimizer.part(e.stage.trained.flat).float().numpy(),
+        exact.optimizer.master.numpy(),
+    )
 
 
 def overflow(rank: int, config: dict[str, Any], options: ParallelOptions) -> dict[str, Any]:

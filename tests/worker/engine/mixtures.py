@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,3 +73,18 @@ def train(rank: int, config: dict[str, Any], options: ParallelOptions, count: in
 def watch(rank: int, config: dict[str, Any], options: ParallelOptions) -> RoutingMetrics:
     """The routing of the first step."""
     return _steps(cases.engine(config, options), 0, 1)[0][1]
+
+
+def bits(rank: int, config: dict[str, Any], options: ParallelOptions, checkpoint: Path) -> list[bytes]:
+    """The bits of this rank's weights and optimizer state."""
+    e = cases.engine(config, options, seed=7)
+    e.load(checkpoint)
+    return [t.numpy().tobytes() for s in e.optimizer.shards for t in (s.master, s.exp_avg, s.exp_avg_sq)]
+
+
+def over_and_back(
+    rank: int, config: dict[str, Any], over: ParallelOptions, back: ParallelOptions, old: Path, folder: Path, step: int
+) -> list[bytes]:
+    """`bits` of a checkpoint that another mesh has loaded and saved."""
+    cases.save_again(rank, config, over, old, folder, step)
+    return bits(rank, config, back, folder / f"step_{step:08d}")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from tests.worker.engine import mixtures
+from smtrain.worker.checkpoint.native.reader import NativeSource
+from tests.worker.engine import cases, mixtures
 from tests.worker.engine.cases import BATCH, CONFIGS, mesh
 from tests.worker.engine.world import World
 
@@ -27,3 +32,26 @@ def test_losses_are_those_of_transformers(name: str, text: str, four: World, sol
     assert all(rank == ranks[0] for rank in ranks)
     print(np.abs(np.array(ranks[0]) / np.array(wanted) - 1).max(0))
     np.testing.assert_allclose(ranks[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "saved", "others"), [
+    ("qwen3_moe", "122 ep2", ["212 ep2", "111"]),
+    pytest.param("gpt_oss", "212 ep2", ["122 ep2", "221", "111"], marks=pytest.mark.full),
+    pytest.param("mixtral", "221", ["122 ep2", "212 ep2"], marks=pytest.mark.full),
+])  # fmt: skip
+def test_any_mesh_resumes_from_any_other(
+    name: str, saved: str, others: list[str], four: World, solo: World, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = CONFIGS[name]
+    went_on = four.run(cases.train_and_save, config, mesh(saved), tmp_path, 2, 4)[0]
+    checkpoint = tmp_path / "step_00000002"
+    same = four.run(cases.resume, config, mesh(saved), checkpoint, 2, 4)[0]
+    assert same == ({"consumed": 2 * BATCH}, went_on)
+    for text in others:
+        world = solo if text == "111" else four
+        again = world.run(cases.resume, config, mesh(text), checkpoint, 2, 4)[0][1]
+        np.testing.assert_allclose(again, went_on, rtol=1e-6, atol=0)
+    back = four.run(mixtures.over_and_back, config, mesh(others[0]), mesh(saved), checkpoint, tmp_path / "back", 2)
+    assert back == four.run(mixtures.bits, config, mesh(saved), checkpoint), "bit for bit by way of another mesh"
+    one, other = NativeSource(checkpoint), NativeSource(tmp_path / "back" / checkpoint.name)
+    assert all(torch.equal(one.read(name), other.read(name)) for name in one.names())

@@ -11,7 +11,8 @@ import torch
 
 from smtrain.core.model.layout import FlatTable
 from smtrain.worker.engine.base import ParallelOptions
-from smtrain.worker.engine.native.gradients import Gradients
+from smtrain.worker.engine.native.comm import Alike
+from smtrain.worker.engine.native.gradients import Gradients, Trained
 from smtrain.worker.engine.native.stage import Stage
 from tests.worker.engine import cases
 from tests.worker.engine.cases import CONFIGS, mesh
@@ -83,9 +84,9 @@ def test_nothing_of_a_step_is_left_to_the_next() -> None:
     sizes = {"written": 6, "accumulated": 4, "last": 3}
     parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     table = FlatTable((("written", 0, 6), ("accumulated", 6, 4), ("last", 10, 3)), 10, 13)
-    trained = SimpleNamespace(table=table, flat=torch.zeros(16), parameters=parameters)
-    stage: Any = SimpleNamespace(trained=trained, writing={"written": SimpleNamespace(sink=None)})
-    gradients = Gradients(stage, torch.device("cpu"))
+    layout: Any = None
+    trained = Trained(layout, table, torch.zeros(16), parameters, Alike(4, 0, None))
+    gradients = Gradients(trained, {"written": SimpleNamespace(sink=None)}, torch.device("cpu"))
     gradients.flat.fill_(float("nan"))
     gradients.begin()
     gradients.complete()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import gcd
 
 from smtrain.core.config.checks.pai import pai_faults
 from smtrain.core.config.checks.rule import ConfigRule as Rule
@@ -99,6 +100,9 @@ MESH = (
     Rule(f"{_MESH} train.global_batch_size parallel.micro_batch_size",
          lambda c: mesh_fits(c) and c.train.global_batch_size % (c.dp * c.parallel.micro_batch_size),
          _wrong_batch),
+    Rule(f"{_MESH} parallel.ep", lambda c: mesh_fits(c) and c.shards % c.parallel.ep,
+         lambda c: f"parallel.ep: {c.parallel.ep} must divide dp{' x cp' if c.parallel.cp > 1 else ''} = {c.shards}, "
+                   f"whose processes divide the experts; ep = {gcd(c.parallel.ep, c.shards)} would do"),
     Rule("train.seq_len parallel.tp parallel.cp parallel.sequence_parallel",
          lambda c: c.parallel.sequence_parallel and c.parallel.cp == 1 and c.train.seq_len % c.parallel.tp,
          lambda c: f"train.seq_len: {c.train.seq_len} cannot be cut over tp = {c.parallel.tp} for "

@@ -15,7 +15,7 @@ from smtrain.core.config.schema import JobConfig
 from smtrain.core.errors import ConfigError, Sentence, SmtrainError, first_line
 from smtrain.core.facts.names import is_gated, positions
 from smtrain.core.model.extension import longer, positions_after
-from smtrain.core.model.families import megatron_lack
+from smtrain.core.model.families import ModelShape, megatron_lack
 from smtrain.core.model.hf_config import normalise, positions_named
 from smtrain.core.model.hf_folder import checkpoint_in, tokenizer_in, weights_in
 from smtrain.core.model.lora import AdapterShape, Lora, stage_faults, targets_of
@@ -285,9 +285,10 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
             "train.adapter: peft would not find the layers of the text part of a multimodal model "
             f"({described.get('model_type')}) by an adapter's names; set export.merge: true",
         )
-    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp, cp=config.parallel.cp)
+    mesh_faults = shape.mesh_faults(config.parallel.tp, config.parallel.pp, config.parallel.ep, cp=config.parallel.cp)
     stages = list(_stage_faults(config, shape.layers))
     yield from stages
+    yield from _expert_faults(config, shape)
     if config.train.adapter and (targets := config.train.adapter.targets):
         try:
             adapters = AdapterShape.of(shape, Lora(1, 1.0, targets=targets_of(shape, targets)))
@@ -297,7 +298,21 @@ def shape_faults(config: JobConfig, described: dict[str, object]) -> Iterator[Fa
         except ConfigError as error:
             yield {"model.path", "train.adapter.targets"}, error.faults[0]
     for fault in mesh_faults:
-        yield {"model.path", "parallel.tp", "parallel.pp"}, fault
+        yield {"model.path", "parallel.tp", "parallel.pp", "parallel.ep"}, fault
+
+
+def _expert_faults(config: JobConfig, shape: ModelShape) -> Iterator[Fault]:
+    """Options of mixtures of experts that mean nothing for this model or this training."""
+    asked = {
+        "parallel.expert_capacity": config.parallel.expert_capacity is not None,
+        "train.aux_loss": config.train.aux_loss is not None,
+        "train.aux_by_layer": config.train.aux_by_layer,
+    }
+    for key in (key for key, given in asked.items() if given and shape.experts is None):
+        yield {"model.path", key}, f"{key}: {with_article(shape.family)} model has no experts; leave it out"
+    for key in ("train.aux_loss", "train.aux_by_layer"):
+        if asked[key] and shape.experts is not None and config.train.adapter:
+            yield {"train.adapter", key}, f"{key}: with train.adapter routers stay as they are; leave it out"
 
 
 def _stage_faults(config: JobConfig, layers: int) -> Iterator[Fault]:

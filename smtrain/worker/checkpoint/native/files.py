@@ -25,12 +25,23 @@ if TYPE_CHECKING:
 _BLOCK = 64 << 20  # bytes hashed and written at a time
 
 
-def model_file(tp: int, pp: int) -> str:
-    return f"model/tp{tp:03d}_pp{pp:03d}.safetensors"
+EXPERTS = "experts."
+"""The beginning of names of optimizer state of experts, if they are divided over other ranks than the rest."""
+
+
+def model_file(tp: int, pp: int, ep: int | None = None) -> str:
+    """The file of a rank's weights; `ep` names that of its experts, if it has them to itself."""
+    experts = "" if ep is None else f"_ep{ep:03d}"
+    return f"model/tp{tp:03d}_pp{pp:03d}{experts}.safetensors"
 
 
 def optimizer_file(dp: int, tp: int, pp: int) -> str:
     return f"optim/dp{dp:03d}_tp{tp:03d}_pp{pp:03d}.safetensors"
+
+
+def topology_of(mesh: tuple[int, int, int], ep: int = 1) -> dict[str, int]:
+    """`Manifest.topology` of a (tp, pp, dp) mesh."""
+    return dict(zip(("tp", "pp", "dp"), mesh, strict=True)) | ({"ep": ep} if ep > 1 else {})
 
 
 def cut_of(cuts: Sequence[int]) -> dict[str, Any] | None:
@@ -38,23 +49,25 @@ def cut_of(cuts: Sequence[int]) -> dict[str, Any] | None:
     return {"pipeline_cuts": list(cuts)} if cuts else None
 
 
-def cut_for(manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] = ()) -> bool:
+def cut_for(manifest: Manifest, mesh: tuple[int, int, int], cuts: Sequence[int] = (), ep: int = 1) -> bool:
     """Whether each rank of a (tp, pp, dp) mesh, with these cuts between stages, has its part in its own file."""
-    if manifest.topology != dict(zip(("tp", "pp", "dp"), mesh, strict=True)):
+    if manifest.topology != topology_of(mesh, ep):
         return False
     return manifest.cut == cut_of(uneven(manifest.shape.layers, mesh[1], cuts) if cuts else ())
 
 
-def read_by(manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = ()) -> set[str]:
+def read_by(
+    manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = (), ep: int = 1
+) -> set[str]:
     """The files that a rank of a (tp, pp, dp) mesh loads; a run in bf16 or fp16 resumes only from its fp32
     master weights."""
-    if not cut_for(manifest, mesh, cuts):
+    if not cut_for(manifest, mesh, cuts, ep):
         return set(manifest.files) - unread(manifest)
     tp, _, dp = mesh
     t, d, p = rank % tp, rank // tp % dp, rank // (tp * dp)
     files = {optimizer_file(d, t, p)}
     if manifest.precision == "fp32":
-        files.add(model_file(t, p))
+        files |= {model_file(t, p), *([model_file(t, p, d % ep)] if ep > 1 else [])}
     return {f"{manifest.root}{file}" for file in files} & set(manifest.files)
 
 
@@ -65,13 +78,15 @@ def unread(manifest: Manifest) -> set[str]:
     return {file for file in manifest.files if file.startswith(f"{manifest.root}model/")}
 
 
-def read_whole(manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = ()) -> set[str]:
+def read_whole(
+    manifest: Manifest, mesh: tuple[int, int, int], rank: int, cuts: Sequence[int] = (), ep: int = 1
+) -> set[str]:
     """The files of `read_by` that a rank of the native engine reads from the first byte to the last."""
-    if not cut_for(manifest, mesh, cuts):
+    if not cut_for(manifest, mesh, cuts, ep):
         return set()
     tp, _, dp = mesh
     own = f"{manifest.root}{optimizer_file(rank // tp % dp, rank % tp, rank // (tp * dp))}"
-    return {own} & read_by(manifest, mesh, rank, cuts)
+    return {own} & read_by(manifest, mesh, rank, cuts, ep)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

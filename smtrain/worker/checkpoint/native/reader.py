@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,7 @@ from smtrain.worker.checkpoint.checksum import crc32
 from smtrain.worker.checkpoint.dtypes import BY_PRECISION, FP32, Bits, DType
 from smtrain.worker.checkpoint.huggingface import safetensors
 from smtrain.worker.checkpoint.manifest import NAME, Manifest, fault_at
-from smtrain.worker.checkpoint.native.files import model_file, optimizer_file
+from smtrain.worker.checkpoint.native.files import EXPERTS, model_file, optimizer_file
 from smtrain.worker.checkpoint.sources import Read, WeightSource
 from smtrain.worker.checkpoint.storage import Bounds, Place, place, read_text
 from smtrain.worker.checkpoint.tensor_ranges import Slab, Tally
@@ -70,8 +71,8 @@ class _Files:
         """Read a window of a parameter from the model files."""
         pp = self.layout.stages(name)[0]
 
-        def local(tp: int, part: Window) -> Bits:
-            slab = self.slab(model_file(tp, pp), name)
+        def local(ep: int | None, tp: int, part: Window) -> Bits:
+            slab = self.slab(model_file(tp, pp, ep), name)
             if slab.shape != self.layout.local_shape(name, tp) or slab.dtype != self.dtype:
                 raise CheckpointError(
                     f"{slab.place}/{slab.file}: {name} has another shape or type than {NAME} says; take another one",
@@ -79,11 +80,31 @@ class _Files:
                 )
             return slab.bits(part)
 
-        return _assemble(self.layout, name, window, local)
+        return _of_experts(self.layout, name, window, local)
 
 
 def _window(shape: tuple[int, ...], dim: int | None, start: int, stop: int | None) -> Window:
     return tuple((start, n if stop is None else stop) if i == dim else (0, n) for i, n in enumerate(shape))
+
+
+def _of_experts(
+    layout: Layout, name: str, window: Window | None, local: Callable[[int | None, int, Window], Bits]
+) -> Bits:
+    """`_assemble` of the parts on expert-parallel ranks; `local` gets the rank, None if all hold the same."""
+    spec = layout.spec(name)
+    if layout.ep == 1 or not spec.of_experts:
+        return _assemble(layout, name, window, partial(local, None))
+    if not spec.stacked:
+        return _assemble(layout, name, window, partial(local, layout.expert_ranks(name)[0]))
+    window = window or _window(spec.shape, None, 0, None)
+    parts = []
+    for ep in range(layout.ep):
+        own = layout.experts(ep)
+        low, high = max(window[0][0], own.start), min(window[0][1], own.stop)
+        if low < high:
+            part = (low - own.start, high - own.start), *window[1:]
+            parts.append(_assemble(layout, name, part, partial(local, ep)))
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[[int, Window], Bits]) -> Bits:
@@ -114,16 +135,22 @@ def _assemble(layout: Layout, name: str, window: Window | None, local: Callable[
     return out
 
 
-def local_part(layout: Layout, name: str, tp_rank: int, dtype: DType, read: Callable[[Window], Bits]) -> Bits:
-    """Assemble the part of a parameter on rank `tp_rank` from windows of the whole, which `read` gives."""
-    shard, shape = layout.shard(name, tp_rank), layout.spec(name).shape
+def local_part(
+    layout: Layout, name: str, tp_rank: int, dtype: DType, read: Callable[[Window], Bits], ep_rank: int = 0
+) -> Bits:
+    """Assemble the part of a parameter on a rank from windows of the whole, which `read` gives."""
+    shard, spec = layout.shard(name, tp_rank), layout.spec(name)
+    whole = _window(spec.shape, None, 0, None)
+    if spec.stacked:
+        own = layout.experts(ep_rank)
+        whole = (own.start, own.stop), *whole[1:]
     if shard.dim is None:
-        return read(_window(shape, None, 0, None))
+        return read(whole)
     out: Bits = np.zeros(layout.local_shape(name, tp_rank), dtype.bits)
     along, at = np.moveaxis(out, shard.dim, 0), 0
     for start, stop in shard.ranges:
         if start < stop:
-            part = read(_window(shape, shard.dim, start, stop))
+            part = read((*whole[: shard.dim], (start, stop), *whole[shard.dim + 1 :]))
             along[at : at + stop - start] = np.moveaxis(part, shard.dim, 0)
         at += stop - start
     return out
@@ -162,8 +189,10 @@ class NativeSource(WeightSource):
     def check(self, name: str, tally: Tally | None = None) -> None:
         files = self._files
         folder = files.place.path()
-        for tp in range(files.tp) if folder is not None else ():
-            path = f"{self.manifest.root}{model_file(tp, files.layout.stages(name)[0])}"
+        spec, ranks = files.layout.spec(name), files.layout.expert_ranks(name)
+        experts = ranks if files.layout.ep > 1 and spec.of_experts else (None,)
+        for tp, ep in product(range(files.tp), experts) if folder is not None else ():
+            path = f"{self.manifest.root}{model_file(tp, files.layout.stages(name)[0], ep)}"
             with self._lock:  # the hash covers a whole file: check it once, not for every tensor
                 if path in self._checked:
                     continue
@@ -198,29 +227,37 @@ class StateReader:
         self._files = _Files(checkpoint)
         self.manifest = self._files.manifest
         self._at = [{name: at for name, at, _ in table} for table in self.manifest.flat]
+        layout = self._files.layout
+        if layout.ep > 1:
+            for pp, ep in product(range(layout.pp), range(layout.ep)):
+                self._at[pp] |= {name: at for name, at, _ in layout.flat_table(pp, ep).entries}
 
-    def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> torch.Tensor:
-        """Read the part of `name` on rank `tp_rank` of another `layout`, in fp32."""
-        return dtypes.tensor(self.local(kind, name, layout, tp_rank), FP32)
+    def read(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> torch.Tensor:
+        """Read the part of `name` on rank (`tp_rank`, `ep_rank`) of another `layout`, in fp32."""
+        return dtypes.tensor(self.local(kind, name, layout, tp_rank, ep_rank), FP32)
 
-    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int) -> Bits:
+    def local(self, kind: Kind, name: str, layout: Layout, tp_rank: int, ep_rank: int = 0) -> Bits:
         """`read`, as bits."""
-        return local_part(layout, name, tp_rank, FP32, partial(self._read, kind, name))
+        return local_part(layout, name, tp_rank, FP32, partial(self._read, kind, name), ep_rank)
 
     def own_part(
-        self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[Kind, int, Bits], None], crc: bool
+        self, dp_rank: int, tp_rank: int, pp_rank: int, put: Callable[[str, int, Bits], None], crc: bool
     ) -> tuple[str, int | None]:
         """Read one rank's optimizer file from the first byte to the last; returns its name and, with `crc`, its crc32.
 
         `put` gets each kind's fp32 numbers in blocks, with their offset in the flat part; a block is valid until it
-        returns. An fp32 run has its master weights in the model files. Raises `CheckpointError` if the file is damaged.
+        returns. Kinds of experts with a part of their own begin with `EXPERTS`. An fp32 run has its master weights in
+        the model files. Raises `CheckpointError` if the file is damaged.
         """
         own = optimizer_file(dp_rank, tp_rank, pp_rank)
         name = f"{self.manifest.root}{own}"
         kinds = [kind for kind in KINDS if kind != "master" or self.manifest.precision != "fp32"]
-        slabs = {kind: self._files.slab(own, kind) for kind in kinds}
-        shape = (self.manifest.shard[pp_rank],)
-        if self._files.held(name) != set(kinds) or any((s.dtype, s.shape) != (FP32, shape) for s in slabs.values()):
+        sizes: dict[str, int] = dict.fromkeys(kinds, self.manifest.shard[pp_rank])
+        if self.manifest.ep > 1:
+            sizes |= {f"{EXPERTS}{kind}": self._experts_shard(pp_rank) for kind in kinds}
+        slabs = {kind: self._files.slab(own, kind) for kind in sizes}
+        wrong = any((s.dtype, s.shape) != (FP32, (sizes[kind],)) for kind, s in slabs.items())
+        if self._files.held(name) != set(sizes) or wrong:
             raise CheckpointError(
                 f"{self._files.place}/{name}: its tensors are not those that {NAME} says; take another checkpoint",
                 code="checkpoint.damaged",
@@ -246,10 +283,10 @@ class StateReader:
             left = min(slab.offset for slab in slabs.values())
             while left:
                 left -= len(block(left))
-            for kind in sorted(kinds, key=lambda kind: slabs[kind].offset):
+            for kind in sorted(sizes, key=lambda kind: slabs[kind].offset):
                 at = 0
-                while at < shape[0]:
-                    numbers = np.frombuffer(block((shape[0] - at) * FP32.itemsize), FP32.bits)
+                while at < sizes[kind]:
+                    numbers = np.frombuffer(block((sizes[kind] - at) * FP32.itemsize), FP32.bits)
                     put(kind, at, numbers)
                     at += len(numbers)
         return name, total if crc else None
@@ -273,21 +310,30 @@ class StateReader:
             return self._files.weights(name, window)
         layout, pp = self._files.layout, self._files.layout.stages(name)[0]
 
-        def local(tp: int, part: Window) -> Bits:
+        def local(ep: int | None, tp: int, part: Window) -> Bits:
             shape = layout.local_shape(name, tp)
             row = prod(shape[1:])
             (a, b), columns = part[0], part[1:]
             at = self._at[pp][name]
-            rows = self._flat(kind, tp, pp, at + a * row, at + b * row).reshape(b - a, *shape[1:])
+            rows = self._flat(kind, (ep, tp, pp), at + a * row, at + b * row).reshape(b - a, *shape[1:])
             return rows[(slice(None), *(slice(c, d) for c, d in columns))]
 
-        return _assemble(layout, name, window, local)
+        return _of_experts(layout, name, window, local)
 
-    def _flat(self, kind: Kind, tp: int, pp: int, start: int, stop: int) -> Bits:
-        """Read numbers `start:stop` of a flat buffer, across the parts of the data-parallel ranks."""
-        n = self.manifest.shard[pp]
+    def _experts_shard(self, pp: int) -> int:
+        """The length of a rank's part of its experts' flat buffer."""
+        alike = self.manifest.topology["dp"] // self.manifest.ep
+        return max(1, -(-self._files.layout.flat_table(pp, 0).size // alike))
+
+    def _flat(self, kind: Kind, at: tuple[int | None, int, int], start: int, stop: int) -> Bits:
+        """Read numbers `start:stop` of a flat buffer of rank (ep, tp, pp), across the parts of the ranks alike."""
+        ep, tp, pp = at
+        n = self.manifest.shard[pp] if ep is None else self._experts_shard(pp)
+        stored, first, every = (kind, 0, 1) if ep is None else (f"{EXPERTS}{kind}", ep, self.manifest.ep)
         parts = [
-            self._files.slab(optimizer_file(dp, tp, pp), kind).bits([(max(start - dp * n, 0), min(stop - dp * n, n))])
-            for dp in range(start // n, (stop - 1) // n + 1)
+            self._files.slab(optimizer_file(first + i * every, tp, pp), stored).bits(
+                [(max(start - i * n, 0), min(stop - i * n, n))]
+            )
+            for i in range(start // n, (stop - 1) // n + 1)
         ]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -79,9 +79,10 @@ class Mixture(nn.Module):
         for name, leaf in zip(self.router_names, ("router", "router_bias"), strict=False):
             setattr(self, leaf, dense.parameters[name])
         for leaf, names in self.leaves().items():
-            rows, columns = experts.parameters[names[0]].shape[-2:]
-            per = len(self._layout.experts(0))
-            setattr(self, leaf, experts.join(names, (per, rows * (len(names) // per), columns)))
+            first, per = experts.parameters[names[0]], len(self._layout.experts(0))
+            if not self._names.stacked:
+                first = experts.join(names, (per, first.shape[0] * len(names) // per, first.shape[1]))
+            setattr(self, leaf, first)
 
     def leave_by(self, leave: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Set the function that sums the outputs of the tensor-parallel ranks."""

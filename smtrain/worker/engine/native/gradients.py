@@ -136,8 +136,6 @@ class Trained:
 
     def join(self, names: list[str], shape: tuple[int, ...]) -> nn.Parameter:
         """Make one parameter of the model, of `shape`, from those of `names`, which follow one another in `flat`."""
-        if self.parameters[names[0]].shape == shape:
-            return self.parameters[names[0]]
         starts = {name: at for name, at, _ in self.table.entries}
         start, size = starts[names[0]], self.parameters[names[0]].numel()
         assert [starts[name] for name in names] == [start + i * size for i in range(len(names))], names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,8 @@ import torch
 from smtrain.core.model.lora import described
 from smtrain.worker.checkpoint.dtypes import FP32, Bits, tensor
 from smtrain.worker.checkpoint.manifest import Manifest
-from smtrain.worker.checkpoint.native.files import cut_for, cut_of, model_file, optimizer_file
-from smtrain.worker.checkpoint.native.reader import KINDS, Kind, StateReader
+from smtrain.worker.checkpoint.native.files import EXPERTS, cut_for, cut_of, model_file, optimizer_file, topology_of
+from smtrain.worker.checkpoint.native.reader import KINDS, StateReader
 from smtrain.worker.engine.saving import fill_from
 
 if TYPE_CHECKING:
@@ -25,18 +26,23 @@ class StageContents:
         self._engine = engine
 
     def finite(self) -> bool:
-        return bool(torch.isfinite(self._engine.optimizer.master).all())
+        return all(bool(torch.isfinite(shard.master).all()) for shard in self._engine.optimizer.shards)
 
     def files(self) -> dict[str, dict[str, torch.Tensor]]:
         engine = self._engine
         engine.optimizer.settle()
         mesh, optimizer, trained = engine.mesh, engine.optimizer, engine.stage.trained
         state: dict[str, torch.Tensor] = {kind: getattr(optimizer, kind) for kind in KINDS}
+        if optimizer.experts is not None:
+            state |= {f"{EXPERTS}{kind}": getattr(optimizer.experts, kind) for kind in KINDS}
         if trained.flat.dtype == torch.float32:
-            del state["master"]  # the model files hold it
+            state = {kind: values for kind, values in state.items() if not kind.endswith("master")}  # in model files
         out = {optimizer_file(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank): state}
         if mesh.shard_rank == 0:
             out[model_file(mesh.tp_rank, mesh.pp_rank)] = dict(trained.parameters)
+        experts = engine.stage.trained_experts
+        if experts is not None and experts.alike.rank == 0:
+            out[model_file(mesh.tp_rank, mesh.pp_rank, mesh.ep_rank)] = dict(experts.parameters)
         return out
 
     def manifest(self, step: int, state: dict[str, Any], root: str) -> Manifest:
@@ -46,7 +52,7 @@ class StageContents:
         return Manifest(
             step=step,
             optimizer_steps=engine.optimizer.updates,
-            topology={"tp": mesh.tp, "pp": mesh.pp, "dp": mesh.shards},
+            topology=topology_of((mesh.tp, mesh.pp, mesh.shards), _ep(engine)),
             precision=engine.options.precision if lora is None else "fp32",
             config=engine.config,
             flat=[[list(entry) for entry in t.entries] for t in tables],
@@ -68,26 +74,32 @@ def load(engine: NativeEngine, checkpoint: Path, read: dict[str, int] | None) ->
     return manifest.state
 
 
+def _ep(engine: NativeEngine) -> int:
+    """The ranks that divide trained experts; adapters are divided like a model without."""
+    return 1 if engine.optimizer.experts is None else engine.mesh.ep
+
+
 def _fill(engine: NativeEngine, reader: StateReader, read: dict[str, int] | None) -> None:
     """Fill this rank's part of master weights and moments."""
     mesh, optimizer, layout = engine.mesh, engine.optimizer, engine.stage.trained.layout
-    filled: set[Kind] = set()
-    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven):
+    filled: set[str] = set()
+    if cut_for(reader.manifest, (mesh.tp, mesh.pp, mesh.shards), layout.uneven, _ep(engine)):
 
-        def put(kind: Kind, at: int, numbers: Bits) -> None:
+        def put(kind: str, at: int, numbers: Bits) -> None:
             filled.add(kind)
-            getattr(optimizer, kind)[at : at + len(numbers)].copy_(tensor(numbers, FP32))
+            shard = optimizer.experts if kind.startswith(EXPERTS) else optimizer
+            getattr(shard, kind.removeprefix(EXPERTS))[at : at + len(numbers)].copy_(tensor(numbers, FP32))
 
         name, crc = reader.own_part(mesh.shard_rank, mesh.tp_rank, mesh.pp_rank, put, crc=read is not None)
         if read is not None and crc is not None:
             read[name] = crc
-    for kind in KINDS:
-        if kind in filled:
+    for kind, shard in product(KINDS, optimizer.shards):
+        if (f"{EXPERTS}{kind}" if shard is optimizer.experts else kind) in filled:
             continue
-        target = getattr(optimizer, kind)
+        target = getattr(shard, kind)
         target.zero_()  # also the padding, which may hold values of a damaged checkpoint
-        for name, at, size in optimizer.table.entries:
-            low, high = max(at, optimizer.start), min(at + size, optimizer.start + optimizer.shard)
+        for name, at, size in shard.table.entries:
+            low, high = max(at, shard.start), min(at + size, shard.start + shard.shard)
             if low < high:
-                whole = reader.read(kind, name, layout, mesh.tp_rank).reshape(-1)
-                target[low - optimizer.start : high - optimizer.start].copy_(whole[low - at : high - at])
+                whole = reader.read(kind, name, layout, mesh.tp_rank, mesh.ep_rank).reshape(-1)
+                target[low - shard.start : high - shard.start].copy_(whole[low - at : high - at])
