@@ -11,6 +11,7 @@ from tests.core.config.followed import (
     GPT2,
     MIXTRAL,
     NEOX,
+    OSS,
     OUT,
     PLAN,
     QWEN35,
@@ -1337,6 +1338,12 @@ MODEL = (
         "local",
         both(write("model/config.json", {**MIXTRAL, "num_local_experts": 3}), {"parallel.pp": 1, "parallel.ep": 2}),
         "parallel.ep = 2 does not divide the 3 experts of the model's layers",
+    ),
+    case(
+        "local",
+        both(write("model/config.json", OSS), {"parallel.pp": 1, "parallel.cp": 2}),
+        "parallel.cp: attention of gpt_oss models has sinks",
+        "set it to 1",
     ),
     case(
         "local",

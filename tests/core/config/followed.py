@@ -151,6 +151,7 @@ NEOX = {
     "use_parallel_residual": True, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "float32",
 }  # fmt: skip
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+OSS = {**MIXTRAL, "model_type": "gpt_oss", "router_aux_loss_coef": 0.9}
 QWEN35 = {
     "model_type": "qwen3_5_text", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16,

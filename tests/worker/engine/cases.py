@@ -251,6 +251,7 @@ def mesh(text: str) -> ParallelOptions:
     if "selective" in more:
         options = replace(options, activation_checkpointing="selective")
     options = replace(options, ep=next((int(c[2:]) for c in more if c[:2] == "ep"), 1), aux_by_layer="by-layer" in more)
+    options = replace(options, expert_capacity=next((float(c[1:]) for c in more if c[0] == "c" and c[1] != "p"), None))
     for half in BY_PRECISION.keys() & more:
         options = replace(options, precision=half)
     layers = next((map(int, m[1:].split("-")) for m in more if m[0] == "l"), ())

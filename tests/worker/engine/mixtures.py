@@ -1,4 +1,4 @@
-"""What worlds run for tests of mixtures of experts; the first argument is the rank."""
+"""Runs of worlds for tests of mixtures of experts; the first argument is the rank."""
 
 from __future__ import annotations
 

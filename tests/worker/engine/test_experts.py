@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from smtrain.worker.checkpoint.native.reader import NativeSource
+from smtrain.worker.checkpoint.native.reader import NativeSource, StateReader
 from tests.worker.engine import cases, mixtures
 from tests.worker.engine.cases import BATCH, CONFIGS, mesh
 from tests.worker.engine.world import World
@@ -55,3 +56,34 @@ def test_any_mesh_resumes_from_any_other(
     assert back == four.run(mixtures.bits, config, mesh(saved), checkpoint), "bit for bit by way of another mesh"
     one, other = NativeSource(checkpoint), NativeSource(tmp_path / "back" / checkpoint.name)
     assert all(torch.equal(one.read(name), other.read(name)) for name in one.names())
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("mixtral", "212 ep2"),
+    pytest.param("qwen3_moe", "114 ep4", marks=pytest.mark.full),
+    pytest.param("gpt_oss", "122 ep2", marks=pytest.mark.full),
+])  # fmt: skip
+def test_gradients_are_those_of_one_process(name: str, text: str, four: World, solo: World, tmp_path: Path) -> None:
+    """Of every number: a mean in place of a sum over the ranks of ep is wrong by the factor ep."""
+    config: dict[str, Any] = CONFIGS[name]
+    four.run(cases.train_and_save, config, replace(mesh(text), micro_batch_size=2), tmp_path / "divided", 1, 1)
+    solo.run(cases.train_and_save, config, replace(mesh("111"), micro_batch_size=2), tmp_path / "one", 1, 1)
+    divided, one = (StateReader(tmp_path / each / "step_00000001") for each in ("divided", "one"))
+    layout = one.manifest.layout
+    for spec in layout.shape.specs:  # AdamW's first moment is 0.1 times the gradient
+        ours, wanted = (each.read("exp_avg", spec.name, layout, 0) for each in (divided, one))
+        assert wanted.any(), spec.name
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=float(wanted.abs().max()) * 2e-5, err_msg=spec.name)
+
+
+def test_a_capacity_drops_what_is_beyond_it(four: World, solo: World) -> None:
+    config: dict[str, Any] = CONFIGS["mixtral"]
+    free = solo.run(mixtures.train, config, mesh("111"), 3)[0]
+    ample = four.run(mixtures.train, config, mesh("212 ep2 c2"), 3)[0]
+    np.testing.assert_allclose(ample, free, rtol=1e-5)  # 2 of 4 experts: no load is above twice the mean
+    tight, same = (four.run(mixtures.watch, config, mesh(f"{text} c1"))[0] for text in ("212 ep2", "212"))
+    assert tight == same
+    least = sum(max(0.0, load - 1) for layer in tight.loads for load in layer) / 8  # as if it were one micro-batch
+    assert 0 < least <= tight.dropped < 0.5
+    assert 0 < tight.entropy < 1
+    assert sum(map(sum, tight.loads)) == pytest.approx(8)

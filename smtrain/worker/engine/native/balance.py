@@ -35,6 +35,8 @@ class Routed:
     """fp32, as `counts`: the sums of the experts' probabilities."""
     entropy: torch.Tensor
     """fp32 []: the sum of the entropies of the tokens' probabilities, over the layers."""
+    dropped: torch.Tensor
+    """fp32 []: choices beyond the capacity of an expert, over the layers."""
     tokens: int = 0
     totals: torch.Tensor | None = None
     """[2, E]: `counts` and `sums` of all layers up to this stage, and before the backward pass of all stages."""
@@ -64,7 +66,8 @@ class Balance:
     def begin(self) -> Routed:
         """Count for a new micro-batch from now on."""
         zero = self._zero
-        self._now = Routed(zero.clone(), zero.clone(), torch.zeros((), device=zero.device))
+        entropy, dropped = torch.zeros(2, device=zero.device).unbind()
+        self._now = Routed(zero.clone(), zero.clone(), entropy, dropped)
         return self._now
 
     def end(self) -> None:
@@ -105,6 +108,12 @@ class Balance:
         now.entropy -= (probabilities * logs).sum()
         now.tokens = len(logits)
 
+    @torch.no_grad()
+    def drop(self, number: torch.Tensor) -> None:
+        """Add choices of a layer that found no place."""
+        if self._now is not None and self._now.counting:
+            self._now.dropped += number
+
     def totals(self, routed: Routed, before: torch.Tensor | None) -> torch.Tensor:
         """[2, E]: the counts and the sums of all layers up to this stage; `before` are those of the stages before."""
         own = torch.stack([routed.counts.sum(0), routed.sums.sum(0)])
@@ -140,17 +149,17 @@ class Balance:
     def numbers(self, loss: torch.Tensor, routed: list[Routed]) -> torch.Tensor:
         """This rank's part of the numbers of a step, to be summed over the micro-batches' ranks and the stages.
 
-        [1 + 1 + layers * E]: losses, entropies, and counts of each layer with experts.
+        [3 + layers * E]: losses, entropies, dropped choices, and counts of each layer with experts.
         """
         counts = torch.zeros(self._layers, self.sizes.count, device=loss.device)
         for one in routed:
             counts[self._first : self._first + len(one.counts)] += one.counts
-        entropy = torch.stack([one.entropy for one in routed]).sum()
-        return torch.cat([torch.stack([loss, entropy]), counts.flatten()])
+        sums = [torch.stack([one.entropy for one in routed]).sum(), torch.stack([one.dropped for one in routed]).sum()]
+        return torch.cat([torch.stack([loss, *sums]), counts.flatten()])
 
     def metrics(self, numbers: list[float], batches: int) -> RoutingMetrics:
         """The metrics of a step from the sum of `numbers`; `batches` micro-batches of all data-parallel ranks."""
-        (loss, entropy), counts = numbers[:2], numbers[2:]
+        (loss, entropy, dropped), counts = numbers[:3], numbers[3:]
         rows = [counts[at : at + self.sizes.count] for at in range(0, len(counts), self.sizes.count)]
         assigned = sum(counts)
         mean = assigned / len(counts)
@@ -158,6 +167,7 @@ class Balance:
         return RoutingMetrics(
             aux_loss=loss / batches,
             entropy=entropy / max(1.0, tokens) / math.log(max(2, self.sizes.count)),
+            dropped=dropped / max(1.0, assigned),
             loads=tuple(tuple(n / mean for n in row) for row in rows),
         )
 

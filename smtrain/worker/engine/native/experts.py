@@ -13,6 +13,7 @@ transformers keeps other modules in each major version; this one takes the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,9 +44,10 @@ class Mixture(nn.Module):
     down_bias: nn.Parameter
 
     def __init__(
-        self, layer: int, layout: Layout, mesh: ProcessMesh, described: HFConfig, balance: Balance | None, pair: bool
-    ) -> None:
-        """`pair`: transformers' block takes a tuple from its MLP."""
+        self, layer: int, layout: Layout, mesh: ProcessMesh, described: HFConfig, balance: Balance | None,
+        capacity: float | None, pair: bool,
+    ) -> None:  # fmt: skip
+        """`capacity` as `ParallelOptions.expert_capacity`. `pair`: transformers' block takes a tuple from its MLP."""
         super().__init__()
         sizes, names, routing = described.shape.experts, described.shape.rules.experts, described.routing
         assert sizes is not None
@@ -53,6 +55,7 @@ class Mixture(nn.Module):
         assert routing is not None
         self._prefix = f"{described.shape.rules.prefix}.{described.shape.rules.layers}.{layer}."
         self._layer, self._layout, self._mesh, self._balance, self._pair = layer, layout, mesh, balance, pair
+        self._capacity = capacity
         self._sizes, self._names, self._normalised = sizes, names, routing.normalised
         self._activation: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[described.activation]
         self._exit: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
@@ -92,11 +95,13 @@ class Mixture(nn.Module):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         weights, chosen = self._route(x)
         order = torch.argsort(chosen.flatten(), stable=True)
-        inverse = torch.argsort(order)
         counts = torch.bincount(chosen.flatten(), minlength=self._sizes.count)
-        rows = _moved(x, order, inverse, self._sizes.chosen)
-        out = self._inside(rows, counts)
-        back = _moved(out, inverse, order, 1).view(*chosen.shape, -1)
+        if self._capacity is None:
+            inverse = torch.argsort(order)
+            out = self._inside(_moved(x, order, inverse, self._sizes.chosen), counts)
+            back = _moved(out, inverse, order, 1).view(*chosen.shape, -1)
+        else:
+            back = self._bounded(x, order, counts, self._capacity).view(*chosen.shape, -1)
         y = (back * weights[..., None]).sum(1).to(x.dtype).view(hidden_states.shape)
         y = self._exit(y)
         return (y, weights) if self._pair else y
@@ -137,6 +142,32 @@ class Mixture(nn.Module):
         inverse = torch.argsort(order)
         out = self._computed(_moved(arrived, order, inverse, 1), receive.sum(0).tolist())
         return _swapped(_moved(out, inverse, order, 1), splits[1], splits[0], mesh.ep_group)
+
+    def _bounded(self, x: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, factor: float) -> torch.Tensor:
+        """The experts' outputs for each choice, zero if it is beyond the capacity of its expert; static shapes.
+
+        A buffer has so many rows for each expert; choices without a place read and write an additional row of zeros.
+        """
+        mesh, (experts, k) = self._mesh, (self._sizes.count, self._sizes.chosen)
+        room = math.ceil(k * len(x) / experts * factor)
+        expert = torch.repeat_interleave(torch.arange(experts, device=x.device), counts, output_size=len(order))
+        place = torch.arange(len(order), device=x.device) - (counts.cumsum(0) - counts)[expert]
+        row = torch.where(place < room, expert * room + place, experts * room)
+        token = torch.full((experts * room + 1,), len(x), device=x.device).scatter(0, row, order // k)
+        token = token[:-1]
+        rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[token]
+        per = experts // mesh.ep
+        if mesh.ep > 1:
+            even = [per * room] * mesh.ep
+            rows = _swapped(rows, even, even, mesh.ep_group).view(mesh.ep, per, room, -1).transpose(0, 1).flatten(0, 2)
+        out = self._computed(rows, [mesh.ep * room] * per)
+        if mesh.ep > 1:
+            out = out.view(per, mesh.ep, room, -1).transpose(0, 1).flatten(0, 2)
+            out = _swapped(out, even, even, mesh.ep_group)
+        if self._balance is not None:
+            self._balance.drop((counts - room).clamp(min=0).sum())
+        back = torch.empty_like(row).scatter(0, order, row)
+        return torch.cat([out, out.new_zeros(1, out.shape[1])])[back]
 
     def _computed(self, rows: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """The outputs of this rank's experts for its blocks of rows."""

@@ -21,7 +21,7 @@ Forward = Callable[..., Any]
 
 
 class Stateful(Protocol):
-    """What a layer does differently for each micro-batch."""
+    """A state that changes with each micro-batch."""
 
     def kept(self, block: Forward) -> Forward:
         """`block` with the state of now, whenever it is called."""

@@ -40,7 +40,7 @@ class MicroBatch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one stage sends to its neighbour."""
+    """Hidden states or gradients from one stage to its neighbour."""
 
     hidden: torch.Tensor
     """Hidden states, or their gradients."""

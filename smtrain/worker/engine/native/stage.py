@@ -86,6 +86,7 @@ class Stage(nn.Module):
         # Not train(): dropout would need random state in every checkpoint, and pre-training uses none.
         self.model.eval()
         self.balance = None if layout.shape.experts is None else self._balance(options, lora)
+        self._capacity = options.expert_capacity
         self._keep_own_part()
         self._make_parameters()
         if mesh.tp > 1:
@@ -158,7 +159,9 @@ class Stage(nn.Module):
         name = "mlp" if hasattr(block, "mlp") else "block_sparse_moe"  # Mixtral in transformers 4
         if self.layout.shape.by_layer[layer].experts is not None:
             pair = self.layout.shape.family == "gpt_oss" or name != "mlp"
-            setattr(block, name, Mixture(layer, self.layout, self.mesh, self.described, self.balance, pair))
+            setattr(
+                block, name, Mixture(layer, self.layout, self.mesh, self.described, self.balance, self._capacity, pair)
+            )
         mlp: nn.Module = getattr(block, name)
         return mlp
 
