@@ -1,16 +1,23 @@
-"""`smtrain cluster template CONFIG`: a Slurm cluster for a config, as AWS ParallelCluster's file."""
+"""`smtrain cluster`: the network and the file of a Slurm cluster for a config, on AWS ParallelCluster."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smtrain.cli import options
 from smtrain.core.text import say
 
+if TYPE_CHECKING:
+    from smtrain.core.config import JobConfig
+
 app = options.app()
 USUAL_REGION = "us-west-2"
+Region = Annotated[
+    str | None,
+    typer.Option(help=f"Region; default: compute.region, else that of the AWS profile, else {USUAL_REGION}."),
+]
 
 
 @app.callback()
@@ -21,9 +28,7 @@ def cluster() -> None:
 @app.command()
 def template(
     config: options.Config,
-    region: Annotated[
-        str | None, typer.Option(help=f"Region of the cluster; default: compute.region, else {USUAL_REGION}.")
-    ] = None,
+    region: Region = None,
     head_subnet: Annotated[str | None, typer.Option(help="Public subnet of the head node.")] = None,
     compute_subnet: Annotated[str | None, typer.Option(help="Private subnet of all nodes.")] = None,
     key_name: Annotated[str | None, typer.Option(help="EC2 key pair for ssh.")] = None,
@@ -48,9 +53,8 @@ def template(
     from smtrain.core.facts.engines import is_neuron
 
     loaded = load_config(config, set_=set_ or (), target="slurm")
-    region = region or loaded.compute.region or USUAL_REGION
     site = Site(
-        region, head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
+        _region(region, loaded), head_subnet or UNKNOWN_SUBNET, compute_subnet or UNKNOWN_SUBNET, key_name, os, ami,
         post_install=post_install, capacity_block=capacity_block, spot=spot, storage_gib=storage,
     )  # fmt: skip
     say(yaml.safe_dump(make(loaded, site), sort_keys=False).rstrip(), whole=True)
@@ -58,16 +62,52 @@ def template(
     say(f"an hour costs {idle} while the cluster is idle, and {busy} more while the train stage runs (SageMaker's "
         "prices for machines; storage by a guess)", error=True)  # fmt: skip
     if UNKNOWN_SUBNET in (site.head_subnet, site.compute_subnet):
-        say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`pcluster "
-            "configure` makes a VPC with both)", error=True)  # fmt: skip
+        say(f"before you use it: give --head-subnet and --compute-subnet in place of {UNKNOWN_SUBNET} (`smtrain "
+            "cluster network` makes both)", error=True)  # fmt: skip
     if ami is None and post_install is None and is_neuron(loaded.compute.instance_type):
         say("the nodes have no Neuron driver: `pcluster build-image` makes an image for --ami, and `smtrain cluster "
             "post-install` prints a script for --post-install", error=True)  # fmt: skip
     training, cpus = queues(loaded)
     if not loaded.cluster.partition:
         say(f"its queues for your config: cluster.partition={training}, cluster.cpu_partition={cpus}", error=True)
-    say(f"next: pcluster create-cluster --cluster-name {loaded.name} --region {region} "
+    say(f"next: pcluster create-cluster --cluster-name {loaded.name} --region {site.region} "
         "--cluster-configuration FILE --dryrun true", error=True)  # fmt: skip
+
+
+@app.command("network")
+def print_network(
+    config: options.Config,
+    region: Region = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Availability zone, by name or ID; default: the first.")
+    ] = None,
+    cidr: Annotated[str, typer.Option(metavar="BLOCK", help="Addresses of the VPC.")] = "10.42.0.0/16",
+    set_: options.Set = None,
+) -> None:
+    """Print a CloudFormation template of VPC, subnets and gateways; the commands to run next go to stderr."""
+    import yaml
+
+    from smtrain.client.backends.slurm.network import NetworkRequest, commands, network, zones_command
+    from smtrain.client.planner.resolve import load_config
+
+    loaded = load_config(config, set_=set_ or ())  # it may be for SageMaker: the cluster does not exist yet
+    request = NetworkRequest(_region(region, loaded), zone, cidr)
+    say(yaml.safe_dump(network(loaded, request), sort_keys=False).rstrip(), whole=True)
+    if zone is None and loaded.own_machine is None:
+        say("give --zone a zone that has the config's machines; zones differ by account, so list yours: "
+            f"{zones_command(loaded, request.region)}", error=True)  # fmt: skip
+    create, read, use, delete = commands(loaded, request)
+    say(f"create it: {create}", error=True)
+    say(f"read its subnets: {read}", error=True)
+    say(f"write the cluster's file: {use.replace('CONFIG', config, 1)} > cluster.yaml", error=True)
+    say(f"delete it (NAT gateway and address are billed while they exist): {delete}", error=True)
+
+
+def _region(named: str | None, loaded: JobConfig) -> str:
+    """The region of a cluster: the flag, the config, the environment or profile, or a usual one."""
+    from smtrain.client.backends.sagemaker.calls import named_region
+
+    return named or loaded.compute.region or named_region() or USUAL_REGION
 
 
 @app.command("post-install")

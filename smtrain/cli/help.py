@@ -159,6 +159,7 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "config schema": (("smtrain config schema > smtrain.schema.json", "for an editor"),),
     "config show": (("smtrain config show run.yaml --set train.lr=2e-4", "as --set leaves it"),),
     "cluster": (("smtrain cluster template run.yaml > cluster.yaml", "a file for ParallelCluster"),),
+    "cluster network": (("smtrain cluster network run.yaml --zone us-west-2d > vpc.yaml", "VPC, subnets, gateways"),),
     "cluster template": (
         (
             "smtrain cluster template run.yaml --head-subnet subnet-1 --compute-subnet subnet-2 --key-name me > c.yaml",
@@ -240,7 +241,10 @@ GROUPS: dict[str, dict[str, Sequence[str]]] = {
         "Its account": ("--role", "--schedule-role", "--image", "--target"),
     },
     "evaluate": {
-        "What is asked": ("--tasks", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
+        "What is asked": (
+            *("--tasks", "--data", "--num-fewshot", "--limit", "--apply-chat-template", "--batch-size"),
+            "--run-generated-code",
+        ),
         "Which models": ("--base", "--target"),
         "Output": ("--out", "--json", "--overwrite"),
     },

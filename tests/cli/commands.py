@@ -167,6 +167,7 @@ COMMANDS: dict[str, Command] = {
         "run.yaml name=other", "config", any_number=True, wrong=("run.yaml name", "run.yaml nme=x", "run.yaml name=''")
     ),
     "cluster template": Command("run.yaml --set cluster.shared=/fsx/smtrain", "config"),
+    "cluster network": Command("run.yaml", "config", wrong=("run.yaml --region moon", "run.yaml --cidr 8.8.8.0/24")),
     "cluster post-install": Command(),
     "cluster clean": Command(wrong=("--older-than soon", "--older-than -1d")),
     "pool list": Command(of_job=("",), asks_aws=("",)),

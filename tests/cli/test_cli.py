@@ -135,7 +135,7 @@ SURFACE = {
     "demo": {"--out", "--tiny", "--set", "--again", "--overwrite", "--docker"},
     "doctor": {"--train", "--minutes", "--model", "--page", "--json", "--overwrite"},
     "config": {"schema", "show"},
-    "cluster": {"template", "post-install", "clean"},
+    "cluster": {"network", "template", "post-install", "clean"},
     "pool": {"list", "release"},
     "local": {"status", "stop"},
 }

@@ -47,6 +47,15 @@ def _region_of(session: Any) -> str | None:
     return own if own and _REGION.fullmatch(own) else None
 
 
+def named_region() -> str | None:
+    """The region that the environment or the AWS profile names; asks no one."""
+    import botocore.session
+
+    session: Any = botocore.session.Session(session_vars=_VARIABLES)
+    known = session.get_config_variable("region")
+    return str(known) if known else None
+
+
 CONNECT_S = 5.0
 READ_S = 10.0
 """Longer than any answer takes: the slowest call (ListTrainingJobs by name) needs two or three seconds."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from smtrain.client.backends.slurm.network import region_faults
 from smtrain.client.planner.cost import Prices, own_prices
 from smtrain.core.config import JobConfig
 from smtrain.core.config.checks.machines import trainium2_instead
@@ -146,7 +147,7 @@ def _resource(kind: str, count: int) -> dict[str, Any]:
 
 
 def _faults(config: JobConfig, site: Site) -> list[str]:
-    faults = []
+    faults = region_faults(site.region)
     if config.own_machine is not None:
         faults.append(
             f"compute.instance_type: {config.compute.instance_type} is a machine of yours, and AWS has none; "
