@@ -37,7 +37,7 @@ def _spelled(schema: dict[str, Any]) -> None:
     schema["properties"] |= {theirs: schema["properties"][ours] for theirs, ours in _SPELLINGS.items()}
 
 
-class Rope(Section):
+class RopeSection(Section):
     """Other rotary embeddings than config.json has, for longer texts; the export's config.json has them
     (docs/long-context.md)."""
 
@@ -94,7 +94,7 @@ class Model(Section):
     Megatron's s3://bucket/run/iter_0001000; config.json and tokenizer come from `path`."""
     token: Secret | None = None
     """The token that gated or private hf:// models and data, or a modelscope:// model, need."""
-    rope: Rope | None = None
+    rope: RopeSection | None = None
     """Extend the model to longer texts: {type: yarn, factor: 4}, or {theta: 1000000}; default: as in config.json."""
     init: Literal["weights", "scratch"] = "weights"
     """`weights` continues from the folder's weights; `scratch` takes only its config and starts at random."""
